@@ -1,0 +1,224 @@
+"""Metrics: lines in metrics.jsonl, TensorBoard and W&B, and the progress shown while a run trains.
+
+A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens, tokens_per_second, mfu;
+evaluation lines have step, split, loss and whatever else was measured on that split.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from lm.errors import UserError
+from lm.runs import to_json, write_text
+
+# What differs between two otherwise bit-identical runs.
+TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "wall_seconds", "seconds"})
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
+    """The lines of a metrics.jsonl, non-finite numbers as floats again; a torn last line is left out.
+
+    With timing=False the fields of TIMING_FIELDS are left out: what remains is the same in every repetition of a run.
+    Raises UserError if a line that is not the last is not JSON.
+    """
+    return [
+        {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in line.items()
+         if timing or key not in TIMING_FIELDS}
+        for _, line in _whole_lines(Path(path))
+    ]  # fmt: skip
+
+
+def cut_back(path: str | Path, step: int) -> None:
+    """Drop every line of a step later than `step` and a torn last line, in one atomic replacement of the file."""
+    path = Path(path)
+    if path.exists():
+        kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
+        write_text(path, "".join(f"{text}\n" for text in kept))
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict]]:
+    """(text, parsed) of each line that was written to its end, which a newline marks."""
+    *texts, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append((text, json.loads(text)))
+        except ValueError:
+            raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; mend or remove that line") from None
+    return lines
+
+
+class MetricsWriter:
+    """Writes each line to workdir/metrics.jsonl and, where asked, to TensorBoard and W&B.
+
+    `resume_step` is the step that was restored: later lines are dropped, so that none appears twice. None starts
+    the files afresh. `wandb` holds the arguments of `wandb.init` (project, name, config ...), None for no W&B.
+    Raises UserError if W&B is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        *,
+        resume_step: int | None = None,
+        tensorboard: bool = True,
+        wandb: dict | None = None,
+    ):
+        workdir = Path(workdir)
+        last_kept = -1 if resume_step is None else resume_step
+        self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
+        cut_back(workdir / "metrics.jsonl", last_kept)
+        self._file = open(workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._tensorboard = _start_tensorboard(workdir, last_kept) if tensorboard else None
+
+    def write(self, line: dict) -> None:
+        """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
+        self._file.write(to_json(line) + "\n")
+        self._file.flush()
+        scalars = dict(_scalars(line))
+        if self._tensorboard:
+            for tag, value in scalars.items():
+                self._tensorboard.add_scalar(tag, value, line["step"])
+        if self._wandb:
+            self._wandb.log(scalars, step=line["step"])
+
+    def fsync(self) -> None:
+        """Wait until every line is on the disk. Call it before a checkpoint of the same step is saved."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def _scalars(line: dict):
+    """(tag, value) of the numbers of a line: train/loss, or eval/validation/loss where the line has a split."""
+    prefix = f"eval/{line['split']}" if "split" in line else "train"
+    for key, value in line.items():
+        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}/{key}", value
+
+
+def _start_tensorboard(workdir: Path, last_kept: int):
+    from tensorboardX import SummaryWriter
+
+    folder = workdir / "tensorboard"
+    # A purge tells the readers to forget what earlier event files hold from that step on.
+    purge = last_kept + 1 if folder.exists() else None
+    return SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
+
+
+def _start_wandb(workdir: Path, arguments: dict):
+    try:
+        import wandb
+    except ImportError:
+        raise UserError(
+            "config.log.wandb is set and the package wandb is not installed: "
+            "pip install 'lm[wandb]', or set config.log.wandb = False"
+        ) from None
+    # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
+    id_file = workdir / "wandb_id.txt"
+    if not id_file.exists():
+        write_text(id_file, wandb.util.generate_id())
+    return wandb.init(dir=str(workdir), id=id_file.read_text(encoding="utf-8"), resume="allow", **arguments)
+
+
+class Progress:
+    """What a person sees of a run: one live line in a terminal, plain lines anywhere else.
+
+    Evaluations and notices are lasting lines in both. The time left is extrapolated from the steps since the first
+    update, so that compilation does not count.
+    """
+
+    def __init__(self, total_steps: int, stream=None, *, clock=time.monotonic):
+        self._total, self._stream, self._clock = total_steps, stream or sys.stderr, clock
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = False  # a live line is on the screen
+        self._first: tuple[int, float] | None = None
+
+    def update(self, line: dict) -> None:
+        """Show a training line."""
+        text = f"step {line['step']:>{len(str(self._total))}}/{self._total}  {self._describe(line)}"
+        if not self._live:
+            self._print(text)
+            return
+        self._stream.write(f"\r{text[: self._columns() - 1]}\x1b[K")  # \x1b[K: clear what an older line left
+        self._stream.flush()
+        self._shown = True
+
+    def evaluation(self, line: dict) -> None:
+        """Show an evaluation line; it stays on the screen."""
+        rest = [f"{key} {_number(value)}" for key, value in line.items() if key not in ("step", "split")]
+        self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}: {'  '.join(rest)}")
+
+    def say(self, text: str) -> None:
+        """Show a line that stays on the screen."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._shown = False
+        self._print(text)
+
+    def close(self) -> None:
+        """Leave the last live line standing."""
+        if self._shown:
+            self._print("")
+            self._shown = False
+
+    def _print(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError, AttributeError):
+            return 80
+
+    def _describe(self, line: dict) -> str:
+        parts = [f"loss {line['loss']:.4f}"]
+        if (speed := line.get("tokens_per_second")) is not None:
+            parts.append(f"{_with_prefix(speed)}tokens/s")
+        if line.get("mfu") is not None:
+            parts.append(f"MFU {100 * line['mfu']:.1f} %")
+        elif line.get("flops_per_second") is not None:
+            parts.append(f"{_with_prefix(line['flops_per_second'])}FLOP/s")
+        if (left := self._seconds_left(line["step"])) is not None:
+            parts.append(f"ETA {duration(left)}")
+        return "  ".join(parts)
+
+    def _seconds_left(self, step: int) -> float | None:
+        now = self._clock()
+        if self._first is None:
+            self._first = (step, now)
+        first_step, then = self._first
+        return None if step <= first_step else (self._total - step) * (now - then) / (step - first_step)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 0:07, 12:34, 5:06:07 or 3d 04:05."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _with_prefix(value: float) -> str:
+    """A number with three significant digits and an SI prefix, ready for its unit: "41.2 k"."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:#.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def _number(value) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
