@@ -1,0 +1,175 @@
+"""Causal attention for training and for cached decoding, with its implementations behind one signature."""
+
+import functools
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lm.layers.linear import softcap as apply_softcap
+
+IMPLEMENTATIONS = ("auto", "einsum", "xla", "cudnn")
+UNLIMITED = 2**30  # a window of at least this many keys is no window
+
+
+def causal_attention(
+    q_BTHK,
+    k_BSGK,
+    v_BSGK,
+    *,
+    q_positions,
+    k_positions,
+    q_segments=None,
+    k_segments=None,
+    window=None,
+    softcap=None,
+    scale=None,
+    implementation="auto",
+    contiguous=False,
+):
+    """softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
+
+    q_BTHK: queries, with any leading dimensions for B; k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query
+        head h uses key and value head h // (H / G). Returns (B, T, H, K) in the dtype of q.
+    q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. A query sees the keys at its own and
+        earlier positions. Keys at negative positions (empty slots of a cache) are never seen.
+    q_segments, k_segments: integers shaped like the positions, both or neither: only keys of the query's own segment (document)
+        are seen.
+    window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32 scalar (so that
+        a scan over layers may vary it); UNLIMITED (2**30) or more is no window.
+    softcap: scores are capped to (-softcap, softcap) before the mask. scale: 1 / sqrt(K) by default.
+    implementation: see choose_implementation.
+    contiguous: the caller's promise, not checked, that both positions are 0..T-1 for every example. It allows "cudnn", which
+        makes its own causal mask.
+    A query that sees no key returns zeros, and passes no gradient. Scores and softmax are float32.
+    Raises ValueError for shapes that do not fit each other and for an implementation that cannot do what is asked.
+    """
+    _check(q_BTHK, k_BSGK, v_BSGK, q_segments, k_segments, window, contiguous)
+    d_head = q_BTHK.shape[-1]
+    scale = 1 / math.sqrt(d_head) if scale is None else scale
+    if isinstance(window, int) and window >= UNLIMITED:
+        window = None
+    chosen, reason = choose_implementation(
+        implementation,
+        platform=jax.default_backend(),
+        dtype=q_BTHK.dtype,
+        d_head=d_head,
+        softcap=softcap,
+        window=window,
+        segments=q_segments is not None,
+        contiguous=contiguous,
+    )
+    if implementation == "auto":
+        _say_once(f"attention: {chosen} ({reason})")
+    if chosen == "cudnn":
+        return _cudnn(q_BTHK, k_BSGK, v_BSGK, window, scale)
+    mask_BTS = visible(q_positions, k_positions, q_segments, k_segments, window)
+    if chosen == "xla":
+        out_BTHK = _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale)
+    else:
+        out_BTHK = _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap)
+    # Masked scores are the lowest finite number, so a row that sees nothing comes out as a mean of all values, and finite.
+    sees_BT = jnp.any(mask_BTS, axis=-1)
+    return jnp.where(sees_BT[..., None, None], out_BTHK, 0)
+
+
+def visible(q_positions, k_positions, q_segments=None, k_segments=None, window=None):
+    """Which key each query sees: bool (..., T, S). Arguments as for causal_attention."""
+    distance = jnp.asarray(q_positions)[..., :, None] - jnp.asarray(k_positions)[..., None, :]
+    mask = (distance >= 0) & (jnp.asarray(k_positions) >= 0)[..., None, :]
+    if window is not None:
+        mask &= distance < window
+    if q_segments is not None:
+        mask &= q_segments[..., :, None] == k_segments[..., None, :]
+    return mask
+
+
+def choose_implementation(implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous):
+    """Which implementation runs, and why: a pure function of its arguments, so that a config can be checked before compilation.
+
+    implementation: "einsum", the reference, does everything everywhere; "xla" is jax.nn.dot_product_attention, which has no
+        softcap; "cudnn" is its flash attention on NVIDIA GPUs, for 16-bit inputs, d_head a multiple of 8 up to 128, contiguous
+        positions, no softcap, no segments, and a window that is an int; "auto" takes cudnn where it can, and einsum elsewhere.
+    platform: as from jax.default_backend(); window: None, an int, or anything else for one known only at run time;
+    segments, contiguous: bools; the others as for causal_attention.
+    Returns (name, reason). Raises ValueError, saying what would do, where an explicit choice cannot do what is asked.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"attention implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}"
+        )
+    needs_xla = [] if softcap is None else [f"has no softcap (softcap is {softcap})"]
+    needs_cudnn = needs_xla + [
+        problem
+        for problem, found in (
+            (f"needs an NVIDIA GPU (the platform is {platform})", platform not in ("gpu", "cuda")),
+            (f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})", jnp.dtype(dtype).itemsize != 2),
+            (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", d_head % 8 != 0 or d_head > 128),
+            ("has no document mask (segments are given)", segments),
+            ("needs one window for all layers, known before compilation", not isinstance(window, int | None)),
+            ("needs positions that are 0..T-1 (contiguous is False)", not contiguous),
+        )
+        if found
+    ]
+    if implementation == "auto":
+        if not needs_cudnn:
+            return "cudnn", "flash attention for 16-bit inputs on a GPU"
+        return "einsum", f"cudnn {needs_cudnn[0]}"
+    problems = {"einsum": [], "xla": needs_xla, "cudnn": needs_cudnn}[implementation]
+    if problems:
+        raise ValueError(
+            f"attention implementation {implementation!r} {', and '.join(problems)}; 'auto' or 'einsum' would do"
+        )
+    return implementation, "as configured"
+
+
+def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
+    """The reference: two einsums around a softmax, with the query heads of one key head (R of them) as an axis of their own."""
+    G = k_BSGK.shape[-2]
+    q_BTGRK = q_BTHK.reshape(*q_BTHK.shape[:-2], G, -1, q_BTHK.shape[-1])
+    wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
+    scores_BGRTS = jnp.einsum("...TGRK,...SGK->...GRTS", q_BTGRK, k_BSGK, preferred_element_type=wide) * scale
+    scores_BGRTS = apply_softcap(scores_BGRTS, softcap)
+    scores_BGRTS = jnp.where(mask_BTS[..., None, None, :, :], scores_BGRTS, jnp.finfo(wide).min)
+    weights_BGRTS = jax.nn.softmax(scores_BGRTS, axis=-1).astype(v_BSGK.dtype)
+    return jnp.einsum("...GRTS,...SGK->...TGRK", weights_BGRTS, v_BSGK).reshape(q_BTHK.shape)
+
+
+def _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale):
+    mask_BTS = jnp.broadcast_to(mask_BTS, (*q_BTHK.shape[:-3], *mask_BTS.shape[-2:]))
+    q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
+    mask = mask_BTS.reshape(-1, 1, *mask_BTS.shape[-2:])
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, implementation="xla")
+    return out.reshape(q_BTHK.shape)
+
+
+def _cudnn(q_BTHK, k_BSGK, v_BSGK, window, scale):
+    # With an explicit mask cuDNN would read (B, H, T, S) from memory; is_causal and a window keep it flash attention.
+    q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
+    left_right = None if window is None else (window - 1, 0)
+    out = jax.nn.dot_product_attention(
+        q, k, v, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
+    )
+    return out.reshape(q_BTHK.shape)
+
+
+def _check(q_BTHK, k_BSGK, v_BSGK, q_segments, k_segments, window, contiguous):
+    shapes = f"q {q_BTHK.shape}, k {k_BSGK.shape}, v {v_BSGK.shape}"
+    if k_BSGK.shape != v_BSGK.shape:
+        raise ValueError(f"causal_attention: keys and values differ in shape: {shapes}")
+    if q_BTHK.shape[:-3] != k_BSGK.shape[:-3] or q_BTHK.shape[-1] != k_BSGK.shape[-1]:
+        raise ValueError(f"causal_attention: queries and keys differ in batch or head width: {shapes}")
+    if q_BTHK.shape[-2] % k_BSGK.shape[-2]:
+        raise ValueError(f"causal_attention: key heads must divide query heads: {shapes}")
+    if (q_segments is None) != (k_segments is None):
+        raise ValueError("causal_attention: give q_segments and k_segments, or neither")
+    if isinstance(window, int) and window < 1:
+        raise ValueError(f"causal_attention: window is {window}; it counts the query's own key, so it is at least 1")
+    if contiguous and q_BTHK.shape[-3] != k_BSGK.shape[-3]:
+        raise ValueError(f"causal_attention: contiguous positions need as many queries as keys: {shapes}")
+
+
+@functools.cache
+def _say_once(message):
+    logging.getLogger("lm").info(message)

@@ -1,0 +1,63 @@
+"""Positions: rotary embeddings (RoPE) and sinusoidal ones, both for given integer positions."""
+
+import jax.numpy as jnp
+
+PAIRINGS = ("adjacent", "halves")
+SINUSOID_ORDERS = ("sine_first", "cosine_first")
+
+
+def rope_table(positions, d_head, *, theta=10000.0):
+    """cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864, eq. 15).
+
+    positions: integers (..., T), starting anywhere. Returns two float32 arrays (..., T, d_head / 2), for all layers to share.
+    Raises ValueError for an odd d_head.
+    """
+    angles = _angles(positions, d_head, theta, "rope_table: d_head")
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(x, cos, sin, *, pairing="adjacent"):
+    """Rotates each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34).
+
+    x: (..., T, H, K) queries or keys; cos, sin: (..., T, K / 2) from rope_table, the same for all heads.
+    pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging Face's
+        Llama. One is the other with the features of w_q and w_k permuted.
+    Computed in float32; returns the shape and dtype of x.
+    """
+    if pairing not in PAIRINGS:
+        raise ValueError(f"apply_rope: pairing is {pairing!r}; expected one of {', '.join(PAIRINGS)}")
+    d_head = x.shape[-1]
+    if 2 * cos.shape[-1] != d_head:
+        raise ValueError(f"apply_rope: a table for d_head {2 * cos.shape[-1]} does not fit heads of width {d_head}")
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    if pairing == "adjacent":
+        first, second = x[..., 0::2], x[..., 1::2]
+    else:
+        first, second = x[..., : d_head // 2], x[..., d_head // 2 :]
+    rotated = first * cos - second * sin, first * sin + second * cos
+    joined = jnp.stack(rotated, axis=-1) if pairing == "adjacent" else jnp.concatenate(rotated, axis=-1)
+    return joined.reshape(x.shape).astype(x.dtype)
+
+
+def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
+    """Fixed embeddings of positions: feature pair k holds sin and cos of position * theta^(-2k / d_model).
+
+    positions: integers (..., T). Returns float32 (..., T, d_model). Raises ValueError for an odd d_model.
+    order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5); "cosine_first" cos, sin.
+    """
+    if order not in SINUSOID_ORDERS:
+        raise ValueError(f"sinusoidal: order is {order!r}; expected one of {', '.join(SINUSOID_ORDERS)}")
+    angles = _angles(positions, d_model, theta, "sinusoidal: d_model")
+    pair = jnp.sin(angles), jnp.cos(angles)
+    pair = pair if order == "sine_first" else pair[::-1]
+    return jnp.stack(pair, axis=-1).reshape(*angles.shape[:-1], d_model)
+
+
+def _angles(positions, width, theta, name):
+    if width % 2:
+        raise ValueError(f"{name} is {width}; features are paired, so it must be even")
+    positions = jnp.asarray(positions)
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"positions are {positions.dtype}; expected integers")
+    frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    return positions[..., None].astype(jnp.float32) * frequencies
