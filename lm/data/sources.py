@@ -1,0 +1,211 @@
+"""Where text comes from. A source is named, has a digest, and gives documents by split when (and only if) it is read."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from lm.data import cache
+from lm.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
+
+
+class Unavailable(UserError):
+    """The text cannot be had for want of a network: the one error that `data.offline` may turn into a notice."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that has been found but not read.
+
+    digest: sha256 of all that determines the text; load: returns the documents of each split, re-iterable.
+    """
+
+    name: str
+    digest: str
+    load: Callable[[], dict[str, Iterable[str]]]
+    entropy_rate: float | None = None  # nats per character, where known
+
+
+def find(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+    """The source that config.data.source names; raises UserError when it is not there, Unavailable for want of a network."""
+    kind, _, argument = config.source.partition(":")
+    if kind == "tfds" and argument:
+        return find_tfds(argument, config, cache_dir, say)
+    if kind == "text" and argument:
+        return find_text(Path(argument).expanduser(), config, cache_dir)
+    if config.source == "python_docs":
+        return find_python_docs(config)
+    if config.source == "markov":
+        return find_markov(config)
+    raise UserError(
+        f'config.data.source: "{config.source}" is none of tfds:NAME, text:PATH, tokens:PATH, python_docs, markov'
+    )
+
+
+def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[str]]:
+    """Splits the documents, taken in order as one text, at the characters where the fractions end.
+
+    Boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare exactly where TFDS does.
+    """
+    n = sum(map(len, documents))
+    ends = [int(n * round(sum(fractions[: i + 1]), 9)) for i in range(len(fractions))]
+    splits = {}
+    for name, fraction, start, end in zip(SPLITS, fractions, [0, *ends], ends, strict=False):
+        if fraction > 0:
+            splits[name] = list(_slice(documents, start, end))
+    return splits
+
+
+def _slice(documents, start, end) -> Iterator[str]:
+    offset = 0
+    for document in documents:
+        if piece := document[max(0, start - offset) : max(0, end - offset)]:
+            yield piece
+        offset += len(document)
+
+
+# text:PATH
+
+
+def find_text(path: Path, config, cache_dir: Path) -> Source:
+    """One UTF-8 file, or every file below a folder (hidden ones aside) in the order of their paths, each a document."""
+    if path.is_dir():
+        files = sorted(f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path)))
+    else:
+        files = [path] if path.is_file() else []
+    if not files:
+        raise UserError(
+            f'config.data.source: "{config.source}" has no file to read; it must name a text file or a folder'
+        )
+    fractions = config.splits or DEFAULT_FRACTIONS
+    digest = cache.key_of("text", [cache.digest_of(file, cache_dir) for file in files], fractions)
+    return Source(path.resolve().name, digest, lambda: cut([_read(file) for file in files], fractions))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _read(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path} is not UTF-8 (byte {content[e.start]:#04x} at offset {e.start})") from None
+
+
+# tfds:NAME
+
+
+@dataclass(frozen=True)
+class Records:
+    """The text of each record of one split of a prepared TFDS directory, read through TFDS without TensorFlow."""
+
+    directory: Path
+    split: str
+    n_records: int
+
+    def __iter__(self) -> Iterator[str]:
+        import tensorflow_datasets as tfds
+
+        try:
+            records = tfds.builder_from_directory(self.directory).as_data_source(split=self.split)
+            if len(records) != self.n_records:
+                raise ValueError(f"{len(records)} records instead of {self.n_records}")
+            for i in range(len(records)):
+                yield records[i]["text"].decode()
+        except Exception as e:  # ArrayRecord's errors come in many types
+            raise UserError(f"{self.directory}: the {self.split} split cannot be read ({e}); prepare it anew") from e
+
+
+def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
+    """A text dataset in a prepared TFDS directory; tiny_shakespeare is downloaded and prepared when it is not there."""
+    from lm.data import shakespeare
+
+    root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    directory = prepared_directory(root, name)
+    if directory is None and name == "tiny_shakespeare":
+        directory = shakespeare.download_and_prepare(root, say)
+    if directory is None:
+        raise UserError(
+            f'config.data.source: "tfds:{name}" is not prepared in {root}; prepare it (TensorFlow is needed for that) with '
+            f"`tfds build {name} --file_format=array_record --data_dir={root}`, or set TFDS_DATA_DIR or config.data.data_dir"
+        )
+    splits = check_prepared(directory)
+    files = {split: [cache.digest_of(file, cache_dir) for file in shards] for split, (shards, _) in splits.items()}
+    digest = cache.key_of("tfds", files, config.splits)
+
+    def load():
+        records = {split: Records(directory, split, count) for split, (_, count) in splits.items()}
+        if config.splits is None:
+            return records
+        ordered = [split for split in SPLITS if split in records] + [split for split in records if split not in SPLITS]
+        return cut(list(chain.from_iterable(records[split] for split in ordered)), config.splits)
+
+    return Source(name, digest, load)
+
+
+def prepared_directory(root: Path, name: str) -> Path | None:
+    """The directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root, the newest version where none is named."""
+    name, _, version = name.partition(":")
+    parent = root / name
+    if not parent.is_dir():
+        return None
+    found = [d for d in parent.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)]
+    return max(found, key=lambda d: tuple(map(int, d.name.split("."))), default=None)
+
+
+def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
+    """The shards and the number of records of each split; raises UserError for a directory that is not whole or not text."""
+    import json
+
+    try:
+        info = json.loads((directory / "dataset_info.json").read_text())
+        features = json.loads((directory / "features.json").read_text())
+    except (OSError, ValueError) as e:
+        raise UserError(
+            f"{directory} is not a whole prepared TFDS directory ({e}); delete it and prepare it anew"
+        ) from None
+    if info.get("fileFormat") != "array_record":
+        raise UserError(
+            f"{directory} is stored as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow reads; "
+            "prepare it anew with --file_format=array_record"
+        )
+    names = sorted(features.get("featuresDict", {}).get("features", {}))
+    if "text" not in names:
+        raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}): it is not a text dataset')
+    splits = {}
+    for split in info["splits"]:
+        n_shards = len(split["shardLengths"])
+        stem = f"{info['name']}-{split['name']}.array_record"
+        shards = [directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it anew")
+        splits[split["name"]] = shards, sum(map(int, split["shardLengths"]))
+    return splits
+
+
+# python_docs, markov
+
+
+def find_python_docs(config) -> Source:
+    """The documentation text inside every CPython, as one text (`lm/data/python_docs.py`)."""
+    from lm.data import python_docs
+
+    fractions = config.splits or DEFAULT_FRACTIONS
+    digest = cache.key_of("python_docs", python_docs.version(), fractions)
+    return Source("python_docs", digest, lambda: cut([python_docs.text()], fractions))
+
+
+def find_markov(config) -> Source:
+    """Synthetic text of exactly known entropy rate (`lm/data/markov.py`)."""
+    from lm.data import markov
+
+    fractions = config.splits or DEFAULT_FRACTIONS
+    digest = cache.key_of("markov", markov.VERSION, fractions)
+    return Source("markov", digest, lambda: cut([markov.text()], fractions), markov.entropy_rate())
