@@ -7,6 +7,6 @@ Array names end in one letter per axis. The key, used in the whole code base:
     S  key and value positions           H  query heads
     K  width of one head (d_head)        G  key and value heads (grouped-query attention); R = H / G
 
-Options are keyword-only. Where the input is bfloat16 or float16, statistics and softmax are computed in float32 and the result
-is returned in the input's dtype.
+Options are keyword-only. Where the input is bfloat16 or float16, statistics and softmax are computed in float32 and
+the result is returned in the input's dtype.
 """

@@ -30,18 +30,18 @@ def causal_attention(
 ):
     """softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
-    q_BTHK: queries, with any leading dimensions for B; k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query
-        head h uses key and value head h // (H / G). Returns (B, T, H, K) in the dtype of q.
-    q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. A query sees the keys at its own and
-        earlier positions. Keys at negative positions (empty slots of a cache) are never seen.
-    q_segments, k_segments: integers shaped like the positions, both or neither: only keys of the query's own segment (document)
-        are seen.
-    window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32 scalar (so that
-        a scan over layers may vary it); UNLIMITED (2**30) or more is no window.
+    q_BTHK: queries, with any leading dimensions for B; k_BSGK, v_BSGK: keys and values with the same leading
+        dimensions. Query head h uses key and value head h // (H / G). Returns (B, T, H, K) in the dtype of q.
+    q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. A query sees the keys at
+        its own and earlier positions. Keys at negative positions (empty slots of a cache) are never seen.
+    q_segments, k_segments: integers shaped like the positions, both or neither: only keys of the query's own segment
+        (document) are seen.
+    window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
+        scalar (so that a scan over layers may vary it); UNLIMITED (2**30) or more is no window.
     softcap: scores are capped to (-softcap, softcap) before the mask. scale: 1 / sqrt(K) by default.
     implementation: see choose_implementation.
-    contiguous: the caller's promise, not checked, that both positions are 0..T-1 for every example. It allows "cudnn", which
-        makes its own causal mask.
+    contiguous: the caller's promise, not checked, that both positions are 0..T-1 for every example. It allows
+        "cudnn", which makes its own causal mask.
     A query that sees no key returns zeros, and passes no gradient. Scores and softmax are float32.
     Raises ValueError for shapes that do not fit each other and for an implementation that cannot do what is asked.
     """
@@ -69,7 +69,7 @@ def causal_attention(
         out_BTHK = _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale)
     else:
         out_BTHK = _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap)
-    # Masked scores are the lowest finite number, so a row that sees nothing comes out as a mean of all values, and finite.
+    # Masked scores are the lowest finite number: a row that sees nothing is so far a mean of all values, and finite.
     sees_BT = jnp.any(mask_BTS, axis=-1)
     return jnp.where(sees_BT[..., None, None], out_BTHK, 0)
 
@@ -86,14 +86,16 @@ def visible(q_positions, k_positions, q_segments=None, k_segments=None, window=N
 
 
 def choose_implementation(implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous):
-    """Which implementation runs, and why: a pure function of its arguments, so that a config can be checked before compilation.
+    """Which implementation runs, and why: a pure function of its arguments, so that a config can be checked before
+    compilation.
 
-    implementation: "einsum", the reference, does everything everywhere; "xla" is jax.nn.dot_product_attention, which has no
-        softcap; "cudnn" is its flash attention on NVIDIA GPUs, for 16-bit inputs, d_head a multiple of 8 up to 128, contiguous
-        positions, no softcap, no segments, and a window that is an int; "auto" takes cudnn where it can, and einsum elsewhere.
+    implementation: "einsum", the reference, does everything everywhere; "xla" is jax.nn.dot_product_attention, which
+        has no softcap; "cudnn" is its flash attention on NVIDIA GPUs, for 16-bit inputs, d_head a multiple of 8 up
+        to 128, contiguous positions, no softcap, no segments, and a window that is an int; "auto" takes cudnn where
+        it can, and einsum elsewhere.
     platform: as from jax.default_backend(); window: None, an int, or anything else for one known only at run time;
     segments, contiguous: bools; the others as for causal_attention.
-    Returns (name, reason). Raises ValueError, saying what would do, where an explicit choice cannot do what is asked.
+    Returns (name, reason). Raises ValueError, saying what would do, where a choice cannot do what is asked.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -125,7 +127,7 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
 
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
-    """The reference: two einsums around a softmax, with the query heads of one key head (R of them) as an axis of their own."""
+    """The reference: two einsums around a softmax. The R query heads that share a key head are an axis of their own."""
     G = k_BSGK.shape[-2]
     q_BTGRK = q_BTHK.reshape(*q_BTHK.shape[:-2], G, -1, q_BTHK.shape[-1])
     wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
@@ -145,7 +147,7 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale):
 
 
 def _cudnn(q_BTHK, k_BSGK, v_BSGK, window, scale):
-    # With an explicit mask cuDNN would read (B, H, T, S) from memory; is_causal and a window keep it flash attention.
+    # With an explicit mask cuDNN would read (B, H, T, S) from memory; its own causal and window masks cost nothing.
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
     left_right = None if window is None else (window - 1, 0)
     out = jax.nn.dot_product_attention(

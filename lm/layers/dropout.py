@@ -5,12 +5,14 @@ import jax.numpy as jnp
 
 
 def dropout(x, keys_B, rate):
-    """Zeroes each element with probability `rate` and divides the others by 1 - rate (Srivastava et al. 2014, section 10).
+    """Zeroes each element with probability `rate` and divides the others by 1 - rate (Srivastava et al. 2014,
+    section 10).
 
-    x: (B, ...); keys_B: B keys of jax.random, one per example, so that an example's draw does not depend on how the batch is
-    split over devices or microbatches; rate: a Python number in [0, 1). At rate 0 returns x, and the keys may be None.
-    Raises ValueError for another rate, for a number of keys other than B, and for keys whose draws depend on their neighbours
-    in a batch (JAX's "rbg").
+    x: (B, ...); keys_B: B keys of jax.random, one per example, so that an example's draw does not depend on how the
+    batch is split over devices or microbatches; rate: a Python number in [0, 1). At rate 0 returns x, and the keys
+    may be None.
+    Raises ValueError for another rate, for a number of keys other than B, and for keys whose draws depend on their
+    neighbours in a batch (JAX's "rbg").
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1")

@@ -21,8 +21,8 @@ def silu(x):
 def gelu(x, *, approximate=False):
     """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 
-    approximate: the paper's tanh form, which GPT-2 uses. The exact erf form is the default here and in PyTorch; JAX's own
-    default is the tanh form.
+    approximate: the paper's tanh form, which GPT-2 uses. The exact erf form is the default here and in PyTorch;
+    JAX's own default is the tanh form.
     """
     return jax.nn.gelu(x, approximate=approximate)
 
@@ -52,9 +52,10 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
 
 
 def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None):
-    """(activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down (Shazeer 2020, arXiv:2002.05202, eq. 5 and 6).
+    """(activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down (Shazeer 2020, arXiv:2002.05202, section 2).
 
-    x: (..., D); w_gate, w_up: (D, F); w_down: (F, D); b_gate, b_up: (F,) or None; b_down: (D,) or None. Returns (..., D).
+    x: (..., D); w_gate, w_up: (D, F); w_down: (F, D); b_gate, b_up: (F,) or None; b_down: (D,) or None.
+    Returns (..., D).
     activation: a name in ACTIVATIONS, or a function.
     """
     hidden = _activation(activation)(_linear(x, w_gate, b_gate)) * _linear(x, w_up, b_up)
@@ -66,8 +67,8 @@ geglu = functools.partial(glu, activation=gelu)
 
 
 def default_d_ff(d_model, kind):
-    """The usual hidden width: 4 d_model for an "mlp"; for a "glu" 8/3 d_model, the same number of weights in three matrices
-    instead of two, rounded to the nearest multiple of 64 and at least 64 (1344 at d_model 512)."""
+    """The usual hidden width: 4 d_model for an "mlp"; for a "glu" 8/3 d_model, the same number of weights in three
+    matrices instead of two, rounded to the nearest multiple of 64 and at least 64 (1344 at d_model 512)."""
     if kind == "mlp":
         return 4 * d_model
     if kind == "glu":

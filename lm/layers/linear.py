@@ -9,11 +9,12 @@ import jax.numpy as jnp
 def einsum(equation, x, w, *, dtype=None):
     """Contracts activations `x` with a weight `w`, multiplying in the dtype of `x`.
 
-    The weight is cast to `x.dtype` (mixed precision keeps float32 weights and bfloat16 activations); its gradient comes back
-    in its own dtype. Every backend accumulates such a product in float32 and rounds once, at the end.
+    The weight is cast to `x.dtype` (mixed precision keeps float32 weights and bfloat16 activations); its gradient
+    comes back in its own dtype. Every backend accumulates such a product in float32 and rounds once, at the end.
 
-    dtype: of the result. None means `x.dtype`; float32 keeps the accumulator unrounded, which logits need: a bfloat16 logit
-        of 10 is rounded to a multiple of 1/16. The products of the backward pass still multiply in `x.dtype`.
+    dtype: of the result. None means `x.dtype`; float32 keeps the accumulator unrounded, which logits need: a
+        bfloat16 logit of 10 is rounded to a multiple of 1/16. The products of the backward pass still multiply in
+        `x.dtype`.
     """
     w = w.astype(x.dtype)
     if dtype is None or dtype == x.dtype:
@@ -41,7 +42,8 @@ _wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
 
 
 def softcap(x, cap):
-    """cap * tanh(x / cap): keeps logits within (-cap, cap), almost unchanged near 0 (Gemma 2, arXiv:2408.00118, section 2).
+    """cap * tanh(x / cap): keeps logits within (-cap, cap), almost unchanged near 0 (Gemma 2, arXiv:2408.00118,
+    section 2).
 
     cap: a positive number, or None for no cap.
     """

@@ -1,7 +1,7 @@
 """Cross-entropy from logits, and the same chunked over tokens so that the logits never exist as a whole.
 
-Losses are weighted sums, returned with the sum of the weights: only the caller knows over what (microbatches, devices) both must
-be added up before one is divided by the other.
+Losses are weighted sums, returned with the sum of the weights: only the caller knows over what (microbatches,
+devices) both must be added up before one is divided by the other.
 """
 
 import functools
@@ -14,10 +14,11 @@ from lm.layers.linear import softcap as apply_softcap
 
 
 def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0):
-    """(sum of weight * (nll + z_loss * log(Z)^2), sum of weights), both float32 scalars; nll = log(Z) - logit of the target.
+    """Sums of weight * (nll + z_loss * log(Z)^2) and of weight, with nll = log(Z) - the target's logit.
 
+    Returns two float32 scalars, (loss_sum, weight_sum).
     logits_BTV: (..., V), of any float dtype; targets_BT: integers (...) in [0, V); weights_BT: (...), 1 where None.
-    z_loss: keeps log(Z), the logsumexp of the logits, near 0 (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5).
+    z_loss: keeps log(Z), the logsumexp of the logits, near 0 (PaLM, arXiv:2204.02311, section 5).
     """
     weights_BT = _weights(weights_BT, targets_BT)
     losses_BT = _token_losses(logits_BTV, targets_BT, z_loss)
@@ -45,10 +46,11 @@ def chunked_softmax_cross_entropy(
 ):
     """softmax_cross_entropy(head_logits(...), ...) without ever holding more than about `chunk_size` tokens' logits.
 
-    Arguments as for those two; same value, same gradients. A chunk takes the same positions of every example, so that a batch
-    sharded over devices stays where it is: chunk_size // B positions, at least 1, B being the global number of examples.
-    The gradients are made in the forward pass, chunk by chunk: the loss is one number, so the backward pass only scales them,
-    and no logits are kept or computed twice. Reverse-mode differentiation, once.
+    Arguments as for those two; same value, same gradients. A chunk takes the same positions of every example, so that
+    a batch sharded over devices stays where it is: chunk_size // B positions, at least 1, B being the global number
+    of examples.
+    The gradients are made in the forward pass, chunk by chunk: the loss is one number, so the backward pass only
+    scales them, and no logits are kept or computed twice. Reverse-mode differentiation, once.
     """
     weights_BT = _weights(weights_BT, targets_BT)
     arrays = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)
@@ -71,7 +73,7 @@ def chunked_token_nll(h_BTD, w_DV, bias_V, targets_BT, *, chunk_size, softcap=No
 def _token_losses(logits, targets, z_loss):
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    # A comparison instead of a gather: its gradient is no scatter, and it works on logits sharded over the vocabulary.
+    # A comparison instead of a gather: its gradient is no scatter, and logits may be sharded over the vocabulary.
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     nll = log_z - jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
     return nll + z_loss * jnp.square(log_z) if z_loss else nll
@@ -124,7 +126,7 @@ _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)
 
 
 def _chunks(chunk_size, h_BTD, *arrays_BT):
-    """Splits T into chunks of chunk_size // B positions: (C, B, t, ...) arrays, padded with zeros where t does not divide T."""
+    """Splits T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape (C, B, t, ...)."""
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")
     T, D = h_BTD.shape[-2:]

@@ -1,7 +1,7 @@
 """Normalization over the last axis: RMSNorm, and LayerNorm with its algorithms for the variance side by side.
 
-All statistics are float32 (float64 for float64 inputs). None of the algorithms uses E[x^2] - E[x]^2, which cancels: in float32
-with an offset of 1000 and unit variance it is about 25 % off, and it can be negative.
+All statistics are float32 (float64 for float64 inputs). None of the algorithms uses E[x^2] - E[x]^2, which cancels:
+in float32 with an offset of 1000 and unit variance it is about 25 % off, and it can be negative.
 """
 
 import functools
@@ -20,14 +20,14 @@ def rms_norm(x, scale, *, eps=1e-5):
     return _affine(y, scale, None).astype(x.dtype)
 
 
-def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_size=128):
+def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_size=64):
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al. 2016, arXiv:1607.06450, eq. 4).
 
     x: (..., D); scale, bias: (D,) or None. Returns the shape and dtype of x.
     algorithm: how the variance is found, a name in LAYER_NORMS. All but "running_mean" compute the same function.
     ddof: var = sum (x - mean)^2 / (D - ddof), as in NumPy.
-    block_size: features per block of "chan", and per tile of the running sums of "welford" and "running_mean". It does not
-        change the result beyond rounding.
+    block_size: features per block of "chan", and per tile of the running sums of "welford" and "running_mean". It
+        does not change the result beyond rounding.
     Raises ValueError for an unknown algorithm, D <= ddof, and for "running_mean" with ddof other than 0 or D = 1.
     """
     if algorithm not in LAYER_NORMS:
@@ -47,7 +47,8 @@ def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_
 def two_pass_moments(x, block_size):
     """The mean first, then the squared deviations from it (the definition).
 
-    The mean is off by its own rounding, eps |mean|, so the relative error of the variance is about (eps mean / sigma)^2.
+    The mean is off by its own rounding, eps |mean|, so the relative error of the variance is about (eps mean /
+    sigma)^2.
     """
     mean = jnp.mean(x, axis=-1, keepdims=True)
     return mean, jnp.sum(jnp.square(x - mean), axis=-1, keepdims=True)
@@ -57,8 +58,9 @@ def welford_moments(x, block_size):
     """The exact one-pass recurrence (Welford 1962, Technometrics 4:419), without its loop.
 
     The recurrence adds (x_i - m_(i-1)) (x_i - m_i) for feature i, where m_i is the mean of the first i. As
-    x_i - m_(i-1) = i/(i-1) (x_i - m_i), the i-th increment is i/(i-1) (x_i - m_i)^2 (0 for i = 1), and all m_i come from one
-    running sum. All increments are positive: nothing cancels. Rounding of the running means: see _running_means.
+    x_i - m_(i-1) = i/(i-1) (x_i - m_i), the i-th increment is i/(i-1) (x_i - m_i)^2 (0 for i = 1), and all m_i come
+    from one running sum. All increments are positive: nothing cancels. Rounding of the running means: see
+    _running_means.
     """
     shift, x, running_mean, i = _running_means(x, block_size)
     weights = i / jnp.maximum(i - 1, 1)  # at i = 1 the deviation is 0, whatever the weight
@@ -67,7 +69,7 @@ def welford_moments(x, block_size):
 
 
 def chan_moments(x, block_size):
-    """The exact one-pass merge of blocks (Chan, Golub and LeVeque 1983, Am. Stat. 37:242, eq. 2.1), all blocks at once.
+    """The exact one-pass merge of blocks (Chan, Golub and LeVeque 1983, Am. Stat. 37:242), all blocks at once.
 
     Each block of n_b features gives its mean m_b and its sum of squared deviations M_b; merged,
     mean = sum n_b m_b / n and M = sum M_b + sum n_b (m_b - mean)^2. A last block may be shorter than the others.
@@ -90,9 +92,9 @@ def chan_moments(x, block_size):
 def _running_means(x, block_size):
     """Returns (x_1, x - x_1, the running means m_i of x - x_1, the indices i = 1..D as floats).
 
-    Deviations do not depend on the origin, and with the first feature as origin a common offset never enters the running sum,
-    whose rounding would otherwise grow with it. The first feature is always a good enough origin: it lies within
-    sqrt(D) sigma of the mean, because its own square is part of the variance.
+    Deviations do not depend on the origin, and with the first feature as origin a common offset never enters the
+    running sum, whose rounding would otherwise grow with it. The first feature is always a good enough origin: it
+    lies within sqrt(D) sigma of the mean, because its own square is part of the variance.
     """
     shift = jax.lax.stop_gradient(x[..., :1])
     x = x - shift
@@ -101,7 +103,7 @@ def _running_means(x, block_size):
 
 
 def _running_sum(x, block_size):
-    """Cumulative sum over the last axis: within tiles and over the tiles' totals, each by one triangular matrix product.
+    """Cumulative sum over the last axis: within tiles and over their totals, each by one triangular matrix product.
 
     Several times faster than jnp.cumsum on a CPU, and of smaller error, since no sum is longer than a tile.
     """
@@ -120,8 +122,8 @@ def _running_sum(x, block_size):
 def _exact(moments):
     """The LayerNorm that uses `moments`, with the closed-form gradient that all exact algorithms share.
 
-    Only x and the two statistics are kept for the backward pass, so a bfloat16 input costs no float32 copy of itself. With
-    y = (x - mean) r, r = 1/sqrt(var + eps), n features and h = g * scale:
+    Only x and the two statistics are kept for the backward pass, so a bfloat16 input costs no float32 copy of
+    itself. With y = (x - mean) r, r = 1/sqrt(var + eps), n features and h = g * scale:
     dx = r (h - mean(h) - y sum(h y) / (n - ddof)).
     """
 
@@ -155,11 +157,11 @@ def _exact(moments):
 
 
 def running_mean_norm(x, scale, bias, eps, ddof, block_size):
-    """LayerNorm with the biased one-pass variance sum_i (x_i - m_i)^2 / (n - 1), m_i the mean of the first i features.
+    """LayerNorm with the biased variance sum_i (x_i - m_i)^2 / (n - 1), m_i the mean of the first i features.
 
-    Kept because people write it when they mean Welford's recurrence, whose factor i/(i-1) it lacks. For independent features
-    E[var] / sigma^2 = (n - H_n) / (n - 1), H_n the n-th harmonic number (0.87 at n = 32, 0.99 at n = 768), and it depends on
-    the order of the features. The gradient is that of this formula.
+    Kept because people write it when they mean Welford's recurrence, whose factor i/(i-1) it lacks. For independent
+    features E[var] / sigma^2 = (n - H_n) / (n - 1), H_n the n-th harmonic number (0.90 at n = 32, 0.99 at n = 768),
+    and it depends on the order of the features. The gradient is that of this formula.
     """
     n = x.shape[-1]
     if ddof != 0:

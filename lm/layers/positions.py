@@ -7,9 +7,10 @@ SINUSOID_ORDERS = ("sine_first", "cosine_first")
 
 
 def rope_table(positions, d_head, *, theta=10000.0):
-    """cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864, eq. 15).
+    """cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
 
-    positions: integers (..., T), starting anywhere. Returns two float32 arrays (..., T, d_head / 2), for all layers to share.
+    positions: integers (..., T), starting anywhere. Returns two float32 arrays (..., T, d_head / 2), for all layers
+    to share.
     Raises ValueError for an odd d_head.
     """
     angles = _angles(positions, d_head, theta, "rope_table: d_head")
@@ -20,8 +21,8 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """Rotates each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34).
 
     x: (..., T, H, K) queries or keys; cos, sin: (..., T, K / 2) from rope_table, the same for all heads.
-    pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging Face's
-        Llama. One is the other with the features of w_q and w_k permuted.
+    pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging
+        Face's Llama. One is the other with the features of w_q and w_k permuted.
     Computed in float32; returns the shape and dtype of x.
     """
     if pairing not in PAIRINGS:
@@ -43,7 +44,8 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
     """Fixed embeddings of positions: feature pair k holds sin and cos of position * theta^(-2k / d_model).
 
     positions: integers (..., T). Returns float32 (..., T, d_model). Raises ValueError for an odd d_model.
-    order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5); "cosine_first" cos, sin.
+    order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5); "cosine_first"
+    cos, sin.
     """
     if order not in SINUSOID_ORDERS:
         raise ValueError(f"sinusoidal: order is {order!r}; expected one of {', '.join(SINUSOID_ORDERS)}")
