@@ -1,0 +1,345 @@
+"""Save, restore and verify the training state. The only room that knows Orbax.
+
+On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
+workdir/checkpoints/STEP/meta a JSON record of the caller's `meta`, the validation loss, and each leaf's shape, dtype
+and checksum. Orbax restores a flipped byte in silence and casts to whatever dtype is asked for; the record is there
+so that neither goes unseen.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from flax import traverse_util
+
+from lm.errors import UserError
+from lm.runs import to_json
+
+
+class _Broken(Exception):
+    """A checkpoint that is not whole; the message says what is wrong with it."""
+
+
+# ---- Checksums -------------------------------------------------------------------------------------------------
+
+
+def leaf_checksums(state) -> dict[str, str]:
+    """A checksum for each leaf by its path, computed where the leaf lives and equal under every sharding of it.
+
+    Each 32-bit word (16- and 8-bit elements widened, 64-bit ones as two words) and its row-major index plus one are
+    split into 16-bit halves, and the four sums of products half x half modulo 2^32 are kept, as hexadecimal digits.
+    Every product fits in 32 bits and so does every difference of two products, hence any change to one element
+    and any exchange of two unequal elements changes at least one sum. (A single sum of words times odd factors
+    modulo 2^32 is blind to exchanging x and -x: their words differ by 2^31 and odd factors by an even number.)
+    """
+    leaves = _leaves(state)
+    sums = jax.device_get([_checksum(leaf) for leaf in leaves.values()])
+    return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
+
+
+@jax.jit
+def _checksum(leaf):
+    # The index is built from one iota a dimension: a reshape to a vector would gather a sharded leaf.
+    index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
+    for axis in reversed(range(leaf.ndim)):
+        index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= leaf.shape[axis]
+    factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
+    halves = [half for words in _words(leaf) for half in (words & 0xFFFF, words >> 16)]
+    return jnp.stack([jnp.sum(half * factor, dtype=jnp.uint32) for half in halves for factor in factors])
+
+
+def _words(leaf) -> list[jax.Array]:
+    """The bits of each element as uint32 arrays of the leaf's shape (two of them for 64-bit elements)."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(leaf)
+        return [data[..., i] for i in range(data.shape[-1])]
+    if leaf.dtype == jnp.bool_:
+        return [leaf.astype(jnp.uint32)]
+    if leaf.dtype.itemsize == 8:
+        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+        return [words[..., 0], words[..., 1]]
+    return [jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)]
+
+
+def _leaves(tree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as "params/blocks/w_in" or "opt_state/0/mu/blocks/w_in"."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
+
+
+def _nested(leaves: dict[str, Any]) -> dict:
+    return traverse_util.unflatten_dict(leaves, sep="/")
+
+
+# ---- Saving and resuming a run -----------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep` and the best by validation loss are kept.
+
+    `say` is called with each line meant for the user.
+    """
+
+    def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
+        _quieten_orbax()
+        self._directory, self._keep, self._say = _directory(workdir), keep, say
+        self._val_loss = {step: _val_loss(self._directory, step) for step in _steps_on_disk(self._directory)}
+        # The validation losses are kept in our own record: Orbax's metrics would make one broken file in the
+        # oldest checkpoint an error when the manager is opened.
+        self._manager = ocp.CheckpointManager(
+            self._directory,
+            options=ocp.CheckpointManagerOptions(preservation_policy=self, cleanup_tmp_directories=True),
+        )
+
+    def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
+        """Orbax's question which of these checkpoints to keep, asked after each save."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*sorted(steps)[-self._keep :], self._best_of(steps)}
+        return [step in kept for step in steps]
+
+    def steps(self) -> list[int]:
+        """The steps with a checkpoint, oldest first, the one being written included."""
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        return max(self.steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The step with the smallest validation loss, None if none has one."""
+        return self._best_of(self.steps())
+
+    def _best_of(self, steps) -> int | None:
+        scored = [step for step in sorted(steps) if self._val_loss.get(step) is not None]
+        return min(scored, key=self._val_loss.__getitem__, default=None)
+
+    def save(self, step: int, state, meta: dict, val_loss: float | None = None) -> bool:
+        """Write a checkpoint in the background; False if the step has one already.
+
+        Returns as soon as the state is copied off the device, so its buffers may be donated. `meta` is anything
+        JSON can hold. A `val_loss` that is not finite counts as none, and so is never the best. Raises UserError if
+        this or the previous checkpoint could not be written.
+        """
+        if step in self.steps():
+            return False
+        self._val_loss[step] = float(val_loss) if val_loss is not None and math.isfinite(val_loss) else None
+        leaves, checksums = _leaves(state), leaf_checksums(state)
+        record = {
+            "step": step,
+            "val_loss": self._val_loss[step],
+            "meta": json.loads(to_json(meta)),
+            "leaves": {path: _description(leaf) | {"checksum": checksums[path]} for path, leaf in leaves.items()},
+        }
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(_nested(leaves)),
+            meta=ocp.args.JsonSave(record | {"sha256": _record_digest(record)}),
+        )
+        return self._writing(lambda: self._manager.save(step, args=items, force=True))
+
+    def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict]:
+        """(step, state, meta) of the newest whole checkpoint, or of `step`.
+
+        `abstract_state` gives structure, shapes, dtypes and shardings: `jax.ShapeDtypeStruct`s or arrays. Without
+        `step`, a checkpoint that is not whole is passed over for the next older one; `say` is told, and its directory
+        is renamed to STEP.broken-N. Raises UserError if there is none, none is whole, or a whole one does not
+        have the structure, shapes and dtypes asked for.
+        """
+        self.wait()
+        candidates = sorted(self.steps(), reverse=True) if step is None else [step]
+        broken: dict[int, str] = {}
+        for candidate in candidates:
+            try:
+                record = _read_record(self._directory, candidate)
+                leaves = _read_leaves(self._directory, candidate, record, _leaves(abstract_state))
+            except _Broken as reason:
+                broken[candidate] = str(reason)
+                continue
+            self._set_aside(broken, candidate)
+            return candidate, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves.values()), record["meta"]
+        raise UserError(
+            f"{self._directory} has no whole checkpoint" + (f" of step {step}" if step is not None else ""),
+            *(f"  step {candidate}: {reason}" for candidate, reason in broken.items()),
+        )
+
+    def _set_aside(self, broken: dict[int, str], whole: int) -> None:
+        """Rename broken checkpoints, so that their steps can be saved again, once a whole one is found."""
+        if not broken:
+            return
+        renamed = []
+        for step, reason in broken.items():
+            names = (self._directory / f"{step}.broken-{n}" for n in range(1, 10**6))
+            target = next(name for name in names if not name.exists())
+            (self._directory / str(step)).rename(target)
+            renamed.append(f"the checkpoint of step {step} is not whole ({reason}; kept as {target.name})")
+        self._manager.reload()
+        self._say("; ".join(renamed) + f"; going back to step {whole}")
+
+    def wait(self) -> None:
+        """Return when no checkpoint is being written. Raises UserError if one could not be."""
+        self._writing(self._manager.wait_until_finished)
+
+    def close(self) -> None:
+        """Finish writing and end Orbax's threads; call it once, at exit."""
+        self._writing(self._manager.close)
+
+    def _writing(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            raise UserError(f"a checkpoint could not be written to {self._directory}: {_first_line(error)}") from error
+
+
+# ---- Reading for sampling and evaluation ---------------------------------------------------------------------------
+
+
+def restore_params(workdir: str | Path, step: int | str = "latest", *, sharding=None) -> tuple[int, dict, dict]:
+    """(step, params, meta) of one checkpoint: "latest", "best" by validation loss, or a step.
+
+    Only the parameters are read, as nested dicts, onto the first device or into `sharding`; nothing in the workdir
+    is changed, so that it may be that of a run in progress. Raises UserError if there is no such checkpoint or it is
+    not whole.
+    """
+    _quieten_orbax()
+    directory = _directory(workdir)
+    steps = _steps_on_disk(directory)
+    chosen = _choose(directory, steps, step)
+    try:
+        record = _read_record(directory, chosen)
+        wanted = {
+            path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"], sharding=sharding)
+            for path, leaf in record["leaves"].items()
+            if path.startswith("params/")
+        }
+        leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
+    except _Broken as reason:
+        raise UserError(
+            f"the checkpoint of step {chosen} in {directory} is not whole ({reason}); there are {steps}"
+        ) from None
+    return chosen, _nested(leaves)["params"], record["meta"]
+
+
+def _choose(directory: Path, steps: list[int], step: int | str) -> int:
+    if not steps:
+        raise UserError(f"{directory} holds no checkpoint")
+    if step == "latest":
+        return steps[-1]
+    if step == "best":
+        losses = {s: loss for s in steps if (loss := _val_loss(directory, s)) is not None}
+        if not losses:
+            raise UserError(f"no checkpoint in {directory} has a validation loss; give a step: {steps}")
+        return min(losses, key=losses.__getitem__)
+    if step not in steps:
+        raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
+    return step
+
+
+# ---- What is on disk -----------------------------------------------------------------------------------------------
+
+
+def _directory(workdir: str | Path) -> Path:
+    return Path(workdir).absolute() / "checkpoints"  # Orbax refuses relative paths
+
+
+def _steps_on_disk(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdigit() and path.is_dir())
+
+
+def _description(leaf) -> dict:
+    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+
+
+def _record_digest(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _read_record(directory: Path, step: int) -> dict:
+    """The JSON record of a checkpoint, verified; raises _Broken."""
+    reader = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+    try:
+        record = reader.restore(directory / str(step) / "meta")
+        digest = record.pop("sha256")
+    except Exception as error:
+        raise _Broken(f"its record cannot be read: {_first_line(error)}") from error
+    if digest != _record_digest(record):
+        raise _Broken("its record was changed after it was written")
+    return record
+
+
+def _val_loss(directory: Path, step: int) -> float | None:
+    try:
+        return _read_record(directory, step)["val_loss"]
+    except _Broken:
+        return None
+
+
+def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:
+    """The leaves that are wanted, by path; raises UserError if they are others than the checkpoint's, or _Broken."""
+    stored = record["leaves"]
+    if problems := _mismatches(stored, wanted, partial=partial):
+        raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
+    target = _nested({path: _abstract(leaf) for path, leaf in wanted.items()})
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        restored = reader.restore(
+            directory / str(step) / "state",
+            args=ocp.args.PyTreeRestore(
+                target,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                partial_restore=partial,
+            ),
+        )
+    except Exception as error:
+        raise _Broken(f"its arrays cannot be read: {_first_line(error)}") from error
+    by_path = _leaves(restored)
+    leaves = {path: by_path[path] for path in wanted}
+    changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
+    if changed:
+        raise _Broken("checksums differ: " + _enumerate(changed))
+    return leaves
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: bool) -> list[str]:
+    missing, surplus = wanted.keys() - stored.keys(), stored.keys() - wanted.keys()
+    problems = [f"  {path}: not in the checkpoint" for path in sorted(missing)]
+    if not partial:
+        problems += [f"  {path}: only in the checkpoint" for path in sorted(surplus)]
+    for path in sorted(wanted.keys() & stored.keys()):
+        now, then = _description(wanted[path]), stored[path]
+        problems += [
+            f"  {path}: {key} is {then[key]} in the checkpoint and {now[key]} in the model"
+            for key in ("shape", "dtype")
+            if then[key] != now[key]
+        ]
+    return problems
+
+
+def _enumerate(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _first_line(error: BaseException, limit: int = 160) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:limit]}"
+
+
+def _quieten_orbax() -> None:
+    """Orbax logs dozens of lines a save through absl; what the user must know, this module says itself."""
+    logger = logging.getLogger("absl")
+    if _is_not_orbax not in logger.filters:
+        logger.addFilter(_is_not_orbax)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname or record.levelno > logging.ERROR
