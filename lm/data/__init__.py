@@ -7,12 +7,12 @@ After that a batch is a pure function of (tokens, seed, step): `windows.window_n
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from lm.data import batches, cache, sources, tokenizers, windows
+from lm.data import batches, cache, packing, sources, token_shards, tokenizers, windows
 from lm.errors import UserError
 
 FORMAT = 1  # of what the cache holds; part of its keys
@@ -48,7 +48,7 @@ class Split:
         return len(self.tokens) if self.packed else windows.n_eval_windows(len(self.tokens), seq_len)
 
     def eval_windows(self, seq_len: int, batch_size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts (B,) and target weights (B, T) of one evaluation batch (packed: to be multiplied by `target_weights`)."""
+        """Starts (B,) and target weights (B, T) of an evaluation batch (packed: multiply by `packing.target_weights`)."""
         if not self.packed:
             return windows.eval_windows(len(self.tokens), seq_len, batch_size, batch)
         row = batch * batch_size + np.arange(batch_size, dtype=np.int64)
@@ -101,15 +101,45 @@ def prepare(config, *, seq_len: int | None = None, say: Callable[[str], None] = 
         say(text)
 
     cache_dir = cache.user_cache(config.cache_dir)
+    if config.source.startswith("tokens:"):
+        return _prepare_shards(config, cache_dir, notice, notices)
     source, name = _find(config, cache_dir, notice, say)
-    tokenizer = _tokenizer(config, source, cache_dir, say)
+    tokenizer = _tokenizer(config, source, cache_dir, notice, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    splits = _tokens(source, tokenizer, cache_dir / "tokens" / fingerprint[:32], say)
-    floor = source.entropy_rate if isinstance(tokenizer, tokenizers.CharTokenizer) else None
-    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor)
+    directory = cache_dir / "tokens" / fingerprint[:32]
+    splits = _tokenize(source, tokenizer, directory, say)
+    if packed := config.packing == "documents":
+        if seq_len is None:
+            raise ValueError('packing = "documents" needs seq_len')
+        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
+        splits = _pack(splits, directory, cache_dir / "tokens" / fingerprint[:32], seq_len)
+    floor = source.entropy_rate if config.tokenizer == "char" else None
+    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed)
 
 
-def _find(config, cache_dir, notice, say):
+def _prepare_shards(config, cache_dir, notice, notices) -> Corpus:
+    """The corpus of tokens:PATH, whose ids were made elsewhere; a tokenizer, where given, only decodes."""
+    kind = config.tokenizer.partition(":")[0]
+    refused = {
+        f'config.data.tokenizer: "{config.tokenizer}" cannot be learned from token ids; use "none", "byte" or "hf:PATH"': (
+            kind not in ("none", "byte", "hf")
+        ),
+        "config.data.splits: token shards carry their splits in their file names; use None": config.splits is not None,
+        'config.data.packing: "documents" needs the bounds of documents, which token shards do not have; use "none"': (
+            config.packing != "none"
+        ),
+    }
+    if any(refused.values()):
+        raise UserError(*(problem for problem, is_so in refused.items() if is_so))
+    name, digest, tokens = token_shards.find(config.source.partition(":")[2], cache_dir)
+    tokenizer = None if kind == "none" else _load_tokenizer(config.tokenizer, notice)
+    splits = {split: Split(split, ids, len(ids), None) for split, ids in tokens.items()}
+    fingerprint = cache.key_of(FORMAT, digest, tokenizer and tokenizer.fingerprint)
+    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices))
+
+
+def _find(config, cache_dir, notice, say) -> tuple[sources.Source, str]:
+    """The source and the name of the text that it really is, which is not always the text that was asked for."""
     try:
         source = sources.find(config, cache_dir, say)
         return source, source.name
@@ -117,43 +147,57 @@ def _find(config, cache_dir, notice, say):
         if config.offline is None:
             raise
         notice(
-            f"NOTICE: {e.problems[0]}\nNOTICE: this run uses {config.offline} INSTEAD of {config.source}, "
-            f'because config.data.offline = "{config.offline}"; its losses are not comparable.'
+            f"NOTICE: {e.problems[0]}\n"
+            f'NOTICE: as config.data.offline = "{config.offline}" allows, this run trains on {config.offline} INSTEAD of '
+            f"{config.source}: its losses say nothing about {config.source}."
         )
         source = sources.find(dataclasses.replace(config, source=config.offline), cache_dir, say)
         return source, f"{source.name} (fallback)"
 
 
-def _tokenizer(config, source, cache_dir, say) -> tokenizers.Tokenizer:
+def _load_tokenizer(spec: str, notice) -> tokenizers.Tokenizer:
+    """A tokenizer that needs no text to learn from."""
+    tokenizer = tokenizers.make(spec, ())
+    if tokenizers.is_lossy(tokenizer):
+        notice(f'NOTICE: the tokenizer "{spec}" is lossy: decoding does not always give back the text.')
+    return tokenizer
+
+
+def _tokenizer(config, source, cache_dir, notice, say) -> tokenizers.Tokenizer:
     """The configured tokenizer; one that was learned from the text is remembered by the text's digest."""
-    if config.tokenizer == "byte" or config.tokenizer.startswith("hf:"):
-        return tokenizers.make(config.tokenizer, ())
+    kind = config.tokenizer.partition(":")[0]
+    if kind in ("byte", "hf"):
+        return _load_tokenizer(config.tokenizer, notice)
+    if kind == "none":
+        raise UserError(
+            'config.data.tokenizer: "none" is for config.data.source = "tokens:PATH"; use "char", for example'
+        )
     key = cache.key_of(FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
     path = cache_dir / "tokenizers" / f"{key[:32]}.json"
     if not path.exists():
-        if config.tokenizer.startswith("bpe"):
+        if kind == "bpe":
             say(f"training the tokenizer {config.tokenizer} on {source.name}")
-        splits = source.load()
-        everything = config.vocabulary_from == "all" and not config.tokenizer.startswith("bpe")
+        splits = source.documents
+        everything = config.vocabulary_from == "all" and kind != "bpe"
         documents = chain.from_iterable(splits.values()) if everything else splits.get("train", ())
-        tokenizer = tokenizers.make(config.tokenizer, _with_separator(documents), config.unk)
+        tokenizer = tokenizers.make(config.tokenizer, _with_newlines(documents), config.unk)
         cache.write_file(path, tokenizer.to_json())
     return tokenizers.from_json(path.read_text(encoding="utf-8"))
 
 
-def _with_separator(documents: Iterable[str]) -> Iterator[str]:
-    """The documents and, between them, the newline that separates them for tokenizers without an end of text."""
+def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
+    """The documents and the newlines between them that tokenizers without an end of text need to know."""
     for i, document in enumerate(documents):
         if i:
             yield "\n"
         yield document
 
 
-def _tokens(source, tokenizer, directory: Path, say) -> dict[str, Split]:
+def _tokenize(source, tokenizer, directory: Path, say) -> dict[str, Split]:
     """The memory-mapped tokens of each split, written on first use."""
     if not directory.is_dir():
-        say(f"tokenizing {source.name} into {directory}")
-        cache.publish(directory, lambda work: _write_splits(source.load(), tokenizer, work))
+        say(f"tokenizing {source.name}")
+        cache.publish(directory, lambda work: _write_splits(source.documents, tokenizer, work))
     meta = json.loads((directory / "meta.json").read_text())
     return {
         name: Split(name, cache.map_tokens(directory / f"{name}.bin", meta["dtype"], (n_tokens,)), n_tokens, n_bytes)
@@ -162,34 +206,64 @@ def _tokens(source, tokenizer, directory: Path, say) -> dict[str, Split]:
 
 
 def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) -> None:
+    """Writes the tokens of each split, their documents one after the other, and the documents' lengths for packing.
+
+    Between two documents stands the tokenizer's end of text, or a newline where it has none; either counts to the former.
+    """
+    end = tokenizer.end_of_text
     meta = {"dtype": tokenizer.dtype.name, "splits": {}}
     for name, documents in splits.items():
         n_bytes, lengths = 0, []
-
-        def chunks(documents=documents, lengths=lengths):
-            nonlocal n_bytes
-            for i, document in enumerate(documents):
-                separator, size = _separator(tokenizer) if i else (np.empty(0, tokenizer.dtype), 0)
-                ids = tokenizer.encode(document)
-                lengths.append(len(separator) + len(ids))
-                n_bytes += size + len(document.encode())
-                yield from (separator, ids)
-
-        n_tokens = cache.write_tokens(directory, name, chunks(), tokenizer.dtype)
+        with (directory / f"{name}.bin").open("wb") as file:
+            for texts in _batched(documents, 1024):
+                try:
+                    encoded = tokenizer.encode_all(texts)
+                    separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
+                except UserError as e:
+                    raise UserError(f"the {name} split: {e}") from None
+                for text, ids in zip(texts, encoded, strict=True):
+                    if lengths:
+                        file.write(np.array(separator, tokenizer.dtype))
+                        lengths[-1] += 1
+                        n_bytes += end is None
+                    file.write(ids)
+                    lengths.append(len(ids))
+                    n_bytes += len(text.encode())
         np.save(directory / f"{name}.lengths.npy", np.array(lengths, np.int64))
-        meta["splits"][name] = n_tokens, n_bytes
+        meta["splits"][name] = sum(lengths), n_bytes
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
-def _separator(tokenizer) -> tuple[np.ndarray, int]:
-    """What stands between two documents, and its bytes of text: the end-of-text token, or a newline where there is none."""
-    if tokenizer.end_of_text is not None:
-        return np.array([tokenizer.end_of_text], tokenizer.dtype), 0
-    return tokenizer.encode("\n"), 1
+def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int) -> dict[str, Split]:
+    """The same splits as packed rows, memory-mapped, written on first use."""
+
+    def write(work: Path) -> None:
+        for name, split in splits.items():
+            rows, segments = packing.pack(split.tokens, np.load(tokens / f"{name}.lengths.npy"), seq_len)
+            np.save(work / f"{name}.npy", rows)
+            np.save(work / f"{name}.segments.npy", segments)
+
+    if not directory.is_dir():
+        cache.publish(directory, write)
+    return {
+        name: dataclasses.replace(
+            split,
+            tokens=np.load(directory / f"{name}.npy", mmap_mode="r"),
+            segments=np.load(directory / f"{name}.segments.npy", mmap_mode="r"),
+        )
+        for name, split in splits.items()
+    }
+
+
+def _batched(items: Iterable, size: int) -> Iterator[list]:
+    """Lists of up to `size` consecutive items (itertools.batched is new in Python 3.12)."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
 
 def problems(corpus: Corpus, seq_len: int, batch_size: int, vocab_size: int) -> list[str]:
-    """All mistakes that only the data can show, each with key, value, why and a suggestion; empty when there is none."""
+    """All mistakes that only the data can show, each with key, value, why and a suggestion."""
     found = []
     known = corpus.tokenizer.vocab_size if corpus.tokenizer else None
     if known is not None and known > vocab_size:
@@ -200,9 +274,19 @@ def problems(corpus: Corpus, seq_len: int, batch_size: int, vocab_size: int) -> 
     if "train" not in corpus.splits:
         found.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
-        if not corpus.packed and len(split.tokens) < seq_len + 1:
+        n = len(split.tokens)
+        if corpus.packed and not n:
+            found.append(f"config.data.packing: the {split.name} split has no document of two tokens; use other splits")
+        elif not corpus.packed and n < seq_len + 1:
+            advice = f"use a seq_len of at most {n - 1}" if n > 1 else "leave that split out (a fraction of 0)"
             found.append(
                 f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {split.name} split has "
-                f"{len(split.tokens)}; use a shorter seq_len, or other config.data.splits"
+                f"{n}; {advice}, or choose other config.data.splits"
+            )
+        # Where a tokenizer made the ids they are below its size; ids that came from outside are looked at.
+        elif split.n_bytes is None and (largest := token_shards.largest_id(split.tokens)) >= vocab_size:
+            found.append(
+                f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; "
+                f"use at least {largest + 1}"
             )
     return found

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +53,18 @@ def write_file(path: Path, text: str) -> None:
         raise _unwritable(path, e) from None
 
 
-def publish(directory: Path, write: Callable[[Path], None]) -> None:
+def publish(directory: Path, write: Callable[[Path], None], setting: str = "config.data.cache_dir") -> None:
     """Makes `directory` with what write(temporary directory) puts there, atomically.
 
     The work happens in a hidden sibling that is renamed when every file is on the disk. When another process has
-    published the same directory meanwhile, its copy stays and ours is discarded.
+    published the same directory meanwhile, its copy stays and ours is discarded. `setting` is what the error tells the
+    user to change when nothing can be written there.
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as e:
-        raise _unwritable(directory, e) from None
+        raise _unwritable(directory, e, setting) from None
     try:
         write(work)
         for path in [*work.rglob("*"), work]:
@@ -76,7 +77,7 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
                 raise
         _fsync(directory.parent)
     except OSError as e:
-        raise _unwritable(directory, e) from None
+        raise _unwritable(directory, e, setting) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -89,18 +90,8 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}); config.data.cache_dir says where caches go")
-
-
-def write_tokens(directory: Path, name: str, chunks: Iterable[np.ndarray], dtype: np.dtype) -> int:
-    """Writes one flat file of tokens chunk by chunk, so that a corpus need not fit in memory; returns their number."""
-    count = 0
-    with (directory / f"{name}.bin").open("wb") as file:
-        for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, dtype))
-            count += len(chunk)
-    return count
+def _unwritable(path: Path, error: OSError, setting: str = "config.data.cache_dir") -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}); set {setting} to a directory that can be written")
 
 
 def map_tokens(path: Path, dtype, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:

@@ -1,9 +1,11 @@
-"""Where text comes from. A source is named, has a digest, and gives documents by split when (and only if) it is read."""
+"""Where text comes from: a source has a name and a digest, and gives documents by split if and when it is read."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -22,17 +24,23 @@ class Unavailable(UserError):
 class Source:
     """A text that has been found but not read.
 
-    digest: sha256 of all that determines the text; load: returns the documents of each split, re-iterable.
+    digest: sha256 of all that determines the text; read: gives the documents of each split, re-iterable;
+    entropy_rate: nats per character, where known.
     """
 
     name: str
     digest: str
-    load: Callable[[], dict[str, Iterable[str]]]
-    entropy_rate: float | None = None  # nats per character, where known
+    read: Callable[[], dict[str, Iterable[str]]]
+    entropy_rate: float | None = None
+
+    @cached_property
+    def documents(self) -> dict[str, Iterable[str]]:
+        """The documents of each split, read at the first use."""
+        return self.read()
 
 
 def find(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
-    """The source that config.data.source names; raises UserError when it is not there, Unavailable for want of a network."""
+    """The source that config.data.source names; raises UserError, and Unavailable if a network is all that lacks."""
     kind, _, argument = config.source.partition(":")
     if kind == "tfds" and argument:
         return find_tfds(argument, config, cache_dir, say)
@@ -92,9 +100,11 @@ def _hidden(path: Path) -> bool:
 
 
 def _read(path: Path) -> str:
-    content = path.read_bytes()
     try:
+        content = path.read_bytes()
         return content.decode()
+    except OSError as e:
+        raise UserError(f"{path} cannot be read ({e.strerror})") from None
     except UnicodeDecodeError as e:
         raise UserError(f"{path} is not UTF-8 (byte {content[e.start]:#04x} at offset {e.start})") from None
 
@@ -133,21 +143,21 @@ def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
         directory = shakespeare.download_and_prepare(root, say)
     if directory is None:
         raise UserError(
-            f'config.data.source: "tfds:{name}" is not prepared in {root}; prepare it (TensorFlow is needed for that) with '
-            f"`tfds build {name} --file_format=array_record --data_dir={root}`, or set TFDS_DATA_DIR or config.data.data_dir"
+            f'config.data.source: "tfds:{name}" is not prepared in {root}; set TFDS_DATA_DIR or config.data.data_dir, '
+            f"or prepare it, where TensorFlow is: tfds build {name} --file_format=array_record --data_dir={root}"
         )
     splits = check_prepared(directory)
     files = {split: [cache.digest_of(file, cache_dir) for file in shards] for split, (shards, _) in splits.items()}
     digest = cache.key_of("tfds", files, config.splits)
 
-    def load():
+    def read():
         records = {split: Records(directory, split, count) for split, (_, count) in splits.items()}
         if config.splits is None:
             return records
         ordered = [split for split in SPLITS if split in records] + [split for split in records if split not in SPLITS]
         return cut(list(chain.from_iterable(records[split] for split in ordered)), config.splits)
 
-    return Source(name, digest, load)
+    return Source(name, digest, read)
 
 
 def prepared_directory(root: Path, name: str) -> Path | None:
@@ -161,9 +171,7 @@ def prepared_directory(root: Path, name: str) -> Path | None:
 
 
 def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
-    """The shards and the number of records of each split; raises UserError for a directory that is not whole or not text."""
-    import json
-
+    """The shards and the number of records of each split; raises UserError for a directory not whole or not of text."""
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
         features = json.loads((directory / "features.json").read_text())
@@ -194,12 +202,12 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
 
 
 def find_python_docs(config) -> Source:
-    """The documentation text inside every CPython, as one text (`lm/data/python_docs.py`)."""
+    """The documentation text inside every CPython, (`lm/data/python_docs.py`)."""
     from lm.data import python_docs
 
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("python_docs", python_docs.version(), fractions)
-    return Source("python_docs", digest, lambda: cut([python_docs.text()], fractions))
+    return Source("python_docs", digest, lambda: cut(python_docs.documents(), fractions))
 
 
 def find_markov(config) -> Source:

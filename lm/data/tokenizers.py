@@ -15,6 +15,7 @@ from lm.errors import UserError
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
+SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # what a lossless tokenizer gives back
 # A word takes the space before it along, as in GPT-2; every other character stands alone. The alternatives cover every
 # character, so the pieces of a text joined are the text.
 WORD = re.compile(r" ?\w+(?:['-]\w+)*|[^\w\s]|\s")
@@ -31,6 +32,9 @@ class Tokenizer:
     kind: str
     vocab_size: int
     end_of_text: int | None = None
+
+    def encode_all(self, texts: list[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind} | self.state(), sort_keys=True)
@@ -55,10 +59,7 @@ class ByteTokenizer(Tokenizer):
         return {}
 
     def encode(self, text: str) -> np.ndarray:
-        try:
-            return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
-        except UnicodeEncodeError as e:
-            raise UserError(f"tokenizer: UTF-8 cannot encode {text[e.start]!r} (a lone surrogate)") from None
+        return np.frombuffer(_utf8(text), np.uint8).astype(self.dtype)
 
     def decode(self, ids) -> str:
         """Bytes that are not UTF-8, as an untrained model writes them, become U+FFFD."""
@@ -137,14 +138,24 @@ class HFTokenizer(Tokenizer):
         return {"tokenizer": self.json}
 
     def encode(self, text: str) -> np.ndarray:
-        try:
-            text.encode()
-        except UnicodeEncodeError as e:
-            raise UserError(f"tokenizer: UTF-8 cannot encode {text[e.start]!r} (a lone surrogate)") from None
-        return np.array(self.model.encode(text, add_special_tokens=False).ids, self.dtype)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of several texts, encoded on all cores."""
+        for text in texts:
+            _utf8(text)
+        encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"tokenizer: UTF-8 cannot encode {text[e.start]!r}, a lone surrogate") from None
 
 
 def _unknown(what: str, unknown: list[str], known: str, size: int):
@@ -153,6 +164,11 @@ def _unknown(what: str, unknown: list[str], known: str, size: int):
         f"tokenizer: {len(unknown)} {what}{'s' * (len(unknown) > 1)} not in its {known} of {size}: {shown}; "
         'for data, set data.vocabulary_from = "all" or data.unk = True, or use the byte tokenizer'
     )
+
+
+def is_lossy(tokenizer: Tokenizer) -> bool:
+    """Whether decoding does not give back SAMPLE: accents, runs of spaces, line ends, scripts, composed characters."""
+    return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
 
 
 def from_json(text: str) -> Tokenizer:
@@ -181,8 +197,9 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
 
 
 def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
-    """The tokenizer of a config's "char", "byte", "word", "bpe:SIZE" or "hf:PATH"; `documents` train the first, third, fourth.
+    """The tokenizer of a config's "char", "byte", "word", "bpe:SIZE" or "hf:PATH".
 
+    documents: what char and word take their vocabulary from, and bpe is trained on; byte and hf do not look at it.
     Raises UserError for a size too small for the bytes, or a file that is not a tokenizer.json.
     """
     kind, _, argument = spec.partition(":")

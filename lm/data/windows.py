@@ -52,7 +52,7 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 def _feistel(x, side, key):
     left, right = np.divmod(x, side)
-    for round_ in range(_ROUNDS):
+    for _ in range(_ROUNDS):
         key = key + _GOLDEN
         # Multiply, fold, multiply: the best bits of a product are its high ones, and half of `mix` is enough here.
         noise = (key + right) * _C1
@@ -62,7 +62,7 @@ def _feistel(x, side, key):
 
 
 def n_windows(n_tokens: int, seq_len: int, order: str, stride: int | None = None) -> int:
-    """How many windows of seq_len + 1 tokens a corpus has: one per token offset for crops, one per stride for epochs."""
+    """How many windows of seq_len + 1 tokens there are: one per token offset for crops, one per stride for epochs."""
     room = n_tokens - (seq_len + 1)
     if room < 0:
         return 0

@@ -1,0 +1,72 @@
+"""The documentation text inside every CPython: about 1.4 MB of technical English that needs no network.
+
+It is the reference manual's topics (`pydoc_data.topics`, what `help("for")` shows) and the docstrings of the standard
+library, taken from its source without importing it. The text is a function of the Python release alone, as far as the
+installation is whole; a distribution that leaves modules out has a little less.
+"""
+
+import ast
+import hashlib
+import inspect
+import sys
+import sysconfig
+import unicodedata
+from pathlib import Path
+
+from lm.errors import UserError
+
+# Modules and packages of every CPython from 3.11 on whose source is rich in docstrings: a second or two to read.
+MODULES = """
+_collections_abc _pydecimal _pyio _threading_local abc base64 bdb bisect bz2 calendar cmd code codecs codeop
+collections concurrent configparser contextlib copy dbm difflib doctest email filecmp fileinput fnmatch fractions
+ftplib functools genericpath getopt getpass graphlib hmac http imaplib importlib inspect io ipaddress json keyword
+linecache logging lzma mimetypes numbers operator optparse os pathlib pdb pkgutil platform poplib py_compile pyclbr
+queue random rlcompleter sched secrets selectors shelve shutil site smtplib socket socketserver ssl statistics
+symtable tempfile textwrap threading timeit traceback typing unittest uuid wave wsgiref xmlrpc
+""".split()  # noqa: SIM905
+
+_ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "..."})
+
+
+def files() -> list[Path]:
+    """The source files of MODULES, those of a package in the order of their paths."""
+    library = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for name in MODULES:
+        found += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    return [file for file in found if file.is_file() and not {"test", "tests"} & set(file.parts)]
+
+
+def version() -> list:
+    """What tells one text from another without reading it: the Python release, the modules found and their sizes."""
+    library = sysconfig.get_path("stdlib")
+    return [1, sys.version_info[:3], [[str(file.relative_to(library)), file.stat().st_size] for file in files()]]
+
+
+def documents() -> list[str]:
+    """The topics, and the docstrings of each file as one document; printable ASCII and newlines only.
+
+    Their order is that of a hash of their names, so that a split by position has every kind in every part.
+    Raises UserError where the installation has no such text.
+    """
+    library = sysconfig.get_path("stdlib")
+    named = {str(file.relative_to(library)): _docstrings(file) for file in files()}
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError('config.data.source: "python_docs" needs pydoc_data, which this Python lacks') from None
+    named |= {f"topic {name}": text for name, text in topics.items()}
+    ordered = sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest())
+    return [f"{text}\n" for name in ordered if (text := _ascii(named[name]))]
+
+
+def _docstrings(path: Path) -> str:
+    nodes = ast.walk(ast.parse(path.read_bytes()))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)]
+    return "\n\n".join(inspect.cleandoc(docstring) for docstring in found if docstring)
+
+
+def _ascii(text: str) -> str:
+    text = unicodedata.normalize("NFKD", text.translate(_ASCII)).encode("ascii", "ignore").decode()
+    return "".join(c for c in text.expandtabs() if c == "\n" or c.isprintable()).strip()

@@ -1,0 +1,92 @@
+"""Tiny Shakespeare: downloaded once and prepared as the TFDS directory that TFDS's own builder would write.
+
+TFDS's builder needs TensorFlow, and without a network its download retries for minutes; this does neither.
+"""
+
+import hashlib
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from lm.data import cache
+from lm.data.sources import SPLITS, Unavailable
+
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SIZE = 1_115_394  # bytes; the text is ASCII
+TIMEOUT = 10.0  # seconds without an answer
+DEADLINE = 60.0  # seconds for the whole file
+
+
+def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
+    """Downloads Tiny Shakespeare into a TFDS root; returns the prepared directory, which appears whole or not at all.
+
+    Raises Unavailable, naming the ways out, when the text cannot be had; UserError when the root cannot be written.
+    """
+    say(f"downloading Tiny Shakespeare (1.1 MB, once) into {root}")
+    text = download().decode("ascii")
+    directory = root / "tiny_shakespeare" / "1.0.0"
+    cache.publish(directory, lambda work: _prepare(text, work), "TFDS_DATA_DIR or config.data.data_dir")
+    return directory
+
+
+def download() -> bytes:
+    """The file at URL, its checksum verified; raises Unavailable."""
+    start = time.monotonic()
+    content = b""
+    try:
+        with urllib.request.urlopen(URL, timeout=TIMEOUT) as response:
+            while len(content) <= SIZE and (chunk := response.read(2**16)):
+                content += chunk
+                if time.monotonic() - start > DEADLINE:
+                    raise TimeoutError(f"{len(content)} of {SIZE} bytes in {DEADLINE:.0f} s")
+    except OSError as e:  # URLError, time-outs and TLS errors among them
+        raise _unavailable(f"{getattr(e, 'reason', e)}") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise _unavailable(f"what came is not the file of sha256 {SHA256[:12]}..., but {len(content)} other bytes")
+    return content
+
+
+def _unavailable(reason: str) -> Unavailable:
+    return Unavailable(
+        f"Tiny Shakespeare is not on this machine and cannot be downloaded from {URL} ({reason}).",
+        "Ways out: 1. connect to the network for one start: it is kept from then on;",
+        "2. set TFDS_DATA_DIR or config.data.data_dir to a directory in which TFDS prepared tiny_shakespeare;",
+        '3. train on another text: config.data.source="text:PATH", or config.data.offline="python_docs" to fall back '
+        "to the documentation inside Python whenever there is no network.",
+    )
+
+
+def _prepare(text: str, work: Path) -> None:
+    """Writes the files of the TFDS directory of version 1.0.0 into `work`."""
+    import tensorflow_datasets as tfds
+
+    # The boundaries of TFDS's builder.
+    i = int(len(text) * 0.9)
+    j = i + int((len(text) - i) * 0.5)
+
+    with tfds.core.registered.skip_registration():
+
+        class TinyShakespeare(tfds.core.GeneratorBasedBuilder):
+            name = "tiny_shakespeare"
+            VERSION = tfds.core.Version("1.0.0")
+
+            def _info(self):
+                features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+                return tfds.core.DatasetInfo(builder=self, features=features, homepage=URL)
+
+            def _split_generators(self, dl_manager):
+                parts = zip(SPLITS, (text[:i], text[i:j], text[j:]), strict=True)
+                return {split: self._generate_examples(split, part) for split, part in parts}
+
+            def _generate_examples(self, split, part):
+                yield split, {"text": part}
+
+    tfds.disable_progress_bar()
+    builder = TinyShakespeare(data_dir=work / "build", file_format="array_record")
+    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    for file in (work / "build" / "tiny_shakespeare" / "1.0.0").iterdir():
+        file.rename(work / file.name)
+    shutil.rmtree(work / "build")

@@ -1,0 +1,76 @@
+"""tokens:PATH: token ids that were prepared elsewhere, memory-mapped where they lie."""
+
+import glob
+import re
+from pathlib import Path
+
+import numpy as np
+
+from lm.data import batches, cache
+from lm.errors import UserError
+
+LLMC_HEADER = 256  # int32 words: magic, version, number of tokens, zeros
+LLMC_MAGIC = 20240520
+LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # GPT-2's and Llama 3's vocabulary
+_SPLIT = re.compile(r"train|val|test")
+_NAMES = {"train": "train", "val": "validation", "test": "test"}
+
+
+def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | batches.Shards]]:
+    """Name, digest and tokens by split of a folder, a glob or one file of token shards.
+
+    A shard's split is the first "train", "val" or "test" in its file name; the shards of a split are joined in the order
+    of their names, without copying. Raises UserError when there is none, or one of them is not readable.
+    """
+    location = Path(path).expanduser()
+    names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
+    files = sorted(f for f in names if f.suffix in (".npy", ".bin") and f.is_file() and _SPLIT.search(f.name))
+    if not files:
+        raise UserError(
+            f'config.data.source: "tokens:{path}" has no token shards; it must name a folder, glob or file of .npy or '
+            '.bin shards with "train", "val" or "test" in their names'
+        )
+    splits = {}
+    for file in files:
+        splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
+    digest = cache.key_of("tokens", {split: [cache.digest_of(f, cache_dir) for f in splits[split]] for split in splits})
+    tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
+    joined = {split: parts[0] if len(parts) == 1 else batches.Shards(parts) for split, parts in tokens.items()}
+    return location.name, digest, joined
+
+
+def open_shard(path: Path) -> np.ndarray:
+    """Memory-maps a shard (n,): .npy of uint16 or uint32, llm.c's .bin (told by its header), or flat little-endian ids.
+
+    Flat files are uint16, as nanoGPT writes them, unless their name ends in .uint32.bin.
+    """
+    if path.suffix == ".npy":
+        tokens = np.load(path, mmap_mode="r")
+        if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+            raise UserError(
+                f"{path} holds {tokens.dtype} of shape {tokens.shape}; shards are one row of uint16 or uint32"
+            )
+        return tokens
+    size = path.stat().st_size
+    if size >= 4 * LLMC_HEADER:
+        magic, version, n_tokens = np.fromfile(path, "<i4", 3).tolist()
+        if magic == LLMC_MAGIC and version in LLMC_DTYPES:
+            return cache.map_tokens(path, LLMC_DTYPES[version], (n_tokens,), 4 * LLMC_HEADER)
+    dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
+    return cache.map_tokens(path, dtype, (size // dtype.itemsize,))
+
+
+def largest_id(tokens, most: int = 2**28) -> int:
+    """The largest id among the tokens; of a corpus of more than `most`, among as many in 64 evenly spaced blocks."""
+    blocks = 64 if len(tokens) > most else 1
+    each = min(len(tokens), most) // blocks
+    starts = np.linspace(0, len(tokens) - each, blocks).astype(np.int64)
+    chunk = 2**22
+    return max(
+        (
+            int(tokens[i : min(i + chunk, start + each)].max())
+            for start in starts
+            for i in range(start, start + each, chunk)
+        ),
+        default=0,
+    )
