@@ -41,6 +41,6 @@ def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndar
 
 
 def target_weights(segments):
-    """Weights (..., T) float32 of the targets of packed rows: 1 where a token and its target share a segment, else 0."""
+    """Weights (..., T) float32 of the targets of packed rows: 1 where input and target share a segment, else 0."""
     inputs, targets = segments[..., :-1], segments[..., 1:]
     return ((inputs == targets) & (targets > 0)).astype("float32")

@@ -19,8 +19,8 @@ _NAMES = {"train": "train", "val": "validation", "test": "test"}
 def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | batches.Shards]]:
     """Name, digest and tokens by split of a folder, a glob or one file of token shards.
 
-    A shard's split is the first "train", "val" or "test" in its file name; the shards of a split are joined in the order
-    of their names, without copying. Raises UserError when there is none, or one of them is not readable.
+    A shard's split is the first "train", "val" or "test" in its file name; the shards of a split are joined in
+    the order of their names, without copying. Raises UserError when there is none, or one of them is not readable.
     """
     location = Path(path).expanduser()
     names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
@@ -61,16 +61,11 @@ def open_shard(path: Path) -> np.ndarray:
 
 
 def largest_id(tokens, most: int = 2**28) -> int:
-    """The largest id among the tokens; of a corpus of more than `most`, among as many in 64 evenly spaced blocks."""
-    blocks = 64 if len(tokens) > most else 1
-    each = min(len(tokens), most) // blocks
-    starts = np.linspace(0, len(tokens) - each, blocks).astype(np.int64)
-    chunk = 2**22
-    return max(
-        (
-            int(tokens[i : min(i + chunk, start + each)].max())
-            for start in starts
-            for i in range(start, start + each, chunk)
-        ),
-        default=0,
-    )
+    """The largest id among the tokens; where they are more than `most`, among as many in 64 evenly spaced blocks."""
+    n_blocks = 64 if len(tokens) > most else 1
+    block = min(len(tokens), most) // n_blocks
+    largest, chunk = 0, 2**22
+    for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
+        for i in range(start, start + block, chunk):
+            largest = max(largest, int(tokens[i : min(i + chunk, start + block)].max()))
+    return largest

@@ -1,0 +1,111 @@
+"""What preparation gives: the tokens of each split, and how windows are counted, placed and evaluated in them."""
+
+import dataclasses
+
+import numpy as np
+
+from lm.data import batches, token_shards, tokenizers, windows
+from lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The tokens of one split: an array (n,) of uint16 or uint32, or packed rows (R, T+1) with segments (R, T+1).
+
+    n_bytes: the UTF-8 length of the text, None where it is not known; bits per byte of a mean loss in nats per token is
+    loss * n_tokens / n_bytes / ln 2. n_tokens counts the split's tokens, without padding.
+    """
+
+    name: str
+    tokens: np.ndarray | batches.Shards
+    n_tokens: int
+    n_bytes: int | None
+    segments: np.ndarray | batches.Shards | None = None
+
+    @property
+    def packed(self) -> bool:
+        return self.segments is not None
+
+    def n_windows(self, seq_len: int, order: str, stride: int | None = None) -> int:
+        """How many windows (or packed rows) there are to choose from."""
+        return len(self.tokens) if self.packed else windows.n_windows(len(self.tokens), seq_len, order, stride)
+
+    def starts(self, numbers: np.ndarray, seq_len: int, order: str, stride: int | None = None) -> np.ndarray:
+        """What `gather` takes for these window numbers: first tokens, or the numbers themselves for packed rows."""
+        return numbers if self.packed else windows.starts(numbers, seq_len, order, stride)
+
+    def n_eval_windows(self, seq_len: int) -> int:
+        return len(self.tokens) if self.packed else windows.n_eval_windows(len(self.tokens), seq_len)
+
+    def eval_windows(self, seq_len: int, batch_size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Starts (B,) and target weights (B, T) of an evaluation batch.
+
+        Packed: the weights tell only which rows exist; multiply them by `packing.target_weights`.
+        """
+        if not self.packed:
+            return windows.eval_windows(len(self.tokens), seq_len, batch_size, batch)
+        row = batch * batch_size + np.arange(batch_size, dtype=np.int64)
+        exists_B1 = (row < len(self.tokens))[:, None]
+        return np.minimum(row, len(self.tokens) - 1), np.repeat(exists_B1, seq_len, 1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text made ready: tokens by split, the tokenizer (None for token shards without one), and what was noticed.
+
+    name: which text it really is; fingerprint: sha256 of all that determines the tokens; entropy_floor: nats per token
+    that no honest model can pass, where it is known (the markov source with the char tokenizer).
+    """
+
+    name: str
+    splits: dict[str, Split]
+    tokenizer: tokenizers.Tokenizer | None
+    fingerprint: str
+    notices: tuple[str, ...] = ()
+    entropy_floor: float | None = None
+    packed: bool = False
+
+    def split(self, name: str) -> Split:
+        """A split by name; "validation+test" is the two in this order. Raises UserError when there is none."""
+        if missing := [part for part in name.split("+") if part not in self.splits]:
+            raise UserError(f'{self.name} has no split "{missing[0]}"; it has {", ".join(self.splits)}')
+        parts = [self.splits[part] for part in name.split("+")]
+        if len(parts) == 1:
+            return parts[0]
+        return Split(
+            name,
+            batches.Shards([part.tokens for part in parts]),
+            sum(part.n_tokens for part in parts),
+            None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
+            batches.Shards([part.segments for part in parts]) if self.packed else None,
+        )
+
+
+def problems(corpus: Corpus, seq_len: int, batch_size: int, vocab_size: int) -> list[str]:
+    """All mistakes that only the data can show, each with key, value, why and a suggestion."""
+    found = []
+    known = corpus.tokenizer.vocab_size if corpus.tokenizer else None
+    if known is not None and known > vocab_size:
+        found.append(
+            f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has {known} ids; "
+            "use at least that, or None"
+        )
+    if "train" not in corpus.splits:
+        found.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
+    for split in corpus.splits.values():
+        n = len(split.tokens)
+        if corpus.packed and not n:
+            found.append(f"config.data.packing: the {split.name} split has no document of two tokens; use other splits")
+        elif not corpus.packed and n < seq_len + 1:
+            advice = f"use a seq_len of at most {n - 1}" if n > 1 else "leave that split out (a fraction of 0)"
+            found.append(
+                f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {split.name} split "
+                f"has {n}; {advice}, or choose other config.data.splits"
+            )
+        # Where a tokenizer made the ids they are below its size; ids that came from outside are looked at.
+        elif split.n_bytes is None and (largest := token_shards.largest_id(split.tokens)) >= vocab_size:
+            found.append(
+                f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; "
+                f"use at least {largest + 1}"
+            )
+    return found
