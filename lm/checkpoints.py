@@ -7,6 +7,7 @@ so that neither goes unseen.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import traverse_util
+from jax.experimental import multihost_utils
 
 from lm.errors import UserError
 from lm.runs import to_json
@@ -53,7 +55,11 @@ def _checksum(leaf):
         stride *= leaf.shape[axis]
     factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
     halves = [half for words in _words(leaf) for half in (words & 0xFFFF, words >> 16)]
-    return jnp.stack([jnp.sum(half * factor, dtype=jnp.uint32) for half in halves for factor in factors])
+    products = tuple(half * factor for half in halves for factor in factors)
+    # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as one sum each.
+    zeros = tuple(jnp.uint32(0) for _ in products)
+    sums = jax.lax.reduce(products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim)))
+    return jnp.stack(sums)
 
 
 def _words(leaf) -> list[jax.Array]:
@@ -163,8 +169,10 @@ class Checkpoints:
                 continue
             self._set_aside(broken, candidate)
             return candidate, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves.values()), record["meta"]
+        if not candidates:
+            raise UserError(f"{self._directory} holds no checkpoint")
         raise UserError(
-            f"{self._directory} has no whole checkpoint" + (f" of step {step}" if step is not None else ""),
+            f"{self._directory} has no whole checkpoint" + (f" of step {step}" if step is not None else "") + ":",
             *(f"  step {candidate}: {reason}" for candidate, reason in broken.items()),
         )
 
@@ -172,14 +180,16 @@ class Checkpoints:
         """Rename broken checkpoints, so that their steps can be saved again, once a whole one is found."""
         if not broken:
             return
-        renamed = []
+        notices = []
         for step, reason in broken.items():
-            names = (self._directory / f"{step}.broken-{n}" for n in range(1, 10**6))
+            names = (self._directory / f"{step}.broken-{n}" for n in itertools.count(1))
             target = next(name for name in names if not name.exists())
-            (self._directory / str(step)).rename(target)
-            renamed.append(f"the checkpoint of step {step} is not whole ({reason}; kept as {target.name})")
+            if jax.process_index() == 0:
+                (self._directory / str(step)).rename(target)
+            notices.append(f"the checkpoint of step {step} is not whole ({reason}; kept as {target.name})")
+        multihost_utils.sync_global_devices("broken checkpoints set aside")
         self._manager.reload()
-        self._say("; ".join(renamed) + f"; going back to step {whole}")
+        self._say("; ".join(notices) + f"; going back to step {whole}")
 
     def wait(self) -> None:
         """Return when no checkpoint is being written. Raises UserError if one could not be."""

@@ -7,6 +7,7 @@ evaluation lines have step, split, loss and whatever else was measured on that s
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -127,7 +128,7 @@ def _start_wandb(workdir: Path, arguments: dict):
     # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
     id_file = workdir / "wandb_id.txt"
     if not id_file.exists():
-        write_text(id_file, wandb.util.generate_id())
+        write_text(id_file, secrets.token_hex(4))
     return wandb.init(dir=str(workdir), id=id_file.read_text(encoding="utf-8"), resume="allow", **arguments)
 
 
@@ -214,10 +215,12 @@ def duration(seconds: float) -> str:
 
 def _with_prefix(value: float) -> str:
     """A number with three significant digits and an SI prefix, ready for its unit: "41.2 k"."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:#.3g} {prefix}"
-    return f"{value:.3g} "
+    for factor, prefix in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"), (1e15, "P")):
+        scaled = value / factor
+        if abs(scaled) < 999.5:
+            break
+    digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    return f"{scaled:.{digits}f} {prefix}"
 
 
 def _number(value) -> str:
