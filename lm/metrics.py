@@ -215,12 +215,11 @@ def duration(seconds: float) -> str:
 
 def _with_prefix(value: float) -> str:
     """A number with three significant digits and an SI prefix, ready for its unit: "41.2 k"."""
-    for factor, prefix in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"), (1e15, "P")):
-        scaled = value / factor
-        if abs(scaled) < 999.5:
-            break
-    digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
-    return f"{scaled:.{digits}f} {prefix}"
+    thousands = 0
+    while abs(value) >= 999.5 and thousands < 5:
+        value, thousands = value / 1000, thousands + 1
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {('', 'k', 'M', 'G', 'T', 'P')[thousands]}"
 
 
 def _number(value) -> str:
