@@ -140,7 +140,7 @@ def steps_may_grow(old: int, new: int, optimizer, steps_made: int) -> str | None
     # From here on the schedule ends with the run. Up to the first step of the decay it is the same for both lengths.
     decay_start = optimizer.warmup_steps
     if optimizer.schedule == "wsd":
-        decay_start = math.floor(old * (1 - optimizer.decay_fraction))
+        decay_start = max(decay_start, math.floor(old * (1 - optimizer.decay_fraction)))
     if steps_made <= decay_start:
         return None
     return (
