@@ -1,0 +1,219 @@
+"""The table of parameters: the shape, logical axes and initializer of each path; from it initial values and counts.
+
+One declaration serves the model, the optimizer's masks, the printed table, the FLOP count and later the sharding.
+Axes are named as in lm/layers/__init__.py: D, V, T, H, G, K, F, and N for stacked layers.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from lm.config import ModelConfig
+from lm.layers.feed_forward import default_d_ff
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One declared parameter.
+
+    shape and axes: lengths and one-letter names of its dimensions; for a stacked layer both begin with N.
+    kind: "weight", "embedding", "norm" or "bias": what weight decay and Muon tell apart.
+    n_in: how many of its dimensions a product with it contracts (they come first); 0 where there is no product.
+    init: "normal", "truncated_normal" (cut at 3 std), "zeros" or "ones", with its std.
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    kind: str
+    n_in: int = 0
+    init: str = "zeros"
+    std: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def initializer(self) -> str:
+        return f"{self.init}({self.std:.4g})" if self.std else self.init
+
+
+Table = dict[str, Parameter]  # path -> Parameter
+
+
+def resolve(c: ModelConfig, vocab_size: int, seq_len: int) -> ModelConfig:
+    """The config with everything filled in that may be left open (none)."""
+    return dataclasses.replace(
+        c,
+        vocab_size=c.vocab_size or vocab_size,
+        d_head=c.d_head or c.d_model // c.n_heads,
+        n_kv_heads=c.n_kv_heads or c.n_heads,
+        d_ff=c.d_ff or default_d_ff(c.d_model, c.ffn),
+        max_positions=c.max_positions or seq_len,
+    )
+
+
+def parameter_table(c: ModelConfig) -> Table:
+    """Every parameter of a resolved config, in the order of the computation; allocates nothing."""
+    D, V = c.d_model, c.vocab_size
+    embed_std = c.embed_std or (0.02 if c.init == "gpt2" else 1.0)
+    table = {"embedding": Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)}
+    if c.positions == "learned":
+        table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
+    block = block_table(c)
+    if c.scan_layers:
+        for path, p in block.items():
+            table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
+    else:
+        table |= {f"layers_{i}/{path}": p for i in range(c.n_layers) for path, p in block.items()}
+    if c.norm_placement in ("pre", "sandwich", "parallel"):
+        table |= _under("final_norm", norm_table(c))
+    if not c.tie_embeddings:
+        table["head/w_DV"] = _weight(c, (D, V), "DV", 1)
+        if c.head_bias:
+            table["head/b_V"] = Parameter((V,), "V", "bias")
+    return table
+
+
+def block_table(c: ModelConfig) -> Table:
+    """The parameters of one block, without the layer's number."""
+    norms = {
+        "pre": ("attention_norm", "ffn_norm"),
+        "post": ("attention_norm", "ffn_norm"),
+        "sandwich": ("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm"),
+        "parallel": ("norm",),
+        "none": (),
+    }[c.norm_placement]
+    table = {}
+    for name in norms:
+        table |= _under(name, norm_table(c))
+    return table | _under("attention", attention_table(c)) | _under("ffn", ffn_table(c))
+
+
+def norm_table(c: ModelConfig) -> Table:
+    table = {"scale_D": Parameter((c.d_model,), "D", "norm", init="ones")}
+    if c.norm == "layer" and c.norm_bias:
+        table["bias_D"] = Parameter((c.d_model,), "D", "bias")
+    return table
+
+
+def attention_table(c: ModelConfig) -> Table:
+    D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
+    table = {
+        "w_q_DHK": _weight(c, (D, H, K), "DHK", 1),
+        "w_k_DGK": _weight(c, (D, G, K), "DGK", 1),
+        "w_v_DGK": _weight(c, (D, G, K), "DGK", 1),
+        "w_o_HKD": _weight(c, (H, K, D), "HKD", 2, residual=True),
+    }
+    if c.attn_bias:
+        table["b_q_HK"] = Parameter((H, K), "HK", "bias")
+        table["b_k_GK"] = Parameter((G, K), "GK", "bias")
+        table["b_v_GK"] = Parameter((G, K), "GK", "bias")
+        table["b_o_D"] = Parameter((D,), "D", "bias")
+    if c.qk_norm:
+        table["q_scale_K"] = Parameter((K,), "K", "norm", init="ones")
+        table["k_scale_K"] = Parameter((K,), "K", "norm", init="ones")
+    return table
+
+
+def ffn_table(c: ModelConfig) -> Table:
+    D, F = c.d_model, c.d_ff
+    inputs, output = {"mlp": (("in",), "out"), "glu": (("gate", "up"), "down")}[c.ffn]
+    table = {f"w_{name}_DF": _weight(c, (D, F), "DF", 1) for name in inputs}
+    table[f"w_{output}_FD"] = _weight(c, (F, D), "FD", 1, residual=True)
+    if c.ffn_bias:
+        table |= {f"b_{name}_F": Parameter((F,), "F", "bias") for name in inputs}
+        table[f"b_{output}_D"] = Parameter((D,), "D", "bias")
+    return table
+
+
+def _weight(c: ModelConfig, shape, axes: str, n_in: int, residual: bool = False) -> Parameter:
+    """A weight under the config's initialization; residual: it projects back into the residual stream.
+
+    "glorot": N(0, 2/(d_in + d_out)) cut at 3 sigma (Glorot and Bengio 2010, cut as in Stanford's CS336).
+    "he": N(0, 2/d_in) (He et al. 2015). "gpt2": N(0, 0.02^2), residual ones divided by sqrt(2N) (Radford et al. 2019).
+    """
+    d_in, d_out = math.prod(shape[:n_in]), math.prod(shape[n_in:])
+    if residual and c.zero_init_residual:
+        return Parameter(shape, axes, "weight", n_in)
+    if c.init == "glorot":
+        return Parameter(shape, axes, "weight", n_in, "truncated_normal", math.sqrt(2 / (d_in + d_out)))
+    if c.init == "he":
+        return Parameter(shape, axes, "weight", n_in, "normal", math.sqrt(2 / d_in))
+    std = 0.02 / math.sqrt(2 * c.n_layers) if residual else 0.02
+    return Parameter(shape, axes, "weight", n_in, "normal", std)
+
+
+def _under(prefix: str, table: Table) -> Table:
+    return {f"{prefix}/{path}": parameter for path, parameter in table.items()}
+
+
+def count(table: Table) -> int:
+    """The number of parameters."""
+    return sum(parameter.size for parameter in table.values())
+
+
+def init_params(c: ModelConfig, seed) -> dict:
+    """Initial values as nested dicts. seed: an integer or a traced uint32 scalar.
+
+    The key of a parameter is fold_in(fold_in(seed, hash of its path without the layer's number), layer): its values do
+    not depend on which other parameters exist, on the depth, or on whether the layers are stacked.
+    """
+    root, dtype = jax.random.key(seed), jnp.dtype(c.param_dtype)
+    values = {}
+    for path, p in parameter_table(c).items():
+        name, layer = _without_layer(path)
+        key = jax.random.fold_in(root, _hash32(name))
+        if p.axes.startswith("N"):
+            each = dataclasses.replace(p, shape=p.shape[1:])
+            values[path] = jnp.stack([_draw(jax.random.fold_in(key, i), each) for i in range(p.shape[0])])
+        else:
+            values[path] = _draw(jax.random.fold_in(key, layer), p)
+        values[path] = values[path].astype(dtype)
+    return nest(values)
+
+
+def _draw(key, p: Parameter):
+    if p.init == "normal":
+        return p.std * jax.random.normal(key, p.shape)
+    if p.init == "truncated_normal":
+        return p.std * jax.random.truncated_normal(key, -3, 3, p.shape)
+    return jnp.full(p.shape, {"zeros": 0.0, "ones": 1.0}[p.init])
+
+
+def _without_layer(path: str) -> tuple[str, int]:
+    match = re.match(r"layers_(\d+)/", path)
+    return (f"layers/{path[match.end() :]}", int(match[1])) if match else (path, 0)
+
+
+def _hash32(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+
+
+def nest(flat: dict) -> dict:
+    """{"a/b": x} as {"a": {"b": x}}."""
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def flat(nested: dict) -> dict:
+    """{"a": {"b": x}} as {"a/b": x}."""
+    return traverse_util.flatten_dict(nested, sep="/")
+
+
+def stack_layers(params: dict) -> dict:
+    """Parameters of an unrolled model in the layout of a scanned one: layers_0, layers_1, ... become one stack."""
+    layers = sorted((name for name in params if name.startswith("layers_")), key=lambda name: int(name[7:]))
+    others = {name: value for name, value in params.items() if name not in layers}
+    return others | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in layers))}
+
+
+def unstack_layers(params: dict) -> dict:
+    """Parameters of a scanned model in the layout of an unrolled one."""
+    others = {name: value for name, value in params.items() if name != "layers"}
+    depth = len(jax.tree.leaves(params["layers"])[0])
+    return others | {f"layers_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(depth)}

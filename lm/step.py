@@ -1,0 +1,213 @@
+"""One optimizer step, pure: (state, batch) -> (state, metrics); and its evaluation and inspection.
+
+The config is a static argument: `jax.jit(train_step, static_argnames="config")`. It must be resolved (see
+parameters.resolve). A batch is a dict of arrays:
+
+    tokens    (B, T+1) integers: inputs are [:, :-1], targets [:, 1:]
+    segments  (B, T+1), optional: document numbers of packed rows, 0 for padding
+    weights   (B, T), optional: weights of the targets, 1 if absent
+"""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from lm import model, parameters
+from lm.config import Config
+from lm.data.batches import gather, gather_rows
+from lm.layers import losses
+from lm.optimizers import learning_rate_schedule, make_optimizer
+
+_DROPOUT = 0x64726F70  # sets dropout's keys apart from the initial values', which follow from the same seed
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything that changes in training; the rest is a function of it and the config."""
+
+    step: jax.Array  # int32: steps made; the next batch is that of step number `step`
+    params: dict
+    opt_state: Any
+    seed: jax.Array  # uint32
+    skipped: jax.Array  # int32: updates withheld because they were not finite (on_nonfinite = "skip")
+    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"); no later one is made
+
+
+def optimizer(config: Config) -> optax.GradientTransformation:
+    return make_optimizer(config.optimizer, config.train.steps, parameters.parameter_table(config.model))
+
+
+def init_state(config: Config, seed) -> TrainState:
+    """The state of step 0. seed: an integer or a traced uint32 scalar."""
+    params = parameters.init_params(config.model, seed)
+    counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
+    return TrainState(params=params, opt_state=optimizer(config).init(params), seed=jnp.uint32(seed), **counters)
+
+
+def target_weights(batch: dict):
+    """The weight of each target, float32 (B, T): none in padding, none across the border of two documents."""
+    tokens = batch["tokens"]
+    weights = batch.get("weights", jnp.ones((tokens.shape[0], tokens.shape[1] - 1), jnp.float32))
+    if "segments" in batch:
+        segments = batch["segments"]
+        weights = weights * ((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0))
+    return weights
+
+
+def _positions(segments_BT):
+    """Positions that begin at 0 in each document of a packed row."""
+    index = jnp.arange(segments_BT.shape[1])
+    begins = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
+def _inputs(batch: dict) -> tuple[jax.Array, dict]:
+    """The model's arguments for a batch."""
+    tokens_BT = batch["tokens"][:, :-1]
+    if "segments" not in batch:
+        return tokens_BT, {}
+    segments = batch["segments"][:, :-1]
+    return tokens_BT, {"segments": segments, "positions": _positions(segments)}
+
+
+def loss_sum(params: dict, batch: dict, config: Config, *, dropout_keys_B=None, z_loss: float = 0.0):
+    """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
+    c, chunk = config.model, config.train.loss_chunk
+    tokens_BT, inputs = _inputs(batch)
+    h_BTD = model.hidden(params, c, tokens_BT, dropout_keys_B=dropout_keys_B, **inputs)
+    (w, b), targets, weights = model.head(params, c), batch["tokens"][:, 1:], target_weights(batch)
+    options = {"softcap": c.logit_softcap, "transposed": c.tie_embeddings}
+    if chunk:
+        return losses.chunked_softmax_cross_entropy(
+            h_BTD, w, b, targets, weights, chunk_size=chunk, z_loss=z_loss, **options
+        )
+    return losses.softmax_cross_entropy(losses.head_logits(h_BTD, w, b, **options), targets, weights, z_loss=z_loss)
+
+
+def gradients(state: TrainState, batch: dict, config: Config):
+    """The mean loss of the global batch and its gradients, over `train.accumulation` micro-batches.
+
+    Each micro-batch's sum is divided by the number of targets of the *whole* batch, so that unequal micro-batches weigh
+    as they would in one. Dropout's keys follow the example's number in the whole batch.
+    """
+    t = config.train
+    n_targets = jnp.maximum(jnp.sum(target_weights(batch)), 1)
+    step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
+    keys_B = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(jnp.arange(batch["tokens"].shape[0]))
+
+    def mean_loss(params, micro_batch, keys):
+        keys = keys if config.model.dropout else None
+        return loss_sum(params, micro_batch, config, dropout_keys_B=keys, z_loss=t.z_loss)[0] / n_targets
+
+    if t.accumulation == 1:
+        return jax.value_and_grad(mean_loss)(state.params, batch, keys_B)
+
+    def add(carry, micro):
+        loss, grads = jax.value_and_grad(mean_loss)(state.params, *micro)
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), carry, (loss, grads)), None
+
+    micro = jax.tree.map(lambda a: a.reshape(t.accumulation, -1, *a.shape[1:]), (batch, keys_B))
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), state.params))
+    loss, grads = jax.lax.scan(add, zeros, micro)[0]
+    return loss, jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+
+
+def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
+    """One step. Metrics: loss (nats a token), grad_norm (before clipping), learning_rate, finite.
+
+    An update whose loss or gradients are not finite is not made. With on_nonfinite = "skip" it is counted and training
+    goes on; with "stop" the state stays what it was, step number included, through this and all later calls.
+    """
+    stop = config.train.on_nonfinite == "stop"
+    loss, grads = gradients(state, batch, config)
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    accepted = finite & ~state.halted
+    updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
+    new = (optax.apply_updates(state.params, updates), opt_state)
+    params, opt_state = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, (state.params, state.opt_state))
+    metrics = {
+        "loss": loss,
+        "grad_norm": grad_norm,
+        "learning_rate": jnp.float32(learning_rate_schedule(config.optimizer, config.train.steps)(state.step)),
+        "finite": finite,
+    }
+    return state.replace(
+        step=state.step + (accepted | (not stop)),
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + (~finite & (not stop)),
+        halted=state.halted | (~finite & stop),
+    ), metrics
+
+
+def take_batch(corpus: dict | None, feed: dict, seq_len: int) -> dict:
+    """The batch that `feed` names in the corpus resident on the device, or `feed` itself where there is none.
+
+    corpus: {"tokens": (n,)} with feed {"numbers": (B,) window starts}, or packed {"tokens": (R, T+1), "segments":
+    (R, T+1)} with feed {"numbers": (B,) rows}. What else the feed holds (weights) is passed on.
+    """
+    if corpus is None:
+        return feed
+    rest = {name: value for name, value in feed.items() if name != "numbers"}
+    if "segments" in corpus:
+        tokens, segments = gather_rows(corpus["tokens"], corpus["segments"], feed["numbers"])
+        return {"tokens": tokens, "segments": segments, **rest}
+    return {"tokens": gather(corpus["tokens"], feed["numbers"], seq_len), **rest}
+
+
+def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, config: Config):
+    """The first n_steps of the k steps whose feeds are stacked in `feeds` (k, B, ...); metrics come stacked too (k,).
+
+    n_steps is traced: one compiled program makes any number of steps up to k, and each step the same way.
+    """
+
+    def body(i, carry):
+        state, stacked = carry
+        feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
+        state, metrics = train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), stacked, metrics)
+
+    k = len(jax.tree.leaves(feeds)[0])
+    names = {"loss": jnp.float32, "grad_norm": jnp.float32, "learning_rate": jnp.float32, "finite": jnp.bool_}
+    stacked = {name: jnp.zeros(k, dtype) for name, dtype in names.items()}
+    return jax.lax.fori_loop(0, n_steps, body, (state, stacked))
+
+
+def eval_step(params: dict, corpus: dict | None, feed: dict, config: Config):
+    """(sum of the cross-entropy in nats over the batch's targets, number of targets), without dropout."""
+    return loss_sum(params, take_batch(corpus, feed, config.train.seq_len), config)
+
+
+def inspect(state: TrainState, batch: dict, config: Config) -> dict:
+    """Root mean squares by path: of gradients, parameters and updates of the next step, and of each layer's output."""
+
+    def rms(x, axes=None):
+        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axes))
+
+    def per_path(tree):  # a stack of layers gives one number a layer
+        is_stacked = [path.startswith("layers/") for path in parameters.flat(tree)]
+        leaves = parameters.flat(tree).items()
+        return {
+            path: rms(x, tuple(range(1, x.ndim)) if s else None)
+            for (path, x), s in zip(leaves, is_stacked, strict=True)
+        }
+
+    _, grads = gradients(state, batch, config)
+    updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
+    tokens_BT, inputs = _inputs(batch)
+    _, sown = model.Transformer(config.model).apply(
+        {"params": state.params}, tokens_BT, mutable=["intermediates"], **inputs
+    )
+    activations = {path.rpartition("/")[0]: x for path, (x,) in parameters.flat(sown["intermediates"]).items()}
+    return {
+        "gradients": per_path(grads),
+        "parameters": per_path(state.params),
+        "updates": per_path(updates),
+        "activations": {
+            path: rms(x, tuple(range(1, x.ndim)) if path == "layers" else None) for path, x in activations.items()
+        },
+    }
