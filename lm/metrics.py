@@ -114,7 +114,8 @@ def _start_tensorboard(workdir: Path, last_kept: int):
     folder = workdir / "tensorboard"
     # A purge tells the readers to forget what earlier event files hold from that step on.
     purge = last_kept + 1 if folder.exists() else None
-    return SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
+    # tensorboardX names files by the second: a start within the same one would overwrite the file before it.
+    return SummaryWriter(str(folder), purge_step=purge, flush_secs=30, filename_suffix=f".from-{last_kept + 1:09}")
 
 
 def _start_wandb(workdir: Path, arguments: dict):
