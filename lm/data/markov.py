@@ -1,7 +1,8 @@
 """Synthetic text whose entropy rate is known exactly: the floor that no honest model's loss can pass.
 
 The text is a first-order Markov chain over 16 letters. Its transition probabilities are P_ij = w_ij / 2^16 with whole
-numbers w_ij, so the chain that is sampled is exactly the one that is analysed. The chain rule of entropy gives H(X_1, ..., X_n) / n -> H(X_2 | X_1) = sum_i pi_i H(P_i), with pi = pi P (Cover and Thomas 2006, eq. 4.27).
+numbers w_ij, so the chain that is sampled is exactly the one that is analysed. By the chain rule of entropy
+H(X_1, ..., X_n) / n -> H(X_2 | X_1) = sum_i pi_i H(P_i), with pi = pi P (Cover and Thomas 2006, eq. 4.27).
 By Gibbs' inequality a causal model's expected loss per character is at least that; a lower one means that it saw the
 character which it predicted.
 """

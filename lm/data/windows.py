@@ -13,7 +13,9 @@ _MASK = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
 _C1, _C2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S1, _S2, _S3, _HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
-_ROUNDS = 5  # four are the classical minimum (Luby and Rackoff 1988)
+# An odd multiplier for each Feistel round, from the digits of pi; Luby and Rackoff (1988) need four rounds.
+_PI = (0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1, 0x082EFA98EC4E6C89, 0x452821E638D01377)
+_ROUNDS = tuple(map(np.uint64, _PI))
 
 
 def mix(x):
@@ -39,7 +41,8 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     index: integers in [0, n); key: uint64, broadcastable to index (each element may belong to another permutation).
     A Feistel network on pairs (left, right) in [0, s)^2 with s = ceil(sqrt(n)) permutes [0, s^2); images outside [0, n)
     are permuted again until they fall inside ("cycle walking", Black and Rogaway 2002), which is rare as
-    s^2 - n < 2 sqrt(n) + 1. Exact for n up to 2^62.
+    s^2 - n < 2 sqrt(n) + 1. Exact for n up to 2^62. Every index is equally likely at
+    every place; of a handful of windows some orders are likelier than others.
     """
     side = np.uint64(math.isqrt(n - 1) + 1)
     key = np.broadcast_to(key, index.shape)
@@ -52,10 +55,9 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 def _feistel(x, side, key):
     left, right = np.divmod(x, side)
-    for _ in range(_ROUNDS):
-        key = key + _GOLDEN
-        # Multiply, fold, multiply: the best bits of a product are its high ones, and half of `mix` is enough here.
-        noise = (key + right) * _C1
+    for multiplier in _ROUNDS:
+        # Multiply, fold, multiply, and keep the high bits, which are a product's best.
+        noise = (key + right) * multiplier
         noise = ((noise ^ (noise >> _HALF)) * _C2) >> _HALF
         left, right = right, (left + noise) % side
     return left * side + right
@@ -70,9 +72,9 @@ def n_windows(n_tokens: int, seq_len: int, order: str, stride: int | None = None
 
 
 def window_numbers(
-    seed: int, step: int, batch_size: int, n_windows: int, *, order: str = "crops", shuffle: bool = True
+    seed: int, step, batch_size: int, n_windows: int, *, order: str = "crops", shuffle: bool = True
 ) -> np.ndarray:
-    """The numbers (B,) int64 of the windows that make the global batch of a step.
+    """The numbers (B,) int64 of the windows that make the global batch of a step; (k, B) for an array of k steps.
 
     order "crops": independent uniform draws (the modulo's bias is below n_windows / 2^64).
     order "epochs": row r of step s is window k = s * B + r of the run, which is window k mod n of epoch k // n; each
@@ -81,7 +83,8 @@ def window_numbers(
     """
     if n_windows < 1:
         raise ValueError(f"a batch needs at least one window to choose from, and n_windows is {n_windows}")
-    row = np.arange(batch_size, dtype=np.int64)
+    step = np.asarray(step, np.int64)[..., None]
+    row = np.arange(batch_size)
     if order == "crops":
         return (hash_counters(seed, 0, step, row) % np.uint64(n_windows)).astype(np.int64)
     if order != "epochs":

@@ -1,0 +1,153 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.data import tokenizers
+from lm.errors import UserError
+
+ENGLISH = "To be, or not to be: that's the ques-tion.\n\tWhether 'tis  nobler"
+UTF8 = st.text(st.characters(exclude_categories=["Cs"]))  # every code point but surrogates
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return tokenizers.train_bpe([ENGLISH * 20], 280)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=UTF8)
+def test_byte_round_trips_every_utf8_string(text):
+    tokenizer = tokenizers.ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.tolist() == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=UTF8)
+def test_bpe_round_trips_every_utf8_string(bpe, text):
+    ids = bpe.encode(text)
+    assert bpe.decode(ids) == text
+    assert ids.max(initial=0) < bpe.vocab_size
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters()), st.data())
+def test_char_round_trips_every_string_over_its_alphabet(alphabet, data):
+    tokenizer = tokenizers.CharTokenizer(alphabet)
+    assert tokenizer.vocab_size == len(set(alphabet))
+    text = data.draw(st.text(st.sampled_from(sorted(set(alphabet)))) if alphabet else st.just(""))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=UTF8)
+def test_word_round_trips_every_text_over_its_vocabulary(text):
+    assert "".join(tokenizers.WORD.findall(text)) == text
+    tokenizer = tokenizers.WordTokenizer(tokenizers.WORD.findall(text))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_char_ids_follow_the_code_points():
+    assert tokenizers.CharTokenizer("hello\n").encode("\nhole").tolist() == [0, 2, 4, 3, 1]
+
+
+def test_words_take_the_space_before_them_along():
+    assert tokenizers.WORD.findall(ENGLISH) == (
+        ["To", " be", ",", " or", " not", " to", " be", ":", " that's", " the", " ques-tion", ".", "\n", "\t"]
+        + ["Whether", " ", "'", "tis", " ", " nobler"]
+    )
+
+
+def test_bpe_merges_the_textbook_example():
+    # Wikipedia's "aaabdaaabac": aa, ab and then aaab are merged, which leaves aaab d aaab a c.
+    tokenizer = tokenizers.train_bpe(["aaabdaaabac"], 256 + 3 + 1)
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("aaabdaaabac")] == ["aaab", "d", "aaab", "a", "c"]
+
+
+def test_bpe_is_deterministic_and_of_the_size_asked_for(bpe):
+    assert bpe.vocab_size == 280
+    assert bpe.end_of_text == 279
+    assert tokenizers.train_bpe([ENGLISH * 20], 280).to_json() == bpe.to_json()
+
+
+def test_the_end_of_text_is_never_the_encoding_of_text(bpe):
+    assert bpe.end_of_text not in bpe.encode(f"a{tokenizers.END_OF_TEXT}b")
+    assert bpe.decode([bpe.end_of_text]) == tokenizers.END_OF_TEXT
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "named"),
+    [
+        (tokenizers.CharTokenizer("abc"), "abxcy", "2 characters not in its alphabet of 3: 'x', 'y'"),
+        (tokenizers.CharTokenizer(""), "a", "'a'"),
+        (tokenizers.WordTokenizer(["so", " it"]), "so is it", "1 word not in its vocabulary of 2: ' is'"),
+        (tokenizers.ByteTokenizer(), "a\ud800", r"'\ud800'"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named(tokenizer, text, named):
+    with pytest.raises(UserError) as error:
+        tokenizer.encode(text)
+    assert named in str(error.value)
+
+
+def test_bpe_names_a_lone_surrogate(bpe):
+    with pytest.raises(UserError, match="surrogate"):
+        bpe.encode("a\udc00")
+
+
+def test_unk_stands_for_the_unknown():
+    chars = tokenizers.CharTokenizer("ab", unk=True)
+    assert chars.encode("axb").tolist() == [0, 2, 1]
+    assert chars.decode([0, 2, 1]) == "a<unk>b"
+    words = tokenizers.WordTokenizer(["a", " b"], unk=True)
+    assert words.decode(words.encode("a c b")) == "a<unk> b"
+    assert chars.vocab_size == words.vocab_size == 3
+
+
+def test_bytes_that_are_not_utf8_become_replacement_characters():
+    assert tokenizers.ByteTokenizer().decode([97, 0xC3, 98]) == "a\ufffdb"
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe", "char with unk"])
+def test_a_tokenizer_is_its_json(kind, bpe):
+    made = {
+        "byte": tokenizers.ByteTokenizer(),
+        "char": tokenizers.CharTokenizer(ENGLISH),
+        "word": tokenizers.WordTokenizer(tokenizers.WORD.findall(ENGLISH)),
+        "bpe": bpe,
+        "char with unk": tokenizers.CharTokenizer(ENGLISH, unk=True),
+    }
+    tokenizer = made[kind]
+    loaded = tokenizers.from_json(tokenizer.to_json())
+    assert loaded.vocab_size == tokenizer.vocab_size
+    assert loaded.end_of_text == tokenizer.end_of_text
+    assert loaded.fingerprint == tokenizer.fingerprint
+    np.testing.assert_array_equal(loaded.encode(ENGLISH), tokenizer.encode(ENGLISH))
+    assert loaded.decode(loaded.encode(ENGLISH)) == ENGLISH
+    assert len({made[other].fingerprint for other in made}) == len(made)
+
+
+def test_ids_take_two_bytes_where_they_fit():
+    assert tokenizers.token_dtype(2**16) == np.uint16
+    assert tokenizers.token_dtype(2**16 + 1) == np.uint32
+
+
+def test_hf_loads_a_tokenizer_json_and_tells_when_it_is_lossy(bpe, tmp_path):
+    spec = json.loads(bpe.json)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    exact = tokenizers.make(f"hf:{path}", ())
+    np.testing.assert_array_equal(exact.encode(ENGLISH), bpe.encode(ENGLISH))
+    assert not tokenizers.is_lossy(exact)
+    path.write_text(json.dumps(spec | {"normalizer": {"type": "Lowercase"}}))
+    assert tokenizers.is_lossy(tokenizers.make(f"hf:{path}", ()))
+
+
+@pytest.mark.parametrize("spec", ["bpe:256", "bpe:", "bpe:many", "hf:/no/such/tokenizer.json", "letters"])
+def test_a_bad_spec_is_an_error_that_quotes_it(spec):
+    with pytest.raises(UserError, match=f'config.data.tokenizer: "{spec}"'):
+        tokenizers.make(spec, ["text"])
