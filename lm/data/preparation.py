@@ -109,8 +109,9 @@ def _tokenizer(config, source, cache_dir, notice, say) -> tokenizers.Tokenizer:
             say(f"training the tokenizer {config.tokenizer} on {source.name}")
         splits = source.documents
         everything = config.vocabulary_from == "all" and kind != "bpe"
-        documents = chain.from_iterable(splits.values()) if everything else splits.get("train", ())
-        tokenizer = tokenizers.make(config.tokenizer, _with_newlines(documents), config.unk)
+        known = splits.values() if everything else [splits.get("train", ())]
+        documents = chain.from_iterable(map(_with_newlines, known))
+        tokenizer = tokenizers.make(config.tokenizer, documents, config.unk)
         cache.write_file(path, tokenizer.to_json())
     return tokenizers.from_json(path.read_text(encoding="utf-8"))
 

@@ -155,7 +155,10 @@ def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
         if config.splits is None:
             return records
         ordered = [split for split in SPLITS if split in records] + [split for split in records if split not in SPLITS]
-        return cut(list(chain.from_iterable(records[split] for split in ordered)), config.splits)
+        documents = list(chain.from_iterable(records[split] for split in ordered))
+        if len(documents) == len(records):  # one record a split, as in tiny_shakespeare, is one text cut into splits
+            documents = ["".join(documents)]
+        return cut(documents, config.splits)
 
     return Source(name, digest, read)
 

@@ -56,10 +56,11 @@ def test_char_ids_follow_the_code_points():
 
 
 def test_words_take_the_space_before_them_along():
-    assert tokenizers.WORD.findall(ENGLISH) == (
-        ["To", " be", ",", " or", " not", " to", " be", ":", " that's", " the", " ques-tion", ".", "\n", "\t"]
-        + ["Whether", " ", "'", "tis", " ", " nobler"]
+    first, second = ENGLISH.splitlines()
+    assert tokenizers.WORD.findall(first) == (
+        ["To", " be", ",", " or", " not", " to", " be", ":", " that's", " the", " ques-tion", "."]
     )
+    assert tokenizers.WORD.findall(second) == ["\t", "Whether", " ", "'", "tis", " ", " nobler"]
 
 
 def test_bpe_merges_the_textbook_example():
