@@ -122,6 +122,10 @@ class Checkpoints:
         """The step with the smallest validation loss, None if none has one."""
         return self._best_of(self.steps())
 
+    def best_val_loss(self) -> float | None:
+        """The smallest validation loss of a checkpoint, None if none has one."""
+        return self._val_loss.get(self.best_step())
+
     def _best_of(self, steps) -> int | None:
         scored = [step for step in sorted(steps) if self._val_loss.get(step) is not None]
         return min(scored, key=self._val_loss.__getitem__, default=None)
@@ -340,6 +344,8 @@ def _enumerate(names: list[str], limit: int = 3) -> str:
 
 
 def _first_line(error: BaseException, limit: int = 160) -> str:
+    """The cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
+    error = error.__cause__ or error
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:limit]}"
 
