@@ -196,7 +196,8 @@ class LogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    name: str = key("run", "names the run's directory")
+    name: str = key("run", "names the run's directory", execution=True)
+    notes: str = key("", "a word to whoever ran it, printed at the end", execution=True)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

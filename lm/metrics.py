@@ -70,10 +70,11 @@ class MetricsWriter:
         tensorboard: bool = True,
         wandb: dict | None = None,
     ):
-        workdir = Path(workdir)
+        self.workdir = workdir = Path(workdir)
         last_kept = -1 if resume_step is None else resume_step
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
         cut_back(workdir / "metrics.jsonl", last_kept)
+        self._last = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
         self._file = open(workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         self._tensorboard = _start_tensorboard(workdir, last_kept) if tensorboard else None
 
@@ -81,12 +82,17 @@ class MetricsWriter:
         """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
         self._file.write(to_json(line) + "\n")
         self._file.flush()
+        self._last = [*self.lines_of(line["step"]), line]
         scalars = dict(_scalars(line))
         if self._tensorboard:
             for tag, value in scalars.items():
                 self._tensorboard.add_scalar(tag, value, line["step"])
         if self._wandb:
             self._wandb.log(scalars, step=line["step"])
+
+    def lines_of(self, step: int) -> list[dict]:
+        """The lines of this step, if it is the last that was written, in this process or before it was resumed."""
+        return [line for line in self._last if line["step"] == step]
 
     def fsync(self) -> None:
         """Wait until every line is on the disk. Call it before a checkpoint of the same step is saved."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from lm.config import ModelConfig
+from lm.config import Config, ModelConfig
 from lm.layers.feed_forward import default_d_ff
 
 
@@ -46,16 +46,18 @@ class Parameter:
 Table = dict[str, Parameter]  # path -> Parameter
 
 
-def resolve(c: ModelConfig, vocab_size: int, seq_len: int) -> ModelConfig:
-    """The config with everything filled in that may be left open (none)."""
-    return dataclasses.replace(
+def resolve(config: Config, vocab_size: int) -> Config:
+    """The config with everything in its model section filled in that may be left open (none)."""
+    c = config.model
+    model = dataclasses.replace(
         c,
         vocab_size=c.vocab_size or vocab_size,
         d_head=c.d_head or c.d_model // c.n_heads,
         n_kv_heads=c.n_kv_heads or c.n_heads,
         d_ff=c.d_ff or default_d_ff(c.d_model, c.ffn),
-        max_positions=c.max_positions or seq_len,
+        max_positions=c.max_positions or config.train.seq_len,
     )
+    return dataclasses.replace(config, model=model)
 
 
 def parameter_table(c: ModelConfig) -> Table:

@@ -209,12 +209,17 @@ def check(workdir: str | Path, config, *, resume: bool) -> list[str]:
 class Run:
     """A workdir this process holds the lock of. Created by `start`; `close` gives the lock back."""
 
-    def __init__(self, workdir: Path, lock, notices: list[str]):
-        self.workdir, self.notices, self._lock = workdir, notices, lock
+    def __init__(self, workdir: Path, lock, notices: list[str], experiment: str):
+        self.workdir, self.notices, self._lock, self.experiment_digest = workdir, notices, lock, experiment
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write workdir/name in one step."""
+        (self.workdir / name).parent.mkdir(exist_ok=True)
+        write_text(self.workdir / name, text)
 
     def write_json(self, name: str, value) -> None:
         """Write workdir/name in one step, as strict JSON."""
-        write_text(self.workdir / name, to_json(value, indent=2) + "\n")
+        self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_summary(self, **values) -> None:
         """Write summary.json; the fields of SUMMARY_FIELDS that are not given are null."""
@@ -241,7 +246,7 @@ def start(workdir: str | Path, config, *, resume: bool = False) -> Run:
     lock = _lock(workdir)
     try:
         notices = check(workdir, config, resume=resume)  # again: another process may have come and gone meanwhile
-        run = Run(workdir, lock, notices)
+        run = Run(workdir, lock, notices, experiment_digest(config))
         record = _read_json(workdir / "run.json") or {"starts": []}
         this_start = describe_start() | {"execution_digest": execution_digest(config)}
         if record["starts"]:
@@ -249,7 +254,7 @@ def start(workdir: str | Path, config, *, resume: bool = False) -> Run:
         run.write_json("config.json", dataclasses.asdict(config))
         run.write_json(
             "run.json",
-            {"experiment_digest": experiment_digest(config), "starts": [*record["starts"], this_start]},
+            {"experiment_digest": run.experiment_digest, "starts": [*record["starts"], this_start]},
         )
         return run
     except BaseException:

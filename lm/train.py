@@ -1,0 +1,296 @@
+"""Train a language model: python -m lm.train --config configs/shakespeare.py
+
+This file reads as the story of a run: command line, config, data, workdir, state, loop, end.
+"""
+
+import argparse
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+from lm import runs
+from lm.config import Config, schema
+from lm.config_file import load
+from lm.errors import UserError
+
+EPILOG = """\
+examples:
+  python -m lm.train --config configs/shakespeare.py
+  python -m lm.train --config configs/shakespeare.py --config.model.d_model=256 --config.train.steps=2000
+  python -m lm.train --config configs/shakespeare.py --workdir runs/mine --resume
+
+exit codes: 0 finished; 2 a mistake in what was asked, nothing was changed; 3 the loss or a gradient was not finite;
+130 (Ctrl-C) and 143 (SIGTERM) saved and stopped, --resume goes on.
+
+config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments, overrides = command_line(sys.argv[1:] if argv is None else argv)
+    try:
+        config = load(arguments.config, overrides)
+        if arguments.resume and not arguments.workdir:
+            raise UserError("--resume: say which run to continue with --workdir DIR")
+        return train(config, Path(arguments.workdir or runs.default_workdir(config.name)), resume=arguments.resume)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted before the first step; nothing was trained", file=sys.stderr)
+        return 130
+
+
+def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The parsed arguments, and the overrides ("model.d_model=256") among them; stray arguments are refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.train",
+        description="Train a decoder-only Transformer language model.",
+        epilog=EPILOG + key_list(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, such as configs/shakespeare.py")
+    parser.add_argument("--workdir", metavar="DIR", help="where the run lives (runs/NAME-TIME)")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --workdir, or start it if there is none"
+    )
+    arguments, rest = parser.parse_known_args(argv)
+    overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
+    if stray := [argument for argument in rest if not argument.startswith("--config.")]:
+        parser.exit(
+            2, f"unexpected arguments {' '.join(stray)}; config values are set with --config.SECTION.KEY=VALUE\n"
+        )
+    return arguments, overrides
+
+
+def key_list() -> str:
+    """Every config key with its default and meaning, for --help."""
+    lines = []
+    for name, (_, field) in schema().items():
+        lines.append(f"  {name} = {field.default!r}")
+        words = field.metadata["doc"] + (
+            f" [{' | '.join(field.metadata['choices'])}]" if field.metadata["choices"] else ""
+        )
+        lines.append(textwrap.fill(words, 110, initial_indent=" " * 8, subsequent_indent=" " * 8))
+    return "\n".join(lines)
+
+
+def train(config: Config, workdir: Path, *, resume: bool = False) -> int:
+    """A whole run; returns the exit code. Raises UserError, before anything is written, for what cannot work."""
+    runs.check(workdir, config, resume=resume)
+    jax = start_jax(config)
+    from lm import data, parameters
+    from lm.metrics import Progress
+
+    progress = Progress(config.train.steps, sys.stdout)
+    log_to(progress)
+    corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
+    resolved = check_with_data(config, corpus)
+    with runs.start(workdir, config, resume=resume) as run, jax.disable_jit(config.train.debug):
+        for notice in run.notices:
+            progress.say(notice)
+        if corpus.tokenizer is not None:
+            run.write_text("tokenizer.json", corpus.tokenizer.to_json())
+        progress.say(f"workdir {workdir}  data {corpus.name}  device {jax.devices()[0].device_kind}")
+        progress.say(describe(parameters.parameter_table(resolved.model)))
+        return carry_out(resolved, corpus, run, progress, resume)
+
+
+def start_jax(config: Config):
+    """Import jax with what must be set beforehand; compiled programs are kept in the user's cache directory."""
+    if config.train.deterministic:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    import jax
+
+    from lm.data.cache import user_cache
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(user_cache(config.data.cache_dir) / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return jax
+
+
+def log_to(progress) -> None:
+    """Lines of the logger "lm" (an automatic choice, for example) are shown like all others."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: progress.say(record.getMessage())
+    logger = logging.getLogger("lm")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+
+
+def check_with_data(config: Config, corpus) -> Config:
+    """The second stage of checking: what needs the data and the device. Returns the resolved config."""
+    import jax
+
+    from lm import data, parameters
+    from lm.layers.attention import choose_implementation
+
+    vocab_size = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
+    if vocab_size is None:
+        raise UserError(
+            "config.model.vocab_size: none, but these token shards name no tokenizer; give their vocabulary's size"
+        )
+    resolved = parameters.resolve(config, vocab_size)
+    m, t = resolved.model, resolved.train
+    problems = data.problems(corpus, t.seq_len, t.batch_size, m.vocab_size)
+    if config.eval.every and "validation" not in corpus.splits:
+        problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
+    if config.eval.sample_tokens and corpus.tokenizer:
+        try:
+            corpus.tokenizer.encode(config.eval.sample_prompt)
+        except UserError as error:
+            problems.append(f"config.eval.sample_prompt: {error}")
+    try:
+        choose_implementation(
+            m.attention,
+            platform=jax.default_backend(),
+            dtype=m.compute_dtype,
+            d_head=m.d_head,
+            softcap=m.attn_softcap,
+            window=m.window_pattern[0] or None,
+            segments=corpus.packed,
+            contiguous=not corpus.packed,
+        )
+    except ValueError as error:
+        problems.append(f"config.model.attention: {error}")
+    if problems:
+        raise UserError(*problems)
+    return resolved
+
+
+def describe(table) -> str:
+    """The table of parameters."""
+    from lm.parameters import count
+
+    rows = [("parameter", "shape", "axes", "initializer", "count")]
+    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in table.items()]
+    rows.append(("total", "", "", "", f"{count(table):,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=False)) + row[4].rjust(widths[4] + 2)
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
+    """From the state, new or restored, to the summary; returns the exit code. `config` is resolved."""
+    from lm import checkpoints, metrics
+    from lm.loop import Loop, Signals
+
+    saved = checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)
+    state, meta = first_state(config, corpus, saved, resume)
+    resumed_at = int(state.step) if meta else None
+    if meta:
+        progress.say(f"resuming at step {resumed_at}")
+    wandb = {"project": config.log.wandb_project, "name": config.name} if config.log.wandb else None
+    writer = metrics.MetricsWriter(run.workdir, resume_step=resumed_at, tensorboard=config.log.tensorboard, wandb=wandb)
+    meta = meta or {"data": corpus.name, "data_fingerprint": corpus.fingerprint, "model": vars(config.model)}
+    loop = Loop(config, corpus, state, writer, progress, saved, meta)
+    try:
+        with Signals(progress.say) as signals:
+            progress.say(f"compiled in {loop.compile():.1f} s")
+            status = loop.run(signals)
+            if status == "finished":
+                status = finish(loop, run, signals)
+            else:
+                loop.save(None)
+        if status == "nonfinite":
+            progress.say(f"step {loop.step + 1}: the loss or a gradient is not finite; training stopped")
+            for line in loop.nonfinite_report():
+                progress.say(line)
+            progress.say(f"the last good state is saved: step {loop.step} in {run.workdir / 'checkpoints'}")
+        if status != "finished":
+            write_summary(loop, run, status, {})
+    finally:
+        progress.close()
+        saved.close()
+        writer.close()
+    return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+
+
+def first_state(config: Config, corpus, saved, resume: bool):
+    """The newest whole checkpoint's state and record where there is one to resume, else the state of step 0 and {}."""
+    import functools
+
+    import jax
+
+    from lm.step import init_state
+
+    init = functools.partial(init_state, config)
+    if not (resume and saved.steps()):
+        return jax.jit(init)(config.train.seed), {}
+    _, state, meta = saved.restore(jax.eval_shape(init, config.train.seed))
+    if meta["data_fingerprint"] != corpus.fingerprint:
+        raise UserError(
+            f"--resume: the run trained on {meta['data']}, and what is there now ({corpus.name}) is not the same text "
+            "or not the same tokens; bring back the data, or give another --workdir"
+        )
+    return state, meta
+
+
+def finish(loop, run, signals) -> str:
+    """The end of a run: the final evaluations, the last checkpoint, the sample, the summary."""
+    from lm.sample import sample_text
+
+    config, corpus, lines = loop.config, loop.corpus, {}
+    for name in config.eval.final_splits:
+        if missing := [part for part in name.split("+") if part not in corpus.splits]:
+            loop.progress.say(f"no {missing[0]} split in {corpus.name}: {name} is not scored")
+            continue
+        lines[name] = loop.evaluation(name, signals)
+        if lines[name] is None:
+            loop.save(None)
+            return "interrupted"
+    loop.save(lines["validation"]["loss"] if "validation" in lines else None)
+    if config.eval.sample_tokens and corpus.tokenizer is not None:
+        text = sample_text(
+            loop.state.params,
+            config,
+            corpus.tokenizer,
+            prompt=config.eval.sample_prompt,
+            n_tokens=config.eval.sample_tokens,
+            temperature=config.eval.sample_temperature,
+            seed=config.train.seed,
+        )
+        run.write_text(f"samples/step_{loop.step}.txt", text)
+        loop.progress.say(f"---- a sample ----\n{text.strip()}\n-----------------")
+    loop.checkpoints.wait()
+    write_summary(loop, run, "finished", lines)
+    loop.progress.say(f"more text: python -m lm.sample --workdir {run.workdir}")
+    if config.notes:
+        loop.progress.say(config.notes)
+    return "finished"
+
+
+def write_summary(loop, run, status: str, lines: dict) -> None:
+    """summary.json; the losses are those of the final evaluations, by split."""
+    from lm.parameters import count, parameter_table
+
+    t = loop.config.train
+    losses = {name: line["loss"] for name, line in lines.items()}
+    run.write_summary(
+        status=status,
+        steps=loop.step,
+        tokens=loop.step * t.batch_size * t.seq_len,
+        n_params=count(parameter_table(loop.config.model)),
+        val_loss=losses.get("validation"),
+        test_loss=losses.get("test"),
+        losses=losses,
+        val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
+        wall_seconds=round(loop.wall_seconds(), 1),
+        skipped=int(loop.state.skipped),
+        data=loop.corpus.name,
+        data_notices=list(loop.corpus.notices),
+        entropy_floor=loop.corpus.entropy_floor,
+        config_digest=run.experiment_digest,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
