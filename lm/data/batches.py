@@ -10,11 +10,12 @@ import numpy as np
 class Shards:
     """Several arrays joined along their first axis without copying: just enough of an array for `gather`.
 
-    It can be indexed with integers, integer arrays and slices of step 1; np.asarray copies it into memory.
+    It can be indexed with integers from 0 up, arrays of them, and slices of step 1; np.asarray copies it into memory.
     """
 
     def __init__(self, parts: Sequence[np.ndarray]):
-        self.parts = [part for part in parts if len(part)] or list(parts[:1])
+        # As plain arrays, because np.memmap is slow to index; the file stays mapped.
+        self.parts = [np.asarray(part) for part in parts if len(part)] or [np.asarray(parts[0])]
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.dtype = np.result_type(*self.parts)
         self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
@@ -30,14 +31,17 @@ class Shards:
             start, stop, step = index.indices(len(self))
             index = np.arange(start, max(start, stop), step)
         index = np.asarray(index)
-        index = np.where(index < 0, index + len(self), index)
-        if index.size and (index.min() < 0 or index.max() >= len(self)):
-            raise IndexError(f"index out of range for {len(self)} rows")
-        shard = np.searchsorted(self.ends, index, side="right")
         out = np.empty(index.shape + self.shape[1:], self.dtype)
-        for s in np.unique(shard):
-            here = shard == s
-            out[here] = self.parts[s][index[here] - (self.ends[s] - len(self.parts[s]))]
+        if index.ndim > 1:  # row by row, because a window lies in one shard or two
+            for i, row in enumerate(index):
+                out[i] = self[row]
+        elif index.size:
+            if index.min() < 0 or index.max() >= len(self):
+                raise IndexError(f"an index outside [0, {len(self)})")
+            first, last = np.searchsorted(self.ends, [index.min(), index.max()], side="right")
+            for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1], strict=True):
+                here = ... if first == last else (index < end) & (index >= end - len(part))
+                out[here] = part[index[here] - (end - len(part))]
         return out
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:

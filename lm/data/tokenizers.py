@@ -73,8 +73,11 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, chars: str, unk: bool = False):
         self.chars, self.unk = "".join(sorted(set(chars))), unk
-        self.code_points = np.array([ord(c) for c in self.chars], np.uint32)
         self.vocab_size = len(self.chars) + unk
+        code_points = [ord(c) for c in self.chars]
+        # The id of each code point up to the alphabet's last, and one more entry for all beyond it.
+        self.table = np.full(max(code_points, default=-1) + 2, len(self.chars), np.uint32)
+        self.table[code_points] = np.arange(len(self.chars))
         self.pieces = np.array([*self.chars, *([UNK] if unk else [])], object)
 
     def state(self):
@@ -82,11 +85,11 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        ids = np.searchsorted(self.code_points, points)
-        known = np.take(self.code_points, ids, mode="clip") == points if self.chars else np.zeros(len(ids), bool)
-        if not known.all() and not self.unk:
-            _unknown("character", sorted({chr(p) for p in points[~known]}), "alphabet", len(self.chars))
-        return np.where(known, ids, len(self.chars)).astype(self.dtype)
+        ids = self.table[np.minimum(points, len(self.table) - 1)]
+        unknown = ids == len(self.chars)
+        if unknown.any() and not self.unk:
+            _unknown("character", sorted({chr(p) for p in points[unknown]}), "alphabet", len(self.chars))
+        return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
         return "".join(self.pieces[np.asarray(ids, np.int64)].tolist())

@@ -65,11 +65,12 @@ def test_shards_index_like_their_concatenation(lengths, data):
     start, stop = data.draw(st.integers(-8, 35)), data.draw(st.integers(-8, 35))
     np.testing.assert_array_equal(shards[start:stop], whole[start:stop])
     if len(whole):
-        index = np.array(data.draw(st.lists(st.integers(-len(whole), len(whole) - 1), max_size=8)), np.int64)
+        index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8)), np.int64)
         np.testing.assert_array_equal(shards[index], whole[index])
         assert shards[index].dtype == np.uint32
-    with pytest.raises(IndexError):
-        shards[len(whole)]
+    for outside in (-1, len(whole)):
+        with pytest.raises(IndexError):
+            shards[outside]
 
 
 def test_prefetch_keeps_the_order_and_works_on_one_other_thread():

@@ -117,17 +117,17 @@ def write_folder(root):
 
 def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
-    chars = quiet(config(source=source, splits=(1.0,)))
+    chars = quiet(config(source=source, splits=(1.0, 0.0, 0.0)))
     assert chars.tokenizer.decode(chars.splits["train"].tokens) == "one \ntwo \nthree "
     assert chars.splits["train"].n_bytes == 16
-    bpe = quiet(config(source=source, splits=(1.0,), tokenizer="bpe:260"))
+    bpe = quiet(config(source=source, splits=(1.0, 0.0, 0.0), tokenizer="bpe:260"))
     assert bpe.tokenizer.decode(bpe.splits["train"].tokens) == "one <|endoftext|>two <|endoftext|>three "
     assert bpe.splits["train"].n_bytes == 14
 
 
 def test_packed_documents_are_the_files(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
-    corpus = quiet(config(source=source, splits=(1.0,), packing="documents"), seq_len=9)
+    corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), packing="documents"), seq_len=9)
     split = corpus.split("train")
     assert corpus.packed
     assert split.packed

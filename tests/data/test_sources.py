@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: read where it is prepared, downloaded (here from 127.0.0.1) where it is not, or replaced, loudly."""
+"""Tiny Shakespeare: read where it is prepared, downloaded (here from 127.0.0.1) where it is not, or loudly replaced."""
 
 import hashlib
 import http.server
@@ -88,7 +88,7 @@ def test_the_directory_is_found_through_the_environment(config, monkeypatch):
 
 @needs_shared
 def test_splits_given_in_the_config_cut_the_joined_splits_anew(config):
-    corpus = quiet(config(data_dir=str(SHARED / "tfds"), splits=(0.7, 0.3), tokenizer="byte"))
+    corpus = quiet(config(data_dir=str(SHARED / "tfds"), splits=(0.7, 0.3, 0.0), tokenizer="byte"))
     whole = (SHARED / "tiny_shakespeare" / "input.txt").read_text()
     assert text_of(corpus, "train") + text_of(corpus, "validation") == whole
     assert corpus.splits["train"].n_tokens == int(0.7 * 1_115_394)
