@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.layers.feed_forward import ACTIVATIONS, default_d_ff, geglu, gelu, glu, mlp, swiglu
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
+B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_tanh"])
+def test_activations_equal_torch(name, torch_answers):
+    a = torch_answers["activations"]
+    out = np.asarray(jax.jit(ACTIVATIONS[name])(np.float32(a["x"])))
+    # The tanh form takes 1 + tanh, which for large negative x leaves the rounding of numbers near 1, times x / 2.
+    assert np.all(np.abs(out - a[name]) <= 1e-6 * np.abs(a[name]) + 2.0**-23 * np.abs(a["x"]))
+
+
+def test_gelu_is_the_exact_form_by_default():
+    x = jnp.linspace(-4, 4, 33)
+    np.testing.assert_array_equal(ACTIVATIONS["gelu"](x), gelu(x))
+    assert np.abs(gelu(x) - gelu(x, approximate=True)).max() > 1e-4
+
+
+def test_relu_squared():
+    np.testing.assert_array_equal(ACTIVATIONS["relu_squared"](jnp.array([-3.0, 0, 0.5, 3])), [0, 0, 0.25, 9])
+
+
+def test_mlp_equals_numpy():
+    expected = np.maximum(X.astype(np.float64) @ W_IN + B_IN, 0) @ W_OUT + B_OUT
+    np.testing.assert_allclose(
+        mlp(X, W_IN, W_OUT, activation="relu", b_in=B_IN, b_out=B_OUT), expected, rtol=1e-5, atol=1e-5
+    )
+    without = np.maximum(X.astype(np.float64) @ W_IN, 0) @ W_OUT
+    np.testing.assert_allclose(mlp(X, W_IN, W_OUT, activation="relu"), without, rtol=1e-5, atol=1e-5)
+
+
+def test_glu_equals_numpy_and_swiglu_and_geglu_are_glus():
+    x = X.astype(np.float64)
+    gate, up = x @ W_IN + B_IN, x @ W_UP + B_UP
+    expected = (gate / (1 + np.exp(-gate)) * up) @ W_OUT + B_OUT
+    biases = dict(b_gate=B_IN, b_up=B_UP, b_down=B_OUT)
+    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="silu", **biases), expected, rtol=1e-5, atol=1e-5)
+    gate, up = x @ W_IN, x @ W_UP
+    expected = (gate / (1 + np.exp(-gate)) * up) @ W_OUT
+    np.testing.assert_allclose(swiglu(X, W_IN, W_UP, W_OUT), expected, rtol=1e-5, atol=1e-5)
+    exact = (np.asarray(gelu(jnp.float32(gate))) * up) @ W_OUT
+    np.testing.assert_allclose(geglu(X, W_IN, W_UP, W_OUT), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_activation_may_be_a_function_and_an_unknown_name_is_an_error():
+    identity = mlp(X, W_IN, W_OUT, activation=lambda x: x)
+    np.testing.assert_allclose(identity, X.astype(np.float64) @ W_IN @ W_OUT, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="'selu'; expected one of relu, silu"):
+        mlp(X, W_IN, W_OUT, activation="selu")
+
+
+def test_result_has_the_dtype_of_the_input_and_gradients_that_of_the_weights():
+    x = jnp.asarray(X, jnp.bfloat16)
+
+    def f(x, w_gate, w_up, w_down, b_up):
+        return glu(x, w_gate, w_up, w_down, activation="silu", b_up=b_up)
+
+    y, vjp = jax.vjp(f, x, W_IN, W_UP, W_OUT, B_UP)
+    assert y.dtype == jnp.bfloat16
+    assert [g.dtype for g in jax.eval_shape(vjp, y)] == [jnp.bfloat16] + 4 * [jnp.float32]
+
+
+@pytest.mark.parametrize(
+    ("d_model", "kind", "d_ff"),
+    # 1344: CS336. 2048: 8/3 of 768 exactly. 170.67 rounds down, 4096 * 8 / 3 = 10922.67 = 170.67 * 64 up.
+    [
+        (512, "glu", 1344),
+        (768, "glu", 2048),
+        (4096, "glu", 10944),
+        (64, "glu", 192),
+        (8, "glu", 64),
+        (512, "mlp", 2048),
+    ],
+)
+def test_default_widths(d_model, kind, d_ff):
+    assert default_d_ff(d_model, kind) == d_ff
+
+
+def test_default_width_is_the_nearest_multiple_of_64():
+    for d_model in range(24, 600):
+        assert abs(default_d_ff(d_model, "glu") - 8 / 3 * d_model) <= 32
+    with pytest.raises(ValueError, match="expected 'mlp' or 'glu'"):
+        default_d_ff(64, "swiglu")

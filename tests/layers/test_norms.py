@@ -1,0 +1,222 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.layers.norms import LAYER_NORMS, layer_norm, rms_norm
+
+EXACT = ("two_pass", "welford", "chan")
+EPS = 1e-5
+UNIT = 2.0**-24  # half the spacing of float32 numbers around 1
+
+jit_layer_norm = jax.jit(layer_norm, static_argnames=("eps", "algorithm", "ddof", "block_size"))
+jit_rms_norm = jax.jit(rms_norm, static_argnames="eps")
+
+
+def norm(x, scale=None, bias=None, **options):
+    return np.asarray(jit_layer_norm(x, scale, bias, **options), np.float64)
+
+
+def value_and_pullback(f, x, g=None):
+    """f(x), and the gradient of sum(g f(x)), g being f(x) where it is not given."""
+
+    def both(x, g):
+        y, vjp = jax.vjp(f, x)
+        return y, vjp(y if g is None else g)[0]
+
+    y, dx = jax.jit(both)(x, g)
+    return np.asarray(y), np.asarray(dx)
+
+
+def running_mean_variance(x):
+    """The biased one-pass formula, feature by feature as people write it."""
+    mean, total = np.zeros(x.shape[:-1]), np.zeros(x.shape[:-1])
+    for i in range(x.shape[-1]):
+        mean = mean + (x[..., i] - mean) / (i + 1)
+        total = total + (x[..., i] - mean) ** 2
+    return total[..., None] / (x.shape[-1] - 1)
+
+
+def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0, eps=EPS):
+    x = np.asarray(x, np.float64)
+    exact = algorithm != "running_mean"
+    var = x.var(-1, ddof=ddof, keepdims=True) if exact else running_mean_variance(x)
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(var + eps) * scale + bias
+
+
+def rounding(x, y, eps=EPS):
+    """What float32 may cost: the mean is off by up to log2(n) roundings of a pairwise sum of numbers as large as x, the
+    result by a few of its own."""
+    x = np.asarray(x, np.float64)
+    sigma = np.sqrt(x.var(-1, keepdims=True) + eps)
+    largest = np.abs(x).max(-1, keepdims=True)
+    return (2 + np.log2(x.shape[-1])) * UNIT * (1 + np.abs(y) + largest / sigma)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 63, 64, 100, 768, 4096])
+@pytest.mark.parametrize("algorithm", LAYER_NORMS)
+def test_equals_float64_at_all_widths_and_offsets(algorithm, width):
+    if (algorithm, width) == ("running_mean", 1):
+        width = 5  # it divides by n - 1: see test_mistakes_are_named
+    for offset in (0, -1, 100, 1e4):
+        x = normal(16, width) + np.float32(offset)
+        y = reference(x, algorithm=algorithm)
+        assert np.all(np.abs(norm(x, algorithm=algorithm) - y) <= rounding(x, y)), offset
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 7, 50, 99, 1000])
+@pytest.mark.parametrize("algorithm", ["welford", "chan", "running_mean"])
+def test_any_block_size_gives_the_same(algorithm, block_size):
+    x = normal(8, 100) + 10
+    y = reference(x, algorithm=algorithm)
+    out = norm(x, algorithm=algorithm, block_size=block_size)
+    assert np.all(np.abs(out - y) <= rounding(x, y))
+
+
+@pytest.mark.parametrize("algorithm", LAYER_NORMS)
+def test_only_running_mean_depends_on_the_order_of_features(algorithm):
+    x, order = normal(8, 100), np.random.default_rng(1).permutation(100)
+    y, permuted = (norm(a, algorithm=algorithm) for a in (x, x[:, order]))
+    difference = np.abs(permuted - y[:, order])
+    if algorithm == "running_mean":
+        assert difference.max() > 0.01
+    else:
+        assert np.all(difference <= 2 * rounding(x, y)[:, order])
+
+
+@pytest.mark.parametrize("algorithm", LAYER_NORMS)
+def test_constant_rows_give_the_bias_and_a_finite_gradient(algorithm):
+    x = np.repeat(np.float32([[0], [1], [-1 / 3], [1234.5]]), 100, axis=1)
+    scale, bias = np.full(100, 2, np.float32), np.arange(100, dtype=np.float32)
+    g = normal(*x.shape)
+    y, dx = value_and_pullback(lambda x: layer_norm(x, scale, bias, algorithm=algorithm), x, g)
+    zero = np.zeros_like(x)
+    assert np.all(np.abs(y - bias) <= 2 * rounding(x, zero) + 2 * UNIT * bias)
+    assert np.all(np.isfinite(dx))
+
+
+def test_an_outlier_as_first_feature_costs_no_accuracy():
+    x = normal(8, 768)
+    x[:, 0] = 1e4
+    for algorithm in ("welford", "running_mean"):
+        y = reference(x, algorithm=algorithm)
+        assert np.all(np.abs(norm(x, algorithm=algorithm) - y) <= rounding(x, y))
+
+
+def test_bias_of_the_running_mean_variance_is_as_derived():
+    n, rows = 32, 20000
+    x = normal(rows, n)
+    y = norm(x, algorithm="running_mean", eps=0.0)
+    var = n * x.astype(np.float64).var(-1) / np.square(y).sum(-1)  # what y was divided by
+    standard_error = var.std() / np.sqrt(rows)
+    expected = (n - np.sum(1 / np.arange(1, n + 1))) / (n - 1)
+    assert abs(var.mean() - expected) < 4 * standard_error
+    assert abs(1 - expected) > 20 * standard_error  # so the line above would notice an unbiased variance
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ddof"), [("two_pass", 0), ("welford", 0), ("chan", 0), ("chan", 1), ("running_mean", 0)]
+)
+def test_gradients_equal_finite_differences(algorithm, ddof, finite_difference):
+    x, scale, bias, weights = 2 + normal(2, 3, 7), 1 + normal(7, seed=1) / 4, normal(7, seed=2), normal(2, 3, 7, seed=3)
+
+    def loss64(*args):
+        return np.sum(weights * reference(*args, algorithm=algorithm, ddof=ddof) ** 2)
+
+    def loss(*args):
+        return jnp.sum(weights * layer_norm(*args, algorithm=algorithm, ddof=ddof, block_size=3) ** 2)
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(x, scale, bias)
+    for g, expected in zip(gradients, finite_difference(loss64, x, scale, bias), strict=True):
+        np.testing.assert_allclose(g, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_exact_algorithms_share_their_gradient_also_at_an_offset():
+    x, g = 100 + normal(4, 200), normal(4, 200, seed=1)
+    _, expected = value_and_pullback(lambda x: layer_norm(x, None, None), x - 100, g)
+    for algorithm in EXACT:
+        _, dx = value_and_pullback(lambda x, a=algorithm: layer_norm(x, None, None, algorithm=a), x, g)
+        # y is off by the rounding of the mean, 100 * UNIT or so, and x - 100 by that of x.
+        np.testing.assert_allclose(dx, expected, atol=20 * 100 * UNIT)
+
+
+def test_ddof_is_that_of_numpy():
+    x = normal(4, 10)
+    for algorithm in EXACT:
+        for ddof in (1, 9):
+            y = reference(x, ddof=ddof)
+            assert np.all(np.abs(norm(x, algorithm=algorithm, ddof=ddof) - y) <= rounding(x, y))
+
+
+def test_equals_torch(torch_answers):
+    a = torch_answers["norms"]
+    x, scale, bias = (np.float32(a[k]) for k in ("x", "scale", "bias"))
+    np.testing.assert_allclose(jit_rms_norm(x, scale), a["rms_norm"], rtol=1e-6, atol=1e-6)
+    for algorithm in EXACT:
+        g = 3 * np.float32(a["layer_norm"]) ** 2
+        y, dx = value_and_pullback(lambda x, b=algorithm: layer_norm(x, scale, bias, algorithm=b), x, g)
+        np.testing.assert_allclose(y, a["layer_norm"], rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(dx, a["layer_norm_d_x"], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", ["rms_norm", *LAYER_NORMS])
+def test_16_bit_inputs_have_float32_statistics_and_a_16_bit_result(name, dtype):
+    # At 300 the squares overflow float16; at 4096 features 16-bit sums would be off in the first digit.
+    x = jnp.asarray(normal(4, 4096) + 300, dtype)
+    x64 = np.asarray(x, np.float64)
+    scale = 1 + normal(4096, seed=1) / 8
+    if name == "rms_norm":
+        out, dx = value_and_pullback(lambda x: rms_norm(x, scale), x)
+        y = x64 / np.sqrt(np.mean(x64**2, -1, keepdims=True) + EPS) * scale
+    else:
+        out, dx = value_and_pullback(lambda x: layer_norm(x, scale, None, algorithm=name), x)
+        y = reference(x64, scale, algorithm=name)
+    assert out.dtype == dtype
+    assert dx.dtype == dtype
+    half_a_step = jnp.finfo(dtype).eps / 2
+    assert np.all(np.abs(np.asarray(out, np.float64) - y) <= half_a_step * np.abs(y) + 2 * rounding(x64, y))
+
+
+def test_rms_norm_has_eps_inside_the_root_and_a_right_gradient(finite_difference):
+    x, scale = 0.01 * normal(3, 5), 1 + normal(5, seed=1) / 4  # small, so that eps counts
+
+    def reference64(x, scale):
+        return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-4) * scale
+
+    np.testing.assert_allclose(jit_rms_norm(x, scale, eps=1e-4), reference64(x, scale), rtol=1e-6)
+    weights = normal(3, 5, seed=2)
+    gradients = jax.jit(jax.grad(lambda x, s: jnp.sum(weights * rms_norm(x, s, eps=1e-4)), (0, 1)))(x, scale)
+    expected = finite_difference(lambda x, s: np.sum(weights * reference64(x, s)), x, scale, step=1e-6)
+    for g, e in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(jit_rms_norm(x, None), jit_rms_norm(x, np.ones(5, np.float32)))
+
+
+@pytest.mark.parametrize("algorithm", LAYER_NORMS)
+def test_scale_and_bias_may_be_absent_and_leading_axes_any(algorithm):
+    x = normal(2, 3, 4, 10)
+    y = norm(x, algorithm=algorithm)
+    np.testing.assert_array_equal(y, norm(x, np.ones(10, np.float32), np.zeros(10, np.float32), algorithm=algorithm))
+    np.testing.assert_allclose(y[1, 2], norm(x[1, 2], algorithm=algorithm), rtol=1e-6, atol=1e-6)
+    assert norm(x[0, 0, 0], algorithm=algorithm).shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("width", "options", "message"),
+    [
+        (4, {"algorithm": "naive"}, "'naive'; expected one of two_pass, welford, chan, running_mean"),
+        (4, {"ddof": 4}, "ddof is 4 at width 4"),
+        (4, {"ddof": -1}, "ddof is -1"),
+        (4, {"algorithm": "running_mean", "ddof": 1}, "leave it at 0"),
+        (1, {"algorithm": "running_mean"}, "width of at least 2"),
+        (4, {"block_size": 0}, "at least 1"),
+    ],
+)
+def test_mistakes_are_named(width, options, message):
+    with pytest.raises(ValueError, match=message):
+        layer_norm(jnp.ones((2, width)), None, None, **options)
