@@ -7,6 +7,7 @@ This module imports no jax: a misspelled key must not cost two seconds.
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from typing import Any
@@ -219,9 +220,18 @@ def schema() -> dict[str, tuple[Any, dataclasses.Field]]:
     return leaves
 
 
+class _Sections(ml_collections.ConfigDict):
+    """A ConfigDict in which a misspelled section comes into being, so that `check` reports it with all else."""
+
+    def __getattr__(self, name):
+        if name not in self and not name.startswith("_"):
+            self[name] = ml_collections.ConfigDict(type_safe=False)
+        return super().__getattr__(name)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The schema's defaults, for a config file to change. Its keys are checked later, all at once."""
-    return ml_collections.ConfigDict(to_dict(Config()), type_safe=False)
+    return _Sections(to_dict(Config()), type_safe=False)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -268,6 +278,8 @@ def suggestion(name: str) -> str:
     leaves = schema()
     section, _, leaf = name.rpartition(".")
     sections = sorted({n.rpartition(".")[0] for n in leaves})
+    if name in sections:
+        return f"key; {name} is a section, set its keys one by one"
     if section not in sections:
         near = difflib.get_close_matches(section, [s for s in sections if s], n=1, cutoff=0.5)
         return f"section {section!r}; " + (
@@ -287,14 +299,18 @@ def _checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         return None
     kind = members[0]
     if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple) or not value:
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{value!r} is not a tuple; write it as (1, 2)")
+        if not value:
+            raise ValueError("() is empty; give at least one value")
         return tuple(_checked(item, typing.get_args(kind)[0], field) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         optional = " or none" if types.NoneType in members else ""
         raise ValueError(f"{value!r} is not {_article(kind.__name__)}{optional}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
     limits = field.metadata
     if limits["choices"] and value not in limits["choices"]:
         near = difflib.get_close_matches(value, limits["choices"], n=1)
@@ -320,7 +336,10 @@ def _has_form(value: str, form: str) -> bool:
     name, colon, argument = form.partition(":")
     given, given_colon, rest = value.partition(":")
     return (
-        given == name and given_colon == colon and bool(rest) == bool(colon) and (argument != "SIZE" or rest.isdigit())
+        given == name
+        and given_colon == colon
+        and bool(rest) == bool(colon)
+        and (argument != "SIZE" or rest.isdecimal())
     )
 
 

@@ -18,7 +18,11 @@ from lm.errors import UserError
 
 def load(path: str, overrides: list[str]) -> Config:
     """The config of file `path` with `overrides` (each "model.d_model=256"); raises UserError with every mistake."""
-    flat, problems, leaves = flatten(_get_config(path)), {}, schema()
+    flat, problems, leaves = {}, {}, schema()
+    try:
+        flat = flatten(_get_config(path))
+    except UserError as error:
+        problems["--config"] = str(error)
     for override in overrides:
         name, equals, text = override.partition("=")
         if name not in leaves:
@@ -29,7 +33,7 @@ def load(path: str, overrides: list[str]) -> Config:
             flat[name] = _parsed(text, leaves[name][0])
     config, unfit = check(flat)
     problems |= unfit
-    contradictions = [text for keys, text in _contradictions(config) if not problems.keys() & set(keys)]
+    contradictions = [text for keys, text in _contradictions(config) if not problems.keys() & {"--config", *keys}]
     if problems or contradictions:
         raise UserError(*problems.values(), *contradictions)
     return config
@@ -63,7 +67,8 @@ def _parsed(text: str, type_: Any) -> Any:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        value = tuple(text.split(",")) if typing.get_origin(kind) is tuple else text
+        words = [word.strip() for word in text.strip("()").split(",")]
+        value = tuple(word for word in words if word) if typing.get_origin(kind) is tuple else text
     return (value,) if typing.get_origin(kind) is tuple and isinstance(value, int | float | str) else value
 
 
@@ -111,16 +116,32 @@ def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
             ("model.d_model", "model.norm_ddof"),
             f"config.model.norm_ddof: {m.norm_ddof} leaves nothing to divide by at d_model = {m.d_model}; use 0",
         )
+    if m.norm == "layer" and m.norm_algorithm == "running_mean" and m.norm_placement != "none" and m.d_model == 1:
+        yield (
+            ("model.norm", "model.norm_algorithm", "model.norm_placement", "model.d_model"),
+            "config.model.norm_algorithm: running_mean divides by d_model - 1, which is 0; use two_pass",
+        )
     if m.tie_embeddings and m.head_bias:
         yield (
             ("model.tie_embeddings", "model.head_bias"),
             "config.model.head_bias: true, but a tied head is the embedding table alone; use false",
         )
-    if m.scan_layers and m.n_layers % len(m.window_pattern):
+    if m.attention in ("xla", "cudnn") and m.attn_softcap is not None:
         yield (
-            ("model.scan_layers", "model.n_layers", "model.window_pattern"),
-            f"config.model.window_pattern: its length {len(m.window_pattern)} does not divide n_layers = {m.n_layers}; "
-            "a scanned model repeats it evenly",
+            ("model.attention", "model.attn_softcap"),
+            f"config.model.attention: {m.attention} has no softcap, and attn_softcap is {m.attn_softcap}; "
+            "use auto or einsum",
+        )
+    if m.attention == "cudnn" and m.compute_dtype != "bfloat16":
+        yield (
+            ("model.attention", "model.compute_dtype"),
+            f"config.model.attention: cudnn needs compute_dtype = bfloat16, which is {m.compute_dtype}; use auto",
+        )
+    if m.attention == "cudnn" and m.scan_layers and len({*(m.window_pattern * m.n_layers)[: m.n_layers]}) > 1:
+        yield (
+            ("model.attention", "model.scan_layers", "model.window_pattern", "model.n_layers"),
+            f"config.model.attention: cudnn needs one window for all scanned layers, and window_pattern is "
+            f"{m.window_pattern}; use auto, or scan_layers = false",
         )
     if m.positions == "learned" and m.max_positions is not None and m.max_positions < t.seq_len:
         yield (
@@ -167,6 +188,18 @@ def _data_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]
         yield (
             ("data.stride", "data.order"),
             f"config.data.stride: {d.stride} has no meaning for order = crops; use order = epochs",
+        )
+    kind, _, size = d.tokenizer.partition(":")
+    if kind == "bpe" and int(size) < 257:
+        yield (
+            ("data.tokenizer",),
+            f"config.data.tokenizer: {d.tokenizer} is too small for 256 bytes and the end of text; use bpe:257 or more",
+        )
+    if config.eval.sample_tokens and not config.eval.sample_prompt:
+        yield (
+            ("eval.sample_tokens", "eval.sample_prompt"),
+            "config.eval.sample_prompt: it is empty, and a sample continues at least one token; give a prompt, or use "
+            "sample_tokens = 0",
         )
     if t.batch_size % t.accumulation:
         yield (
