@@ -1,5 +1,6 @@
 """The training loop: steps in dispatches, and between them metrics, evaluations, checkpoints and signals."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -16,11 +17,12 @@ from lm.data import Corpus
 from lm.data.batches import prefetch
 from lm.evaluation import evaluate
 from lm.feeds import to_device, train_feed
+from lm.optimizers import learning_rate_schedule
 from lm.step import TrainState, inspect, take_batch, train_steps
 
 
 class Signals:
-    """Notes SIGTERM and Ctrl-C while the loop runs, so that it can save and end; a second Ctrl-C ends it at once."""
+    """Notes SIGTERM or Ctrl-C while a run goes on, so that it can save and end; a second Ctrl-C ends it at once."""
 
     def __init__(self, say):
         self.received, self._say, self._before = None, say, {}
@@ -35,11 +37,14 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number, _frame) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            os._exit(128 + number)
-        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        if self.received is not None:
+            if number == signal.SIGINT:
+                os._exit(128 + number)
+            return
         self.received = number
-        self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")
+        again = "; press Ctrl-C to stop at once" if number == signal.SIGTERM else "; press Ctrl-C again to stop at once"
+        with contextlib.suppress(RuntimeError):  # the signal came while this very stream was being written to
+            self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")
 
 
 def dispatches(first: int, config: Config) -> Iterator[tuple[int, int]]:
@@ -107,34 +112,30 @@ class Loop:
         """Train; returns "finished", "interrupted" or "nonfinite". `self.state` is then the last finite state."""
         plan = list(itertools.takewhile(lambda d: d[0] < self.config.train.steps, dispatches(self.step, self.config)))
         feeds = prefetch(lambda d: self.feed(*d), plan)
-        status = "finished" if self._between(signals, resumed=True) else "interrupted"
+        stopped = self._between(signals, resumed=True)
         for (first, n), feed in zip(plan, feeds, strict=False):
-            if signals.received:
-                status = "interrupted"
+            if stopped := stopped or ("interrupted" if signals.received else None):
                 break
             self.state, out = self._train_steps(self.state, self.resident, feed, np.int32(n))
             self.step = first + n
             previous, self._unread = self._unread, (first, n, out)
-            if not self._read(previous) or not self._between(signals):
-                status = "interrupted" if signals.received else "nonfinite"
-                break
+            stopped = self._read(previous) or self._between(signals)
         feeds.close()
-        if not self._read_all():
-            status = "nonfinite"
+        stopped = self._read_all() or stopped
         self._profile(stop=True)
         self.step = int(self.state.step)
-        return status
+        return stopped or "finished"
 
     # ---- Metrics of dispatches -----------------------------------------------------------------------------------
 
-    def _read_all(self) -> bool:
+    def _read_all(self) -> str | None:
         unread, self._unread = self._unread, None
         return self._read(unread)
 
-    def _read(self, dispatch) -> bool:
-        """Log a dispatch that was sent; False if the run must stop because an update was not finite."""
+    def _read(self, dispatch) -> str | None:
+        """Log a dispatch that was sent; "nonfinite" if the run must stop because an update was not finite."""
         if dispatch is None:
-            return True
+            return None
         first, n, out = dispatch
         out = jax.device_get(out)  # waits until the dispatch is done
         t, every = self.config.train, self.config.log.every
@@ -151,12 +152,13 @@ class Loop:
                     step, {name: float(x[i]) for name, x in out.items() if name != "finite"}, speed
                 )
             if not finite and t.on_nonfinite == "stop":
-                return False
+                self._unread = None  # a dispatch sent since then made no steps: there is nothing to log
+                return "nonfinite"
             if not finite:
                 self.progress.say(f"step {step}: the loss or a gradient is not finite; the update was withheld")
         if logged:
             self._mark, self._steps_since = now, 0
-        return True
+        return None
 
     def _write_training_line(self, step: int, values: dict, tokens_per_second: float) -> None:
         t = self.config.train
@@ -173,8 +175,8 @@ class Loop:
 
     # ---- Between dispatches --------------------------------------------------------------------------------------
 
-    def _between(self, signals: Signals, resumed: bool = False) -> bool:
-        """What is due after `self.step` steps; False if the run must stop.
+    def _between(self, signals: Signals, resumed: bool = False) -> str | None:
+        """What is due after `self.step` steps; "nonfinite" or "interrupted" if the run must stop.
 
         resumed: the step was restored, not made now; only what had not been done about it yet is done.
         """
@@ -186,23 +188,23 @@ class Loop:
         }
         self._profile()
         if not any(due.values()):
-            return True
-        if not self._read_all():
-            return False
+            return None
+        if stopped := self._read_all():
+            return stopped
         if due["detail"] and not self._written(step, "detail"):
             self._write_details()
         val_loss = None
         if due["eval"]:
             line = self.evaluation("validation", signals, c.eval.max_batches)
             if line is None:
-                return False
+                return "interrupted"
             val_loss = line["loss"]
         best = self.checkpoints.best_val_loss()
         is_best = val_loss is not None and (best is None or val_loss < best)
         if not resumed and (due["checkpoint"] or is_best):
             self.save(val_loss)
         self._mark, self._steps_since = time.monotonic(), 0
-        return True
+        return None
 
     def _written(self, step: int, kind: str) -> dict | None:
         """The line of this step that has the key or split `kind`, if the run wrote it before it was resumed."""
@@ -256,12 +258,16 @@ class Loop:
             self._profiling = True
 
     def nonfinite_report(self) -> list[str]:
-        """What to tell about an update that was not finite: norms by parameter group at the last finite state."""
+        """What to tell about an update that was not finite: the step's learning rate, and norms by parameter group."""
         found = jax.device_get(
             self._inspect(self.state.replace(halted=np.bool_(False)), self._batch(self.step), self.config)
         )
         sizes = {path: p.size for path, p in parameters.parameter_table(self.config.model).items()}
-        lines = [f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}"]
+        rate = learning_rate_schedule(self.config.optimizer, self.config.train.steps)(self.step)
+        lines = [
+            f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
+            f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
+        ]
         groups = itertools.groupby(sizes, key=lambda path: path.rpartition("/")[0] or path)
         for group, paths in groups:
             norms = [0.0, 0.0]
