@@ -4,9 +4,11 @@ This file reads as the story of a run: command line, config, data, workdir, stat
 """
 
 import argparse
+import json
 import os
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 from lm import runs
@@ -80,6 +82,9 @@ def key_list() -> str:
 def train(config: Config, workdir: Path, *, resume: bool = False) -> int:
     """A whole run; returns the exit code. Raises UserError, before anything is written, for what cannot work."""
     runs.check(workdir, config, resume=resume)
+    if resume and is_finished(workdir, config):
+        print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
+        return 0
     jax = start_jax(config)
     from lm import data, parameters
     from lm.metrics import Progress
@@ -96,6 +101,15 @@ def train(config: Config, workdir: Path, *, resume: bool = False) -> int:
         progress.say(f"workdir {workdir}  data {corpus.name}  device {jax.devices()[0].device_kind}")
         progress.say(describe(parameters.parameter_table(resolved.model)))
         return carry_out(resolved, corpus, run, progress, resume)
+
+
+def is_finished(workdir: Path, config: Config) -> bool:
+    """Whether the run in this directory made all of its steps and wrote its summary."""
+    try:
+        summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a summary that cannot be read is written anew
+        return False
+    return (summary["status"], summary["steps"]) == ("finished", config.train.steps)
 
 
 def start_jax(config: Config):
@@ -183,34 +197,26 @@ def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
     from lm import checkpoints, metrics
     from lm.loop import Loop, Signals
 
-    saved = checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)
-    state, meta = first_state(config, corpus, saved, resume)
-    resumed_at = int(state.step) if meta else None
-    if meta:
-        progress.say(f"resuming at step {resumed_at}")
     wandb = {"project": config.log.wandb_project, "name": config.name} if config.log.wandb else None
-    writer = metrics.MetricsWriter(run.workdir, resume_step=resumed_at, tensorboard=config.log.tensorboard, wandb=wandb)
-    meta = meta or {"data": corpus.name, "data_fingerprint": corpus.fingerprint, "model": vars(config.model)}
-    loop = Loop(config, corpus, state, writer, progress, saved, meta)
-    try:
-        with Signals(progress.say) as signals:
+    with (
+        Signals(progress.say) as signals,
+        closing(progress),
+        closing(checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)) as saved,
+    ):
+        state, meta = first_state(config, corpus, saved, resume)
+        resumed_at = int(state.step) if meta else None
+        if meta:
+            progress.say(f"resuming at step {resumed_at}")
+        meta = meta or {"data": corpus.name, "data_fingerprint": corpus.fingerprint, "model": vars(config.model)}
+        log = {"resume_step": resumed_at, "tensorboard": config.log.tensorboard, "wandb": wandb}
+        with closing(metrics.MetricsWriter(run.workdir, **log)) as writer:
+            loop = Loop(config, corpus, state, writer, progress, saved, meta)
             progress.say(f"compiled in {loop.compile():.1f} s")
             status = loop.run(signals)
             if status == "finished":
                 status = finish(loop, run, signals)
-            else:
-                loop.save(None)
-        if status == "nonfinite":
-            progress.say(f"step {loop.step + 1}: the loss or a gradient is not finite; training stopped")
-            for line in loop.nonfinite_report():
-                progress.say(line)
-            progress.say(f"the last good state is saved: step {loop.step} in {run.workdir / 'checkpoints'}")
-        if status != "finished":
-            write_summary(loop, run, status, {})
-    finally:
-        progress.close()
-        saved.close()
-        writer.close()
+            if status != "finished":
+                stop(loop, run, status)
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
@@ -235,7 +241,7 @@ def first_state(config: Config, corpus, saved, resume: bool):
 
 
 def finish(loop, run, signals) -> str:
-    """The end of a run: the final evaluations, the last checkpoint, the sample, the summary."""
+    """The end of a run: the final evaluations, the last checkpoint, the sample, the summary. Or "interrupted"."""
     from lm.sample import sample_text
 
     config, corpus, lines = loop.config, loop.corpus, {}
@@ -245,7 +251,6 @@ def finish(loop, run, signals) -> str:
             continue
         lines[name] = loop.evaluation(name, signals)
         if lines[name] is None:
-            loop.save(None)
             return "interrupted"
     loop.save(lines["validation"]["loss"] if "validation" in lines else None)
     if config.eval.sample_tokens and corpus.tokenizer is not None:
@@ -266,6 +271,19 @@ def finish(loop, run, signals) -> str:
     if config.notes:
         loop.progress.say(config.notes)
     return "finished"
+
+
+def stop(loop, run, status: str) -> None:
+    """The end of a run before its last step: its state is saved, and how it came to that is told."""
+    say = loop.progress.say
+    loop.save(None)
+    if status == "nonfinite":
+        say(f"step {loop.step + 1}: the loss or a gradient is not finite; training stopped")
+        for line in loop.nonfinite_report():
+            say(line)
+    loop.checkpoints.wait()
+    say(f"the last good state is saved: step {loop.step} in {run.workdir / 'checkpoints'}; --resume goes on from it")
+    write_summary(loop, run, status, {})
 
 
 def write_summary(loop, run, status: str, lines: dict) -> None:
