@@ -99,15 +99,19 @@ def test_prefetch_raises_an_exception_where_its_result_was_due():
 
 
 def test_prefetch_runs_ahead_by_its_depth_and_ends_when_closed():
-    begun, threads = [], []
+    taken, begun, threads, release = [], [], [], threading.Event()
 
-    def record(i):
+    def wait_after_the_first(i):
         begun.append(i)
         threads.append(threading.current_thread())
+        if i > 0:
+            release.wait(30)
         return i
 
-    stream = batches.prefetch(record, iter(range(1000)), depth=2)
+    stream = batches.prefetch(wait_after_the_first, (taken.append(i) or i for i in range(1000)), depth=3)
     assert next(stream) == 0
-    stream.close()
-    assert len(begun) <= 3  # the one that was yielded and two ahead
+    assert taken == [0, 1, 2, 3]
+    threading.Timer(0.5, release.set).start()
+    stream.close()  # waits for 1, which has begun, and cancels 2 and 3
+    assert begun == [0, 1]
     assert not threads[0].is_alive()

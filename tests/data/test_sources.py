@@ -125,21 +125,35 @@ def test_another_file_than_the_real_one_is_not_kept(config, server, tmp_path, co
     assert not (tmp_path / "tfds").exists()
 
 
-def test_a_server_that_stops_answering_is_given_up(config, monkeypatch):
-    class Trickle:
-        def __enter__(self):
-            return self
+class Answer:
+    """An answer that comes in equal chunks and never ends."""
 
-        def __exit__(self, *_):
-            pass
+    def __init__(self, chunk):
+        self.chunk, self.n_chunks = chunk, 0
 
-        def read(self, size):
-            return b"x"
+    def __enter__(self):
+        return self
 
+    def __exit__(self, *_):
+        pass
+
+    def read(self, size):
+        self.n_chunks += 1
+        assert self.n_chunks < 1000, "nobody stopped reading"
+        return self.chunk
+
+
+def test_a_server_that_trickles_is_given_up(monkeypatch):
     now = iter(range(0, 10_000, 5))  # every look at the clock is five seconds after the last
-    monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Trickle())
+    monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x"))
     monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))
     with pytest.raises(sources.Unavailable, match="13 of 1115394 bytes in 60 s"):
+        shakespeare.download()
+
+
+def test_a_server_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x" * 2**16))
+    with pytest.raises(sources.Unavailable, match="not the file of sha256"):
         shakespeare.download()
 
 

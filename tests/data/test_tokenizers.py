@@ -85,6 +85,7 @@ def test_the_end_of_text_is_never_the_encoding_of_text(bpe):
     [
         (tokenizers.CharTokenizer("abc"), "abxcy", "2 characters not in its alphabet of 3: 'x', 'y'"),
         (tokenizers.CharTokenizer(""), "a", "'a'"),
+        (tokenizers.CharTokenizer("abc"), "a\ud800", r"'\ud800'"),
         (tokenizers.WordTokenizer(["so", " it"]), "so is it", "1 word not in its vocabulary of 2: ' is'"),
         (tokenizers.ByteTokenizer(), "a\ud800", r"'\ud800'"),
     ],
