@@ -26,7 +26,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
 
 def _publish_between_the_others(target, barrier, number):
     def write(work):
-        barrier.wait(timeout=30)  # both have found that nothing is there
+        barrier.wait(timeout=120)  # both have found that nothing is there
         (work / "a").write_text(f"{number}" * 1000)
         (work / "b").write_text(f"{number}" * 1000)
 
@@ -43,7 +43,7 @@ def test_the_first_of_two_processes_wins_and_nothing_is_mixed(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     assert (target / "a").read_text() == (target / "b").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]

@@ -287,7 +287,7 @@ def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
     processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     corpus = quiet(given)
     assert outputs[0][-1] == outputs[1][-1] == f"{corpus.fingerprint} {int(corpus.splits['train'].tokens.sum())}"
