@@ -36,7 +36,7 @@ def test_rope_equals_complex_rotation(pairing, theta):
     assert cos.shape == sin.shape == (2, 5, 4)
     assert cos.dtype == sin.dtype == jnp.float32
     out = jit_rope(x, cos, sin, pairing=pairing)
-    # The angle is rounded three times (the frequency, its exponent, the product); each error moves x by so much of itself.
+    # The angle is rounded three times (the exponent, the frequency, the product), and each error turns x by as much.
     bound = 8 * UNIT * (1 + positions[..., None, None]) * np.abs(x).max()
     assert np.all(np.abs(np.asarray(out) - rotate(x, positions, theta, pairing)) <= bound)
 

@@ -1,0 +1,322 @@
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lm.layers import attention
+from lm.layers.attention import UNLIMITED, causal_attention, choose_implementation
+
+T, H, K = 7, 4, 8
+ON_GPU = jax.default_backend() == "gpu"
+STATIC = ("window", "softcap", "scale", "implementation", "contiguous")
+attend = jax.jit(causal_attention, static_argnames=STATIC)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def inputs(batch=(2,), n_kv_heads=2, n_queries=T, n_keys=T):
+    q = normal(*batch, n_queries, H, K)
+    return q, *(normal(*batch, n_keys, n_kv_heads, K, seed=seed) for seed in (1, 2))
+
+
+def everyone(*, q_positions, k_positions, q_segments=None, k_segments=None, window=UNLIMITED):
+    """Who sees whom, by the words of the docstring: bool (B, T, S)."""
+    sees = np.zeros((2, q_positions.shape[-1], k_positions.shape[-1]), bool)
+    q_positions, k_positions = (
+        np.broadcast_to(q_positions, sees.shape[:2]),
+        np.broadcast_to(k_positions, sees[:, 0].shape),
+    )
+    for b, t, s in np.ndindex(sees.shape):
+        p, at = q_positions[b, t], k_positions[b, s]
+        same = q_segments is None or q_segments[b, t] == k_segments[b, s]
+        sees[b, t, s] = 0 <= at <= p and at > p - window and same
+    return sees
+
+
+def reference(q, k, v, sees, softcap=None, scale=K**-0.5):
+    """Attention in float64, one example, query and head at a time."""
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    out = np.zeros(q.shape)
+    for b, t, h in np.ndindex(q.shape[:3]):
+        g = h // (q.shape[2] // k.shape[2])
+        seen = sees[b, t]
+        if not seen.any():
+            continue
+        scores = k[b, seen, g] @ q[b, t, h] * scale
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max())
+        out[b, t, h] = weights / weights.sum() @ v[b, seen, g]
+    return out
+
+
+PLAIN = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 9]])
+# Positions as they come in practice: in a cache (queries after some keys, empty slots, any order), and differing by example.
+CACHE = {
+    "q_positions": np.array([[5, 6, 7], [2, 3, 4]]),
+    "k_positions": np.array([[0, 1, 2, 3, 4, 5, 6, 7], [4, 3, 2, 1, 0, -1, -1, -1]]),
+}
+MASKS = {
+    "causal": PLAIN,
+    "window": PLAIN | {"window": 3},
+    "self": PLAIN | {"window": 1},
+    "segments": PLAIN | {"q_segments": SEGMENTS, "k_segments": SEGMENTS},
+    "segments and window": PLAIN | {"q_segments": SEGMENTS, "k_segments": SEGMENTS, "window": 2},
+    "cache": CACHE,
+    "cache and window": CACHE | {"window": 4},
+}
+
+
+@jax.jit
+def attend_with_both(q, k, v, options):
+    """By implementation. One compilation, and the window a traced number, because compiling is what takes time."""
+    return {name: causal_attention(q, k, v, implementation=name, **options) for name in ("einsum", "xla")}
+
+
+@pytest.mark.parametrize(
+    ("mask", "n_kv_heads"), [(mask, 2) for mask in MASKS] + [(mask, n) for mask in ("causal", "window") for n in (1, 4)]
+)
+def test_equals_float64_for_all_masks_and_implementations(mask, n_kv_heads):
+    options = {"window": UNLIMITED} | MASKS[mask]
+    n_queries, n_keys = options["q_positions"].shape[-1], options["k_positions"].shape[-1]
+    q, k, v = inputs(n_kv_heads=n_kv_heads, n_queries=n_queries, n_keys=n_keys)
+    expected = reference(q, k, v, everyone(**options))
+    for name, out in attend_with_both(q, k, v, options).items():
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_softcap_and_scale():
+    q, k, v = inputs()
+    expected = reference(q, k, v, everyone(**PLAIN), softcap=1.5, scale=0.7)
+    np.testing.assert_allclose(attend(q, k, v, softcap=1.5, scale=0.7, **PLAIN), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["einsum", "xla"])
+def test_equals_torch(implementation, torch_answers):
+    a = torch_answers["attention"]
+    q, k, v = (np.float32(a[name]) for name in "qkv")
+    positions = {"q_positions": np.arange(6), "k_positions": np.arange(6)}
+    for name, window in (("causal", None), ("window_3", 3)):
+        out = attend(q, k, v, window=window, implementation=implementation, **positions)
+        np.testing.assert_allclose(out, a[name], rtol=1e-5, atol=1e-6)
+
+
+def gradients(out_gradient, options):
+    def loss(q, k, v):
+        return jnp.sum(out_gradient * causal_attention(q, k, v, **options))
+
+    return jax.jit(jax.grad(loss, (0, 1, 2)))
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_gradients_equal_finite_differences(softcap, finite_difference):
+    options = {"q_positions": np.arange(3), "k_positions": np.arange(3), "window": 2}
+    sees = everyone(**options)
+    q, k, v = inputs(n_queries=3, n_keys=3)
+    weights = normal(*q.shape, seed=3)
+    expected = finite_difference(lambda *qkv: np.sum(weights * reference(*qkv, sees, softcap=softcap)), q, k, v)
+    for implementation in ("einsum",) if softcap else ("einsum", "xla"):
+        found = gradients(weights, options | {"softcap": softcap, "implementation": implementation})(q, k, v)
+        for g, e in zip(found, expected, strict=True):
+            np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window", "segments and window", "cache"])
+def test_gradient_reaches_exactly_the_visible_keys(mask):
+    options = MASKS[mask]
+    q, k, v = inputs(n_queries=options["q_positions"].shape[-1], n_keys=options["k_positions"].shape[-1])
+
+    def out_of(v):
+        return jnp.sum(causal_attention(q, k, v, **options), axis=(2, 3))  # (B, T)
+
+    influence = np.abs(np.asarray(jax.jit(jax.jacrev(out_of))(v))).sum(axis=(-1, -2))  # (B, T, B, S)
+    for b in range(2):
+        np.testing.assert_array_equal(influence[b, :, b] > 0, everyone(**options)[b])
+        assert np.all(influence[b, :, 1 - b] == 0)
+
+
+@pytest.mark.parametrize("implementation", ["einsum", "xla"])
+def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(implementation):
+    # Example 0: the cache is empty. Example 1: the first query is padding, the others see keys.
+    options = {
+        "q_positions": np.array([[0, 1, 2], [-1, 0, 1]]),
+        "k_positions": np.array([[-1, -1, -1], [0, 1, -1]]),
+        "implementation": implementation,
+    }
+    q, k, v = inputs(n_queries=3, n_keys=3)
+    out = np.asarray(attend(q, k, v, **options))
+    blind = np.array([[True, True, True], [True, False, False]])
+    assert np.all(out[blind] == 0)
+    assert np.all(out[~blind] != 0)
+    d_q, d_k, d_v = (np.asarray(g) for g in gradients(normal(*q.shape, seed=3), options)(q, k, v))
+    assert np.all(d_q[blind] == 0)
+    assert np.any(d_q[1, 2] != 0)
+    for g in (d_k, d_v):
+        assert np.all(g[0] == 0)
+        assert np.all(g[1, 2] == 0)
+        assert np.any(g[1, 0] != 0)
+
+
+def test_decoding_from_a_cache_gives_the_rows_of_the_whole():
+    q, k, v = inputs()
+    for window in (UNLIMITED, 3):
+        whole = np.asarray(attend_with_both(q, k, v, PLAIN | {"window": window})["einsum"])
+        cache_k, cache_v = np.full((2, 10, 2, K), 7, np.float32), np.full((2, 10, 2, K), -7, np.float32)
+        slots = np.full(10, -1)
+        for t in range(T):
+            cache_k[:, t], cache_v[:, t], slots[t] = k[:, t], v[:, t], t
+            options = {"q_positions": np.array([t]), "k_positions": slots, "window": window}
+            for row in attend_with_both(q[:, t : t + 1], cache_k, cache_v, options).values():
+                np.testing.assert_allclose(np.asarray(row)[:, 0], whole[:, t], rtol=1e-5, atol=1e-6)
+
+
+def test_window_may_be_traced_and_differ_by_layer_of_a_scan():
+    q, k, v = inputs()
+    windows = np.array([2, 3, UNLIMITED], np.int32)
+
+    @jax.jit
+    def layers(windows):
+        return jax.lax.scan(lambda _, w: (None, causal_attention(q, k, v, window=w, **PLAIN)), None, windows)[1]
+
+    for out, window in zip(np.asarray(layers(windows)), (2, 3, None), strict=True):
+        np.testing.assert_allclose(out, attend(q, k, v, window=window, **PLAIN), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(attend(q, k, v, window=2**40, **PLAIN), attend(q, k, v, window=None, **PLAIN))
+
+
+@pytest.mark.parametrize("implementation", ["einsum", "xla"])
+def test_leading_axes_are_arbitrary(implementation):
+    q, k, v = inputs(batch=(3, 2))
+    options = PLAIN | {"q_segments": SEGMENTS, "k_segments": SEGMENTS, "implementation": implementation}
+    out = np.asarray(attend(q, k, v, **options))
+    np.testing.assert_allclose(out[1], attend(q[1], k[1], v[1], **options), rtol=1e-6, atol=1e-6)
+    alone = attend(q[0, 0], k[0, 0], v[0, 0], implementation=implementation, **PLAIN)
+    np.testing.assert_allclose(
+        alone, attend(q, k, v, implementation=implementation, **PLAIN)[0, 0], rtol=1e-6, atol=1e-6
+    )
+
+
+def test_bfloat16_inputs_have_a_float32_softmax():
+    # Many nearly equal weights: a bfloat16 sum of 256 of them, or bfloat16 scores around 20, would be off by several percent.
+    n = 256
+    q, k, v = (jnp.asarray(normal(1, n, 2, K, seed=seed), jnp.bfloat16) for seed in (0, 1, 2))
+    q = q * 0.1 + 8
+    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n)}
+    sees = np.tril(np.ones((1, n, n), bool))
+    expected = reference(q, k, v, sees)
+    for implementation in ("einsum", "xla"):
+        out = attend(q, k, v, implementation=implementation, **positions)
+        assert out.dtype == jnp.bfloat16
+        # The weights and the result are rounded to bfloat16, half a step of which is 2^-9.
+        bound = 2.0**-9 * (np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees))
+        assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
+
+
+def test_cudnn_is_asked_for_the_same_mask(monkeypatch):
+    """Everything of the cuDNN path but cuDNN: jax.nn's XLA implementation in its place, given the same arguments."""
+    real = jax.nn.dot_product_attention
+    asked = []
+
+    def stand_in(*args, implementation, **options):
+        asked.append(implementation)
+        return real(*args, implementation="xla", **options)
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
+    for window in (None, 1, 3):
+        # A new function each time: jit would find the einsum that auto took before the platform was patched.
+        out = jax.jit(lambda q, w=window: causal_attention(q, k, v, window=w, contiguous=True, **PLAIN))(q)
+        expected = attend(q, k, v, window=window, implementation="einsum", **PLAIN)
+        np.testing.assert_allclose(np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7)
+    assert asked == ["cudnn"] * 3
+
+
+@pytest.mark.skipif(not ON_GPU, reason="cuDNN needs an NVIDIA GPU")
+@pytest.mark.parametrize("window", [None, 1, 100])
+def test_cudnn_equals_einsum(window):
+    n = 256
+    q = jnp.asarray(normal(2, n, 4, 64), jnp.bfloat16)
+    k, v = (jnp.asarray(normal(2, n, 2, 64, seed=seed), jnp.bfloat16) for seed in (1, 2))
+    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": window}
+    outs, grads = {}, {}
+    for name in ("einsum", "cudnn"):
+        outs[name] = np.float32(attend(q, k, v, implementation=name, **positions))
+        out_gradient = jnp.asarray(normal(*q.shape, seed=3), jnp.bfloat16)
+        grads[name] = [np.float32(g) for g in gradients(out_gradient, positions | {"implementation": name})(q, k, v)]
+    np.testing.assert_allclose(outs["cudnn"], outs["einsum"], rtol=2.0**-6, atol=2.0**-6)
+    for a, b in zip(grads["cudnn"], grads["einsum"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2.0**-5, atol=2.0**-5 * np.abs(b).max())
+
+
+GPU = dict(platform="gpu", dtype=jnp.bfloat16, d_head=64, softcap=None, window=None, segments=False, contiguous=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen", "word"),
+    [
+        ({}, "cudnn", "flash"),
+        ({"dtype": jnp.float16, "d_head": 128, "window": 256}, "cudnn", "flash"),
+        ({"platform": "cpu"}, "einsum", "cpu"),
+        ({"dtype": jnp.float32}, "einsum", "float32"),
+        ({"d_head": 12}, "einsum", "12"),
+        ({"d_head": 256}, "einsum", "256"),
+        ({"softcap": 50.0}, "einsum", "50.0"),
+        ({"segments": True}, "einsum", "segments"),
+        ({"contiguous": False}, "einsum", "contiguous"),
+        ({"window": np.int32(4)}, "einsum", "before compilation"),
+    ],
+)
+def test_auto_takes_cudnn_exactly_where_it_can_and_explicit_cudnn_is_refused_elsewhere(change, chosen, word):
+    name, reason = choose_implementation("auto", **(GPU | change))
+    assert name == chosen
+    assert word in reason
+    if chosen == "cudnn":
+        assert choose_implementation("cudnn", **(GPU | change))[0] == "cudnn"
+    else:
+        with pytest.raises(ValueError, match=word):
+            choose_implementation("cudnn", **(GPU | change))
+
+
+def test_explicit_choices():
+    for change in ({}, {"softcap": 1.0, "segments": True, "contiguous": False, "dtype": jnp.float32}):
+        assert choose_implementation("einsum", **(GPU | change))[0] == "einsum"
+    assert choose_implementation("xla", **(GPU | {"segments": True, "platform": "cpu"}))[0] == "xla"
+    with pytest.raises(ValueError, match=r"'xla' has no softcap \(softcap is 1.0\); 'auto' or 'einsum' would do"):
+        choose_implementation("xla", **(GPU | {"softcap": 1.0}))
+    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, xla, cudnn"):
+        choose_implementation("flash", **GPU)
+    with pytest.raises(ValueError, match="needs bfloat16 or float16 inputs"):
+        causal_attention(*inputs(), implementation="cudnn", **PLAIN)
+
+
+def test_auto_says_once_what_it_took_and_why(caplog):
+    attention._say_once.cache_clear()
+    q, k, v = inputs()
+    with caplog.at_level(logging.INFO, logger="lm"):
+        for implementation in ("einsum", "auto", "auto"):
+            jax.eval_shape(lambda q, i=implementation: causal_attention(q, k, v, implementation=i, **PLAIN), q)
+    assert len(caplog.messages) == 1
+    assert "attention: einsum (cudnn needs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": normal(2, T, 3, K), "v": normal(2, T, 3, K)}, "key heads must divide query heads"),
+        ({"k": normal(2, T, 2, K + 1), "v": normal(2, T, 2, K + 1)}, "differ in batch or head width"),
+        ({"v": normal(2, T + 1, 2, K)}, "keys and values differ"),
+        ({"window": 0}, "at least 1"),
+        ({"q_segments": SEGMENTS}, "or neither"),
+        ({"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True}, "as many queries as keys"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    arguments = dict(zip("qkv", inputs(), strict=True)) | PLAIN | change
+    qkv = [arguments.pop(name) for name in "qkv"]
+    with pytest.raises(ValueError, match=message):
+        causal_attention(*qkv, **arguments)

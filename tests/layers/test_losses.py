@@ -1,0 +1,207 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core as jax_core
+
+from lm.layers.losses import (
+    chunked_softmax_cross_entropy,
+    chunked_token_nll,
+    head_logits,
+    softmax_cross_entropy,
+    token_nll,
+)
+
+B, T, D, V = 3, 7, 5, 11
+RNG = np.random.default_rng(0)
+H, W, BIAS = (RNG.standard_normal(shape).astype(np.float32) for shape in ((B, T, D), (D, V), (V,)))
+TARGETS = RNG.integers(V, size=(B, T))
+# Unequal, and one of them 0, as padding has it; few enough digits to be exact.
+WEIGHTS = np.float32(RNG.integers(0, 5, size=(B, T)) / 4)
+assert (WEIGHTS == 0).any()
+
+
+def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0):
+    logits = np.asarray(h, np.float64) @ w + bias
+    if softcap is not None:
+        logits = softcap * np.tanh(logits / softcap)
+    log_z = np.log(np.exp(logits).sum(-1))
+    nll = log_z - np.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
+    return np.sum(weights * (nll + z_loss * log_z**2))
+
+
+OPTIONS = [{}, {"softcap": 2.0}, {"z_loss": 0.1}, {"softcap": 3.0, "z_loss": 0.01}]
+
+
+def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
+    logits = head_logits(h, w, bias, softcap=softcap, transposed=transposed)
+    return softmax_cross_entropy(logits, TARGETS, weights, z_loss=z_loss)
+
+
+def chunked(h, w, bias, weights, *, chunk_size=6, **options):
+    return chunked_softmax_cross_entropy(h, w, bias, TARGETS, weights, chunk_size=chunk_size, **options)
+
+
+def sums_and_gradients(f, **options):
+    """((loss_sum, weight_sum), the gradients of 3 loss_sum / weight_sum in h, w, bias and weights)."""
+
+    def loss(*args):
+        loss_sum, weight_sum = f(*args, **options)
+        return 3 * loss_sum / weight_sum, (loss_sum, weight_sum)
+
+    argnums = (0, 1, 2, 3)
+
+    def both(*args):
+        gradients, sums = jax.grad(loss, argnums, has_aux=True)(*args)
+        return sums, gradients
+
+    return jax.jit(both)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(options, finite_difference):
+    def loss64(h, w, bias, weights):
+        return 3 * reference(h, w, bias, weights, **options) / weights.sum()
+
+    expected = finite_difference(loss64, H, W, BIAS, WEIGHTS)
+    for f in (whole, chunked):
+        (loss_sum, weight_sum), gradients = sums_and_gradients(f, **options)(H, W, BIAS, WEIGHTS)
+        np.testing.assert_allclose(loss_sum, reference(H, W, BIAS, WEIGHTS, **options), rtol=1e-6)
+        assert weight_sum == WEIGHTS.sum()
+        for g, e in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)
+
+
+# One position of each example at a time, chunks that do not divide T, all at once, more than there is.
+@pytest.mark.parametrize("chunk_size", [1, 6, 9, 21, 1000])
+def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
+    (loss, count), gradients = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
+    (chunked_loss, chunked_count), found = sums_and_gradients(chunked, chunk_size=chunk_size)(H, W, BIAS, WEIGHTS)
+    np.testing.assert_allclose(chunked_loss, loss, rtol=1e-6)
+    assert chunked_count == count
+    for g, e in zip(found, gradients, strict=True):
+        np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)
+    undifferentiated = jax.jit(functools.partial(chunked, chunk_size=chunk_size))(H, W, BIAS, WEIGHTS)
+    np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
+
+
+def test_a_tied_head_is_given_as_the_table_lies():
+    sums, (d_h, d_w, d_bias, _) = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
+    for f in (whole, chunked):
+        tied_sums, tied = sums_and_gradients(f, transposed=True)(H, W.T, BIAS, WEIGHTS)
+        np.testing.assert_allclose(tied_sums, sums, rtol=1e-6)
+        for g, e in zip(tied[:3], (d_h, d_w.T, d_bias), strict=True):
+            np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)
+
+
+def test_bias_and_weights_may_be_absent():
+    zeros, ones = np.zeros(V, np.float32), np.ones((B, T), np.float32)
+    for f in (whole, chunked):
+        without = jax.jit(jax.value_and_grad(lambda h, w, f=f: f(h, w, None, None)[0], (0, 1)))(H, W)
+        (loss, count), (d_h, d_w, _, _) = sums_and_gradients(f)(H, W, zeros, ones)
+        assert count == B * T
+        np.testing.assert_allclose(without[0], loss, rtol=1e-6)
+        for g, e in zip(without[1], (d_h, d_w), strict=True):
+            np.testing.assert_allclose(3 / count * g, e, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_over_parts_of_unequal_counts_add_up():
+    f = jax.jit(lambda logits, targets, weights: softmax_cross_entropy(logits, targets, weights, z_loss=0.1))
+    logits = H @ W
+    total = f(logits, TARGETS, WEIGHTS)
+    parts = [f(logits[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1]) for i in range(B)]
+    assert len({float(count) for _, count in parts}) > 1
+    np.testing.assert_allclose(np.sum(parts, axis=0), total, rtol=1e-6)
+
+
+def test_equals_torch(torch_answers):
+    a = torch_answers["losses"]
+    logits = np.float32(a["logits"])
+    np.testing.assert_allclose(jax.jit(token_nll)(logits, a["targets"]), a["nll"], rtol=1e-5, atol=1e-6)
+    gradient = jax.jit(jax.grad(lambda logits: softmax_cross_entropy(logits, a["targets"])[0]))(logits)
+    np.testing.assert_allclose(gradient, a["d_logits"], rtol=1e-5, atol=1e-6)
+
+
+def test_chunked_nll_per_token():
+    expected = jax.jit(lambda h: token_nll(head_logits(h, W, BIAS, softcap=2.0), TARGETS))(H)
+    for chunk_size in (1, 9, 100):
+        f = functools.partial(chunked_token_nll, chunk_size=chunk_size, softcap=2.0)
+        nll = jax.jit(f)(H, W, BIAS, TARGETS)
+        assert nll.shape == (B, T)
+        assert nll.dtype == jnp.float32
+        np.testing.assert_allclose(nll, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_leading_axes_are_arbitrary():
+    h, targets = np.stack([H, 2 * H, H - 1, H]), np.stack([TARGETS] * 4)
+    f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, W, BIAS, targets, chunk_size=24)[0])
+    expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, W, BIAS), targets)[0])
+    np.testing.assert_allclose(f(h, targets), expected(h, targets), rtol=1e-6)
+    np.testing.assert_allclose(f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6)
+
+
+def test_large_logits_and_16_bit_inputs():
+    logits = jnp.array([[1000.0, 0, -1000], [-1e4, 0, -1e4]])
+    np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1000, 0])
+    h = jnp.asarray(H, jnp.bfloat16)
+    logits = np.asarray(h, np.float64) @ np.asarray(jnp.asarray(W, jnp.bfloat16), np.float64) + BIAS
+    found = head_logits(h, W, BIAS)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-5)
+    (a, _), whole_gradients = sums_and_gradients(whole)(h, W, BIAS, WEIGHTS)
+    (b, _), gradients = sums_and_gradients(chunked)(h, W, BIAS, WEIGHTS)
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert [g.dtype for g in gradients] == [jnp.bfloat16] + 3 * [jnp.float32]
+    for g, e in zip(gradients, whole_gradients, strict=True):
+        # Scaled by 3 / weight_sum before or after being rounded to bfloat16: two roundings of 2^-9 on either side.
+        np.testing.assert_allclose(
+            np.float32(g), np.float32(e), rtol=4 * 2.0**-9, atol=2.0**-9 * np.abs(np.float32(e)).max()
+        )
+
+
+def largest_intermediate(f, *args):
+    """The number of elements of the largest array that any operation of f, at any depth, makes."""
+
+    def arrays(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (out.aval.size for out in equation.outvars if hasattr(out.aval, "size"))
+            for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+                if isinstance(inner, jax_core.ClosedJaxpr | jax_core.Jaxpr):
+                    yield from arrays(getattr(inner, "jaxpr", inner))
+
+    return max(arrays(jax.make_jaxpr(f)(*args).jaxpr))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transposed):
+    n, d, v, chunk = 512, 8, 256, 64
+    h, targets = jnp.ones((4, n // 4, d)), jnp.zeros((4, n // 4), jnp.int32)
+    w = jnp.ones((v, d) if transposed else (d, v))
+
+    def loss(h, w, chunk_size):
+        if chunk_size is None:
+            return softmax_cross_entropy(head_logits(h, w, transposed=transposed), targets)[0]
+        return chunked_softmax_cross_entropy(h, w, None, targets, chunk_size=chunk_size, transposed=transposed)[0]
+
+    for f in (loss, jax.value_and_grad(loss, (0, 1))):
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # what is to be avoided is seen
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
+    nll = functools.partial(chunked_token_nll, chunk_size=chunk, transposed=transposed)
+    assert largest_intermediate(lambda h, w: nll(h, w, None, targets), h, w) <= chunk * v
+
+
+def test_a_chunk_takes_the_same_positions_of_every_example():
+    """So that a batch sharded over devices is not moved: every step of the scan sees all B examples."""
+    h, targets = jnp.ones((8, 32, 4)), jnp.zeros((8, 32), jnp.int32)
+    jaxpr = jax.make_jaxpr(lambda h: chunked_softmax_cross_entropy(h, jnp.ones((4, 6)), None, targets, chunk_size=64))(
+        h
+    )
+    (scan,) = [e for e in jaxpr.jaxpr.eqns if "custom_vjp" in e.primitive.name]
+    assert (4, 8, 8, 4) in [v.aval.shape for v in scan.invars]
+
+
+def test_a_chunk_size_below_1_is_an_error():
+    with pytest.raises(ValueError, match="chunk_size is 0"):
+        chunked(H, W, BIAS, WEIGHTS, chunk_size=0)
