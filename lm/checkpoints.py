@@ -102,7 +102,12 @@ class Checkpoints:
         # oldest checkpoint an error when the manager is opened.
         self._manager = ocp.CheckpointManager(
             self._directory,
-            options=ocp.CheckpointManagerOptions(preservation_policy=self, cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self,
+                cleanup_tmp_directories=True,
+                # Asked to make directories in the background, Orbax waits five minutes for one that cannot be made.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            ),
         )
 
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
@@ -188,10 +193,11 @@ class Checkpoints:
         for step, reason in broken.items():
             names = (self._directory / f"{step}.broken-{n}" for n in itertools.count(1))
             target = next(name for name in names if not name.exists())
+            multihost_utils.sync_global_devices(f"name for broken step {step} chosen")
             if jax.process_index() == 0:
                 (self._directory / str(step)).rename(target)
             notices.append(f"the checkpoint of step {step} is not whole ({reason}; kept as {target.name})")
-        multihost_utils.sync_global_devices("broken checkpoints set aside")
+        multihost_utils.sync_global_devices("broken checkpoints renamed")
         self._manager.reload()
         self._say("; ".join(notices) + f"; going back to step {whole}")
 
@@ -343,7 +349,7 @@ def _enumerate(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def _first_line(error: BaseException, limit: int = 160) -> str:
+def _first_line(error: BaseException, limit: int = 300) -> str:
     """The cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
     error = error.__cause__ or error
     lines = str(error).strip().splitlines() or [""]

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import math
@@ -55,6 +56,18 @@ def test_resumed_file_equals_the_uninterrupted_one(tmp_path, torn):
     write(tmp_path / "cut", range(4, 8), resume_step=3)
     whole, cut = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
+
+
+def test_lines_of_the_newest_step_are_known_across_a_resume(tmp_path):
+    write(tmp_path, range(6))
+    writer = MetricsWriter(tmp_path, resume_step=4, tensorboard=False)
+    assert [line.get("split") for line in writer.lines_of(4)] == [None, "validation"]
+    assert writer.lines_of(5) == []
+    writer.write({"step": 5, "loss": math.inf})
+    writer.write({"step": 5, "split": "test", "loss": 1.0})
+    assert writer.lines_of(5) == [{"step": 5, "loss": math.inf}, {"step": 5, "split": "test", "loss": 1.0}]
+    assert writer.lines_of(4) == []
+    writer.close()
 
 
 def test_a_start_without_a_checkpoint_starts_afresh(tmp_path):
@@ -170,6 +183,15 @@ def test_a_file_gets_plain_lines():
     ]
 
 
+def read_all(terminal: int) -> bytes:
+    """What was written to a pseudo-terminal whose other end is closed; reading past the end is an error there."""
+    parts = []
+    with open(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        while part := stream.read(4096):
+            parts.append(part)
+    return b"".join(parts)
+
+
 def test_a_narrow_terminal_gets_one_line_cut_to_its_width(monkeypatch):
     fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
     monkeypatch.setenv("TERM", "xterm")
@@ -178,8 +200,7 @@ def test_a_narrow_terminal_gets_one_line_cut_to_its_width(monkeypatch):
     clock = [0.0]
     with open(theirs, "w") as stream:
         show(Progress(1000, stream, clock=lambda: clock[0]), clock)
-    output = os.read(ours, 10_000).decode()
-    os.close(ours)
+    output = read_all(ours).decode()
     live, after = output.split("\r\x1b[K")  # the live line is wiped before the evaluation
     assert live == "\rstep   10/1000  loss 2.5000  \x1b[K\rstep   20/1000  loss 2.5000  \x1b[K"
     lasting, last_live = after.split("\r\n", 1)

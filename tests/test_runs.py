@@ -135,6 +135,9 @@ def test_a_start_records_config_versions_and_commit(tmp_path):
     config = with_keys(Config(), train_steps=5)
     with runs.start(tmp_path / "run", config) as run:
         assert run.notices == []
+        assert run.experiment_digest == runs.experiment_digest(config)
+        run.write_text("samples/step_5.txt", "once\n")
+    assert (tmp_path / "run/samples/step_5.txt").read_text() == "once\n"
     assert from_dict(json.loads((tmp_path / "run/config.json").read_text())) == config
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["experiment_digest"] == runs.experiment_digest(config)
