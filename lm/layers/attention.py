@@ -33,7 +33,8 @@ def causal_attention(
     q_BTHK: queries, with any leading dimensions for B; k_BSGK, v_BSGK: keys and values with the same leading
         dimensions. Query head h uses key and value head h // (H / G). Returns (B, T, H, K) in the dtype of q.
     q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. A query sees the keys at
-        its own and earlier positions. Keys at negative positions (empty slots of a cache) are never seen.
+        its own and earlier positions. Keys at negative positions are never seen (empty slots of a
+        cache, which may hold any finite numbers).
     q_segments, k_segments: integers shaped like the positions, both or neither: only keys of the query's own segment
         (document) are seen.
     window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32

@@ -88,7 +88,7 @@ def _chunked_loss(h_CBtD, targets_CBt, weights_CBt, w, bias, softcap, z_loss, tr
     def step(total, chunk):
         return total + _chunk_loss(*chunk, w, bias, softcap, z_loss, transposed)[0], None
 
-    return jax.lax.scan(step, jnp.float32(0), (h_CBtD, targets_CBt, weights_CBt))[0]
+    return jax.lax.scan(step, _zero(h_CBtD), (h_CBtD, targets_CBt, weights_CBt))[0]
 
 
 def _chunk_loss(h, targets, weights, w, bias, softcap, z_loss, transposed):
@@ -108,13 +108,17 @@ def _chunked_loss_forward(h_CBtD, targets_CBt, weights_CBt, w, bias, softcap, z_
             h, w, bias
         )
         d_w, d_bias = jax.tree.map(lambda a, b: a + b.astype(a.dtype), (d_w, d_bias), (d_w_chunk, d_bias_chunk))
-        return (total + loss, d_w, d_bias), (d_h, losses)
+        return (total + loss, d_w, d_bias), (d_h, losses.astype(weights.dtype))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), (w, bias))
-    carry, outs = jax.lax.scan(step, (jnp.float32(0), *zeros), (h_CBtD, targets_CBt, weights_CBt))
+    carry, outs = jax.lax.scan(step, (_zero(h_CBtD), *zeros), (h_CBtD, targets_CBt, weights_CBt))
     loss, d_w, d_bias = carry
     d_h, losses = outs
     return loss, (d_h, losses, jax.tree.map(lambda g, a: g.astype(a.dtype), (d_w, d_bias), (w, bias)))
+
+
+def _zero(h):
+    return jnp.zeros((), jnp.promote_types(h.dtype, jnp.float32))
 
 
 def _chunked_loss_backward(softcap, z_loss, transposed, saved, g):

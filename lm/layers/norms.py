@@ -1,7 +1,7 @@
 """Normalization over the last axis: RMSNorm, and LayerNorm with its algorithms for the variance side by side.
 
 All statistics are float32 (float64 for float64 inputs). None of the algorithms uses E[x^2] - E[x]^2, which cancels:
-in float32 with an offset of 1000 and unit variance it is about 25 % off, and it can be negative.
+in float32 with an offset of 1000 and unit variance it is off by up to 29 % (2000 rows of 768), and can be negative.
 """
 
 import functools

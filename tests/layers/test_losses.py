@@ -42,7 +42,6 @@ def chunked(h, w, bias, weights, *, chunk_size=6, **options):
 
 
 @functools.cache  # compiling is what takes time
-@functools.cache  # compiling is what takes time
 def sums_and_gradients(f, **options):
     """((loss_sum, weight_sum), the gradients of 3 loss_sum / weight_sum in h, w, bias and weights)."""
 
