@@ -1,0 +1,72 @@
+"""lm.train that does something to itself at a chosen moment: python at_moment.py ACTION MOMENT COUNT ARGUMENTS...
+
+ACTION: a signal's name (KILL, TERM, INT), or SLEEP: say "sleeping" and sleep for ten minutes.
+MOMENT: log         just before line number COUNT is written to metrics.jsonl, its steps long sent to the device
+        evaluation  just before batch number COUNT of all evaluations
+        save        the COUNT-th checkpoint is written and on the point of getting its name
+Saves are waited for (except at "save"), so that what is on the disk at a moment does not depend on timing.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+
+def act(action: str) -> None:
+    if action == "SLEEP":
+        print("sleeping", flush=True)
+        time.sleep(600)
+    else:
+        os.kill(os.getpid(), getattr(signal, f"SIG{action}"))
+
+
+def main(action: str, moment: str, count: str, *arguments: str) -> int:
+    from lm import checkpoints, evaluation, metrics, train
+
+    calls = itertools.count(1)
+
+    def maybe_act() -> None:
+        if next(calls) == int(count):
+            act(action)
+
+    write, eval_feeds, save, rename = (
+        metrics.MetricsWriter.write,
+        evaluation.eval_feeds,
+        checkpoints.Checkpoints.save,
+        os.rename,
+    )
+
+    def acting_write(self, line):
+        maybe_act()
+        write(self, line)
+
+    def acting_feeds(*args, **kwargs):
+        for feed in eval_feeds(*args, **kwargs):
+            maybe_act()
+            yield feed
+
+    def acting_rename(source, target, **kwargs):
+        if os.path.basename(target).isdigit():  # checkpoints are named by their steps
+            maybe_act()
+        rename(source, target, **kwargs)
+
+    def waiting_save(self, *args, **kwargs):
+        saved = save(self, *args, **kwargs)
+        self.wait()
+        return saved
+
+    if moment == "save":
+        os.rename = acting_rename
+    else:
+        checkpoints.Checkpoints.save = waiting_save
+    if moment == "log":
+        metrics.MetricsWriter.write = acting_write
+    if moment == "evaluation":
+        evaluation.eval_feeds = acting_feeds
+    return train.main(list(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

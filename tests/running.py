@@ -1,0 +1,119 @@
+"""Runs of the entry point for the tests of it, as subprocesses or in this process."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "tests" / "configs" / "tiny.py"
+
+
+class Bench:
+    """A directory shared by the tests of a session: a text, caches, and one finished run, the reference."""
+
+    def __init__(self, base: Path):
+        self.base, self.text = base, base / "text.txt"
+        base.mkdir(exist_ok=True)
+        if not self.text.exists():
+            draw = random.Random(0)
+            words = ("the", "cat", "sat", "on", "a", "mat", "and", "ran", "far", "home")
+            self.text.write_text("".join(draw.choice(words) + draw.choice("  \n") for _ in range(800)))
+        self.env = os.environ | {"XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT)}
+        if self.env.pop("PYTHONDONTWRITEBYTECODE", None):  # it would make every start compile all of jax's source
+            self.env["PYTHONPYCACHEPREFIX"] = str(base / "pycache")
+
+    def arguments(self, workdir: Path | None, *more: str) -> list[str]:
+        """The tiny config on the bench's text; a later argument overrides an earlier one of the same key."""
+        into = [f"--workdir={workdir}"] if workdir else []
+        return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", *into, *more]
+
+    def command(self, workdir: Path, *more: str, at: str | None = None) -> list[str]:
+        """The command of a run; at = "KILL log 3" lets at_moment.py act on it."""
+        program = ["-m", "lm.train"] if at is None else [str(ROOT / "tests" / "at_moment.py"), *at.split()]
+        return [sys.executable, *program, *self.arguments(workdir, *more)]
+
+    def train(self, workdir: Path, *more: str, at: str | None = None) -> subprocess.CompletedProcess:
+        command = self.command(workdir, *more, at=at)
+        return subprocess.run(command, cwd=self.base, env=self.env, capture_output=True, text=True, timeout=600)
+
+    def without_jax(self) -> Path:
+        """A directory that, ahead in PYTHONPATH, makes the import of jax an error."""
+        directory = self.base / "without_jax"
+        directory.mkdir(exist_ok=True)
+        (directory / "jax.py").write_text("raise ImportError('jax was imported')\n")
+        return directory
+
+    def reference(self) -> Path:
+        """The workdir of a run that nothing disturbed; its output is beside it."""
+        workdir = self.base / "reference"
+        if not (workdir / "summary.json").exists():
+            done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
+            assert done.returncode == 0, done.stderr
+            (self.base / "reference.txt").write_text(done.stdout + done.stderr)
+        return workdir
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.getbasetemp() / "bench")
+
+
+@pytest.fixture
+def train(bench, tmp_path, monkeypatch, capsys):
+    """train(*arguments) runs lm.train in this process and in an empty directory; returns (exit code, what it said)."""
+    import logging
+
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    from lm.train import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+    logger = logging.getLogger("lm")
+    before = logger.handlers, logger.propagate, logger.level
+    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
+
+    def train(workdir: Path | None, *more: str) -> tuple[int, str]:
+        code = main(bench.arguments(workdir, *more))
+        return code, "".join(capsys.readouterr())
+
+    yield train
+    logger.handlers, logger.propagate, logger.level = before
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
+    compilation_cache.reset_cache()
+
+
+def metrics_of(workdir: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what is measured by the clock."""
+    return read_metrics(workdir / "metrics.jsonl", timing=False)
+
+
+def summary_of(workdir: Path) -> dict:
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def checkpoint_steps(workdir: Path) -> list[int]:
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def checksums(workdir: Path, step: int) -> dict[str, str]:
+    """The checksum of every leaf of the state (parameters, moments, counters) in a checkpoint, by path."""
+    record = json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())
+    return {path: leaf["checksum"] for path, leaf in record["leaves"].items()}
+
+
+def assert_same_run(workdir: Path, reference: Path, step: int = 12) -> None:
+    """Two runs ended in the same state to the bit, and wrote the same lines, each once."""
+    assert checksums(workdir, step) == checksums(reference, step)
+    for ours, theirs in itertools.zip_longest(metrics_of(workdir), metrics_of(reference)):
+        assert ours == theirs, f"{ours}\n{theirs}"

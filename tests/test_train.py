@@ -1,0 +1,341 @@
+"""The entry point as its users meet it: what a run leaves behind, what it says, and how it refuses."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from running import (
+    CONFIG,
+    ROOT,
+    bench,  # noqa: F401 - fixtures
+    checkpoint_steps,
+    checksums,
+    metrics_of,
+    summary_of,
+    train,  # noqa: F401
+)
+
+from lm import flops
+from lm.checkpoints import restore_params
+from lm.runs import SUMMARY_FIELDS
+
+# One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
+# embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.
+N_PARAMS = 2 * 14 * 16 + 3 * 16 + 4 * 16 * 16 + 3 * 16 * 64
+
+
+def strict_json(text: str):
+    """Parsed JSON, without the words NaN and Infinity that Python alone understands."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# ---- A run from start to end -------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_every_file(bench):  # noqa: F811
+    workdir = bench.reference()
+    names = {path.name for path in workdir.iterdir()} - {".lock"}
+    assert names == {
+        "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "samples",
+        "summary.json",
+    }  # fmt: skip
+    config = strict_json((workdir / "config.json").read_text())
+    assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
+    (start,) = strict_json((workdir / "run.json").read_text())["starts"]
+    assert {"versions", "git", "host", "argv"} <= set(start)
+    assert [path.name for path in (workdir / "samples").iterdir()] == ["step_12.txt"]
+    assert len((workdir / "samples" / "step_12.txt").read_text()) == len("\n") + 10
+    assert any((workdir / "tensorboard").iterdir())
+    assert 12 in checkpoint_steps(workdir)
+
+
+def test_the_summary(bench):  # noqa: F811
+    workdir = bench.reference()
+    summary = strict_json((workdir / "summary.json").read_text())
+    assert set(SUMMARY_FIELDS) <= set(summary)
+    assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 12, 12 * 4 * 16)
+    assert (summary["n_params"], summary["data"]) == (N_PARAMS, "text.txt")
+    final = {line["split"]: line for line in metrics_of(workdir) if "split" in line and line["step"] == 12}
+    assert summary["val_loss"] == final["validation"]["loss"]
+    assert summary["test_loss"] == final["test"]["loss"]
+    # Every character is one byte, and one token: bits per byte are the loss in bits.
+    assert summary["val_bits_per_byte"] == pytest.approx(summary["val_loss"] / np.log(2), rel=1e-12)
+    assert summary["wall_seconds"] > 0
+    assert summary["config_digest"] == json.loads((workdir / "run.json").read_text())["experiment_digest"]
+
+
+def test_the_metrics(bench):  # noqa: F811
+    workdir = bench.reference()
+    lines = [strict_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "split" not in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    fields = {"step", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "mfu"}
+    assert all(fields <= set(line) for line in steps)
+    assert [line["tokens"] for line in steps] == [64 * step for step in range(1, 13)]
+    # A cosine from 1e-3 to a tenth of it over 12 steps; the first step is made at its beginning.
+    cosine = [1e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * step / 12)) / 2) for step in range(12)]
+    np.testing.assert_allclose([line["learning_rate"] for line in steps], cosine, rtol=1e-6)
+    assert all(line["mfu"] is None for line in steps) == (flops.peak_flops("cpu", "float32") is None)
+    evaluations = [(line["step"], line["split"]) for line in lines if "split" in line]
+    assert evaluations == [(4, "validation"), (8, "validation"), (12, "validation"), (12, "test")]
+    n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
+    assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {n_validation - 1}
+    assert lines[-2]["loss"] < lines[4]["loss"]  # it learned
+
+
+def test_a_log_file_has_plain_lines(bench):  # noqa: F811
+    bench.reference()
+    said = (bench.base / "reference.txt").read_text()
+    assert "\r" not in said
+    assert "\x1b" not in said
+    for words in ("embedding", "total", f"{N_PARAMS:,}", "step 12/12", "validation: loss", "a sample", "lm.sample"):
+        assert words in said
+    assert "Traceback" not in said
+
+
+def test_a_terminal_has_a_live_line(bench, tmp_path):  # noqa: F811
+    ours, theirs = pty.openpty()
+    command = bench.command(tmp_path / "run", "--config.train.steps=4", "--config.eval.every=2")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=bench.env | {"TERM": "xterm"}, stdout=theirs, stderr=theirs
+    ) as run:
+        os.close(theirs)
+        said = b""
+        try:
+            while chunk := os.read(ours, 2**16):
+                said += chunk
+        except OSError:  # Linux's way to say that the other end is closed
+            pass
+    os.close(ours)
+    assert run.returncode == 0
+    live = [part for part in said.decode().split("\r") if part.startswith("step ") and part.endswith("\x1b[K")]
+    assert [part.split("/")[0].split() for part in live] == [["step", str(step)] for step in range(1, 5)]
+    assert b"validation: loss" in said
+
+
+# ---- Refusals ----------------------------------------------------------------------------------------------------
+
+
+def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:  # noqa: F811
+    """The entry point where jax cannot be imported; checks that nothing is left behind."""
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{ROOT}"}
+    command = [sys.executable, "-m", "lm.train", *arguments]
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
+    assert not any(directory.iterdir())
+    return done
+
+
+def test_help_is_useful_and_needs_no_jax(bench, tmp_path):  # noqa: F811
+    done = in_empty_directory(bench, tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
+        assert words in done.stdout
+
+
+TINY = f"--config={CONFIG}"
+REFUSALS = {
+    "every mistake at once": (
+        [
+            TINY,
+            "--config.model.d_modle=3",
+            "--config.train.steps=abc",
+            "--config.model.dropout=1",
+            "--config.trian.x=1",
+        ],
+        ["config.model.d_modle", "d_model?", "config.train.steps: 'abc'", "config.model.dropout", "config.trian"],
+    ),
+    "stray argument": ([TINY, "--config.model.tie_embeddings", "False"], ["False", "--config.SECTION.KEY=VALUE"]),
+    "misspelled option": ([TINY, "--resum"], ["--resum"]),
+    "no config": ([], ["--config"]),
+    "missing config file": (["--config=configs/shakespear.py"], ["configs/shakespear.py"]),
+    "resume where": ([TINY, "--resume"], ["--resume", "--workdir"]),
+    "workdir is a file": ([TINY, f"--workdir={CONFIG}"], ["is a file"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_mistakes_cost_nothing(bench, tmp_path, case):  # noqa: F811
+    arguments, expected = REFUSALS[case]
+    done = in_empty_directory(bench, tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    for words in expected:
+        assert words in done.stderr
+
+
+RUN_REFUSALS = {
+    "not resumed": ([], ["already holds a run", "--resume"]),
+    "another experiment": (
+        ["--resume", "--config.model.d_model=32", "--config.optimizer.b2=0.9"],
+        ["config.model.d_model: 16 -> 32", "config.optimizer.b2: 0.95 -> 0.9"],
+    ),
+    "cosine does not grow": (["--resume", "--config.train.steps=24"], ["config.train.steps: 12 -> 24", "schedule"]),
+    "shrink": (["--resume", "--config.train.steps=6"], ["config.train.steps: 12 -> 6", "shrink"]),
+}
+
+
+@pytest.mark.parametrize("case", RUN_REFUSALS)
+def test_a_run_is_never_overwritten(bench, tmp_path, case):  # noqa: F811
+    reference = bench.reference()
+    arguments, expected = RUN_REFUSALS[case]
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
+    done = in_empty_directory(bench, tmp_path, *bench.arguments(reference, *arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    for words in expected:
+        assert words in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
+
+
+def test_mistakes_that_the_data_shows(train, tmp_path):  # noqa: F811
+    code, said = train(tmp_path / "run", "--config.data.source=text:absent.txt")
+    assert code == 2
+    assert "absent.txt" in said
+    prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
+    code, said = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
+    assert code == 2
+    assert "config.eval.sample_prompt" in said
+    assert "config.train.seq_len" in said
+    assert not any(tmp_path.iterdir())
+
+
+# ---- No network --------------------------------------------------------------------------------------------------
+
+
+def test_the_fallback_is_loud(train, tmp_path, monkeypatch):  # noqa: F811
+    from lm.data import shakespeare
+
+    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # the discard port: nobody listens
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    source = ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
+    code, said = train(tmp_path / "run", *source)
+    assert code == 2
+    for way_out in ("network", "TFDS_DATA_DIR", "text:PATH"):
+        assert way_out in said
+    assert not (tmp_path / "run").exists()
+    short = ["--config.train.steps=2", "--config.eval.final_splits=()"]
+    code, said = train(tmp_path / "run", *source, "--config.data.offline=python_docs", *short)
+    assert code == 0
+    assert "NOTICE" in said
+    assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
+
+
+# ---- A loss that is not finite -----------------------------------------------------------------------------------
+
+DIVERGING = (
+    "--config.optimizer.name=sgd",
+    "--config.optimizer.learning_rate=1e30",
+    "--config.optimizer.schedule=constant",
+    "--config.optimizer.clip_norm=none",
+    "--config.optimizer.weight_decay=0.0",
+    "--config.eval.every=0",
+    "--config.eval.final_splits=()",
+)
+
+
+def assert_only_finite_checkpoints(workdir):
+    for step in checkpoint_steps(workdir):
+        import jax
+
+        _, params, _ = restore_params(workdir, step)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_a_diverging_run_stops_with_a_report(train, tmp_path):  # noqa: F811
+    bad = {}
+    for k in (1, 4):
+        workdir = tmp_path / f"by_{k}"
+        code, said = train(workdir, *DIVERGING, f"--config.train.steps_per_dispatch={k}")
+        assert code == 3
+        *good, last = metrics_of(workdir)
+        bad[k] = last["step"]
+        assert not np.isfinite(last["loss"]) or not np.isfinite(last["grad_norm"])
+        assert all(np.isfinite(line["loss"]) and np.isfinite(line["grad_norm"]) for line in good)
+        assert [line["step"] for line in good] == list(range(1, last["step"]))
+        # The step, the learning rate, norms by group, the last good checkpoint.
+        assert f"step {last['step']}: the loss or a gradient is not finite" in said
+        assert "learning rate 1e+30" in said
+        assert all(group in said for group in ("gradient norm", "layers_0/attention ", "final_norm", "head"))
+        assert f"step {last['step'] - 1} in {workdir / 'checkpoints'}" in said
+        assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("nonfinite", last["step"] - 1)
+        assert max(checkpoint_steps(workdir)) == last["step"] - 1
+        assert_only_finite_checkpoints(workdir)
+    assert bad[1] == bad[4] > 1
+    assert checksums(tmp_path / "by_1", bad[1] - 1) == checksums(tmp_path / "by_4", bad[1] - 1)
+
+    code, said = train(tmp_path / "by_1", *DIVERGING, "--resume", "--config.train.on_nonfinite=skip")
+    assert code == 0
+    assert "the update was withheld" in said
+    summary = summary_of(tmp_path / "by_1")
+    assert (summary["status"], summary["steps"]) == ("finished", 12)
+    not_finite = [line for line in metrics_of(tmp_path / "by_1") if not np.isfinite(line["loss"] + line["grad_norm"])]
+    assert summary["skipped"] == len(not_finite) > 0
+    assert_only_finite_checkpoints(tmp_path / "by_1")
+
+
+# ---- Ways to run it ----------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):  # noqa: F811
+    code, _ = train(tmp_path / "run", "--config.data.device_bytes=0")
+    assert code == 0
+    assert metrics_of(tmp_path / "run") == metrics_of(bench.reference())
+    assert checksums(tmp_path / "run", 12) == checksums(bench.reference(), 12)
+
+
+def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):  # noqa: F811
+    code, _ = train(tmp_path / "run", "--config.train.accumulation=2", "--config.eval.final_splits=()")
+    assert code == 0
+    reference = {line["step"]: line["loss"] for line in metrics_of(bench.reference()) if "split" not in line}
+    ours = {line["step"]: line["loss"] for line in metrics_of(tmp_path / "run") if "split" not in line}
+    np.testing.assert_allclose([ours[s] for s in ours], [reference[s] for s in ours], rtol=1e-5)
+
+
+def test_details_and_profile(train, tmp_path):  # noqa: F811
+    detail, profile = "--config.log.detail_every=4", "--config.train.profile=(3,4)"
+    code, said = train(tmp_path / "run", detail, profile, "--config.eval.final_splits=()", "--config.train.steps=6")
+    assert code == 0
+    lines = [line for line in metrics_of(tmp_path / "run") if "detail" in line]
+    assert [line["step"] for line in lines] == [0, 4]
+    assert set(lines[0]["detail"]) == {"gradients", "parameters", "updates", "activations"}
+    assert lines[0]["detail"]["parameters"]["final_norm/scale_D"] == 1.0  # gains start at one
+    assert lines[0]["detail"]["activations"]["layers_0"] > 0
+    assert "profile of steps 3 to 4" in said
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.slow
+def test_debug_computes_the_same_without_jit(bench, train, tmp_path):  # noqa: F811
+    options = ("--config.train.debug=true", "--config.train.steps_per_dispatch=1")
+    code, _ = train(tmp_path / "run", *options, "--config.eval.every=0", "--config.eval.final_splits=()")
+    assert code == 0
+    reference = [line["loss"] for line in metrics_of(bench.reference()) if "split" not in line]
+    np.testing.assert_allclose([line["loss"] for line in metrics_of(tmp_path / "run")], reference, rtol=1e-5)
+
+
+# As someone would who has second thoughts while the data is being prepared.
+INTERRUPTED_EARLY = """
+import os, signal, sys
+from lm import data, train
+data.prepare = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_before_training_leaves_nothing(bench, tmp_path):  # noqa: F811
+    command = [sys.executable, "-c", INTERRUPTED_EARLY, *bench.arguments(tmp_path / "run")]
+    done = subprocess.run(command, env=bench.env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
