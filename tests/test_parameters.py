@@ -1,0 +1,229 @@
+import dataclasses
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm import parameters
+from lm.config import Config, ModelConfig, TrainConfig
+from lm.parameters import count, flat, init_params, parameter_table, stack_layers, unstack_layers
+
+jit_init = jax.jit(init_params, static_argnums=0)
+
+
+def initial(seed=7, **model):
+    """Initial values by path; not under jit, because compiling takes seconds for each config."""
+    return flat(init_params(tiny(model=model).model, seed))
+
+
+# Published models whose exact parameter counts the issue states, or others print.
+MODELS = {
+    "cmu_15780": (
+        9_892_554,
+        TrainConfig(seq_len=255),
+        ModelConfig(
+            vocab_size=32074, d_model=128, n_layers=5, n_heads=8, d_ff=1024, norm="layer", ffn="mlp", activation="relu",
+            ffn_bias=True, attn_bias=True, head_bias=True, positions="sinusoidal",
+        ),
+    ),
+    "cs336_tinystories": (
+        22_696_448,
+        TrainConfig(seq_len=256),
+        ModelConfig(vocab_size=10_000, d_model=512, n_layers=4, n_heads=16),  # d_ff: the default, 1344
+    ),
+    "gpt2_small": (
+        124_439_808,
+        TrainConfig(seq_len=1024),
+        ModelConfig(
+            vocab_size=50257, d_model=768, n_layers=12, n_heads=12, norm="layer", ffn="mlp", activation="gelu_tanh",
+            ffn_bias=True, attn_bias=True, positions="learned", tie_embeddings=True, init="gpt2",
+        ),
+    ),
+    "llama_3.2_1b": (
+        1_235_814_400,
+        TrainConfig(seq_len=8192),
+        ModelConfig(
+            vocab_size=128_256, d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192, tie_embeddings=True,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_counts_without_allocating(name, scan_layers):
+    expected, train, model = MODELS[name]
+    c = parameters.resolve(Config(model=model, train=train), model.vocab_size).model
+    c = dataclasses.replace(c, scan_layers=scan_layers)
+    assert count(parameter_table(c)) == expected
+    shapes = jax.eval_shape(functools.partial(init_params, c), 0)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == expected
+    if name == "cs336_tinystories":
+        assert c.d_ff == 1344
+
+
+OTHERS = [
+    {"attn_bias": True, "ffn_bias": True, "head_bias": True},
+    {"qk_norm": True},
+    {"tie_embeddings": True},
+    {"norm": "layer"},
+    {"norm_placement": "none"},
+    {"norm_placement": "sandwich"},
+    {"norm_placement": "parallel"},
+    {"positions": "learned"},
+    {"ffn": "mlp"},
+    {"n_kv_heads": 4},
+    {"n_layers": 3},
+    {"zero_init_residual": True},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(map(str, other)))
+def test_other_parameters_do_not_change_a_shared_one(other):
+    """Bit-identical initial values under the same name, whatever else exists: a paired comparison starts paired."""
+    base, changed = initial(), initial(**other)
+    differ = {path for path in base.keys() & changed.keys() if not np.array_equal(base[path], changed[path])}
+    meant = {"n_kv_heads": ("w_k_DGK", "w_v_DGK"), "zero_init_residual": ("w_o_HKD", "w_down_FD")}
+    allowed = meant.get(next(iter(other)), ())
+    assert {path.rpartition("/")[2] for path in differ} == set(allowed)
+    assert len(base.keys() & changed.keys()) >= 11  # the comparison compared something
+    if not allowed:
+        assert base.keys() != changed.keys()
+
+
+def test_different_names_layers_and_seeds_get_different_values():
+    values = initial(ffn="glu", n_kv_heads=4)
+    same_shape = ["attention/w_k_DGK", "attention/w_v_DGK", "attention/w_q_DHK"]
+    chosen = [values[f"layers_{i}/{path}"] for i in (0, 1) for path in same_shape]
+    chosen += [values[f"layers_{i}/ffn/{name}"] for i in (0, 1) for name in ("w_gate_DF", "w_up_DF")]
+    chosen.append(initial(seed=8, n_kv_heads=4)["layers_0/attention/w_k_DGK"])
+    correlations = np.corrcoef([np.ravel(x)[:256] for x in chosen]) - np.eye(len(chosen))
+    assert np.abs(correlations).max() < 5 / math.sqrt(256)
+
+
+def test_scanned_and_unrolled_start_bit_identical():
+    unrolled, scanned = (init_params(tiny(model={"scan_layers": scan}).model, 3) for scan in (False, True))
+    chex.assert_trees_all_equal(stack_layers(unrolled), scanned)
+    chex.assert_trees_all_equal(unstack_layers(scanned), unrolled)
+
+
+def test_the_same_under_jit():
+    seed = jnp.uint32(2**32 - 1)  # the largest
+    base = jit_init(tiny().model, seed)
+    chex.assert_trees_all_equal(stack_layers(base), jit_init(tiny(model={"scan_layers": True}).model, seed))
+    other = {"attn_bias": True, "head_bias": True, "qk_norm": True, "norm": "layer", "n_layers": 3}
+    changed = flat(jit_init(tiny(model=other).model, seed))
+    chex.assert_trees_all_equal({path: changed[path] for path in flat(base)}, flat(base))
+    # Between jit and no jit the compiler may round a product differently, by one unit.
+    chex.assert_trees_all_close(init_params(tiny().model, 2**32 - 1), base, rtol=2.0**-22, atol=0)
+
+
+def test_stack_and_unstack_are_inverse_beyond_ten_layers():
+    """layers_10 stands after layers_9, not after layers_1."""
+    params = {"embedding": np.zeros(3)} | {f"layers_{i}": {"w": np.full((2, 2), i)} for i in range(11)}
+    stacked = stack_layers(params)
+    np.testing.assert_array_equal(stacked["layers"]["w"][:, 0, 0], np.arange(11))
+    chex.assert_trees_all_equal(unstack_layers(stacked), params)
+
+
+@pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
+def test_a_layer_is_the_same_at_any_depth(init):
+    """GPT-2's residual projections are divided by sqrt(2 n_layers): the same draw, up to that factor."""
+    shallow, deep = initial(init=init, n_layers=2), initial(init=init, n_layers=3)
+    for path, x in shallow.items():
+        residual = init == "gpt2" and path.endswith(("w_o_HKD", "w_down_FD"))
+        np.testing.assert_allclose(
+            x, deep[path] * (math.sqrt(3 / 2) if residual else 1.0), rtol=3e-7 if residual else 0, err_msg=path
+        )
+
+
+# The standard deviations as published: Glorot and Bengio 2010, He et al. 2015, GPT-2's code. (d_in, d_out) by name.
+FANS = {
+    "attention/w_q_DHK": (64, 128),
+    "attention/w_k_DGK": (64, 64),
+    "attention/w_v_DGK": (64, 64),
+    "attention/w_o_HKD": (128, 64),
+    "ffn/w_gate_DF": (64, 96),
+    "ffn/w_up_DF": (64, 96),
+    "ffn/w_down_FD": (96, 64),
+    "head/w_DV": (64, 100),
+}
+CUT = 0.98658  # the std of a standard normal cut at +-3: sqrt(1 - 6 phi(3) / (2 Phi(3) - 1))
+
+
+def documented_std(init, path, n_layers):
+    d_in, d_out = FANS[path]
+    if init == "glorot":
+        return CUT * math.sqrt(2 / (d_in + d_out))
+    if init == "he":
+        return math.sqrt(2 / d_in)
+    return 0.02 / (math.sqrt(2 * n_layers) if path.endswith(("w_o_HKD", "w_down_FD")) else 1)
+
+
+@pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
+def test_standard_deviations_and_the_cut_at_three_sigma(init):
+    sizes = {"d_model": 64, "n_heads": 8, "n_kv_heads": 4, "d_head": 16, "d_ff": 96, "vocab_size": 100}
+    values = initial(init=init, **sizes)
+    for path in FANS:
+        x = np.float64(values[path if path.startswith("head") else f"layers_1/{path}"])
+        expected = documented_std(init, path, n_layers=2)
+        # For n normal draws mean and std are off by 1/sqrt(n) and 1/sqrt(2n) sigma; 5 of these are one in a million.
+        assert abs(x.mean()) < 5 * expected / math.sqrt(x.size), path
+        assert abs(x.std() / expected - 1) < 5 / math.sqrt(2 * x.size), path
+        largest = np.abs(x).max() / expected
+        assert largest <= 3 / CUT * (1 + 1e-6) if init == "glorot" else largest > 3, path
+    assert abs(np.std(values["embedding"]) / (0.02 if init == "gpt2" else 1) - 1) < 5 / math.sqrt(2 * 6400)
+
+
+def test_embedding_std_is_a_key_of_its_own():
+    np.testing.assert_allclose(initial(embed_std=0.5)["embedding"], 0.5 * initial()["embedding"], rtol=1e-6)
+
+
+def test_gains_start_at_one_and_biases_at_zero():
+    values = initial(norm="layer", qk_norm=True, attn_bias=True, ffn_bias=True, head_bias=True, zero_init_residual=True)
+    table = parameter_table(
+        tiny(model={"norm": "layer", "qk_norm": True, "attn_bias": True, "ffn_bias": True, "head_bias": True}).model
+    )
+    assert values.keys() == table.keys()
+    for path, p in table.items():
+        if p.kind in ("norm", "bias"):
+            assert (values[path] == (p.kind == "norm")).all(), path
+        elif path.endswith(("w_o_HKD", "w_down_FD")):
+            assert (values[path] == 0).all(), path
+        else:
+            assert (values[path] != 0).all(), path
+
+
+GOLDEN = {
+    ("glorot", "embedding"): [0.23818332, -0.99204147, 0.04491008],
+    ("glorot", "layers_1/attention/w_o_HKD"): [0.04164286, 0.00823385, 0.02120458],
+    ("he", "layers_1/attention/w_o_HKD"): [0.05905283, 0.01167598, 0.0300692],
+    ("gpt2", "head/w_DV"): [-0.0130141, -0.00333021, -0.00747085],
+}
+
+
+@pytest.mark.parametrize(("init", "path"), GOLDEN)
+def test_golden_values(init, path):
+    """What seed 7 gave in November 2026, on jax 0.10.2 and 0.12.0: a run of today must start like a run of then."""
+    np.testing.assert_allclose(np.ravel(initial(init=init)[path])[:3], GOLDEN[init, path], rtol=1e-6)
+
+
+def test_dtype_of_parameters():
+    wide, narrow = initial(), initial(param_dtype="bfloat16")
+    chex.assert_trees_all_equal(narrow, jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide))
+
+
+def test_axes_name_the_dimensions():
+    """The same letter has the same length everywhere; this is what sharding rules rely on."""
+    config = tiny(model={"scan_layers": True, "positions": "learned", "attn_bias": True, "ffn_bias": True})
+    c = config.model
+    lengths = {"N": c.n_layers, "D": c.d_model, "V": c.vocab_size, "T": c.max_positions, "H": c.n_heads}
+    lengths |= {"G": c.n_kv_heads, "K": c.d_head, "F": c.d_ff}
+    for path, p in parameter_table(c).items():
+        assert p.shape == tuple(lengths[axis] for axis in p.axes), path
+        assert path.rpartition("_")[2] in (p.axes.removeprefix("N"), path), path  # names end in the axes of one layer
