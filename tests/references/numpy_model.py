@@ -1,0 +1,122 @@
+"""The whole model in NumPy and float64, written from the papers' equations with loops where loops are clearest.
+
+It reads the parameters of lm/parameters.py by name and shares no code with lm.
+"""
+
+import math
+
+import numpy as np
+
+_erf = np.vectorize(math.erf)
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+def rms(x, gain, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+
+
+def norm(c, p, x):
+    if c.norm == "rms":
+        return rms(x, p["scale_D"], c.norm_eps)
+    mean, n = x.mean(-1, keepdims=True), x.shape[-1]
+    if c.norm_algorithm == "running_mean":
+        running = np.cumsum(x, -1) / np.arange(1, n + 1)
+        var = ((x - running) ** 2).sum(-1, keepdims=True) / (n - 1)
+    else:
+        var = x.var(-1, keepdims=True, ddof=c.norm_ddof)
+    return (x - mean) / np.sqrt(var + c.norm_eps) * p["scale_D"] + p.get("bias_D", 0)
+
+
+def rotated(c, x, position):
+    """RoPE of one head's vector x (K,) as complex numbers."""
+    K = len(x)
+    turn = np.exp(1j * position * c.rope_theta ** (-np.arange(0, K, 2) / K))
+    if c.rope_pairing == "halves":
+        z = (x[: K // 2] + 1j * x[K // 2 :]) * turn
+        return np.concatenate([z.real, z.imag])
+    z = (x[0::2] + 1j * x[1::2]) * turn
+    return np.stack([z.real, z.imag], -1).ravel()
+
+
+def attention(c, p, x_TD, window):
+    T, (H, K) = len(x_TD), p["w_q_DHK"].shape[1:]
+    q = np.einsum("td,dhk->thk", x_TD, p["w_q_DHK"]) + p.get("b_q_HK", 0)
+    k = np.einsum("td,dhk->thk", x_TD, p["w_k_DGK"]) + p.get("b_k_GK", 0)
+    v = np.einsum("td,dhk->thk", x_TD, p["w_v_DGK"]) + p.get("b_v_GK", 0)
+    if c.qk_norm:
+        q, k = rms(q, p["q_scale_K"], c.norm_eps), rms(k, p["k_scale_K"], c.norm_eps)
+    group = H // k.shape[1]
+    out = np.zeros_like(x_TD)
+    for t in range(T):
+        first = max(0, t - window + 1) if window else 0
+        for h in range(H):
+            g = h // group
+            query, keys = q[t, h], [k[s, g] for s in range(first, t + 1)]
+            if c.positions == "rope":
+                query = rotated(c, query, t)
+                keys = [rotated(c, key, s) for s, key in enumerate(keys, first)]
+            scores = np.array([query @ key for key in keys]) / math.sqrt(K)
+            if c.attn_softcap is not None:
+                scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            out[t] += sum(w * v[s, g] for s, w in enumerate(weights, first)) @ p["w_o_HKD"][h]
+    return out + p.get("b_o_D", 0)
+
+
+def feed_forward(c, p, x):
+    f = ACTIVATIONS[c.activation]
+    if c.ffn == "mlp":
+        return f(x @ p["w_in_DF"] + p.get("b_in_F", 0)) @ p["w_out_FD"] + p.get("b_out_D", 0)
+    gate, up = x @ p["w_gate_DF"] + p.get("b_gate_F", 0), x @ p["w_up_DF"] + p.get("b_up_F", 0)
+    return (f(gate) * up) @ p["w_down_FD"] + p.get("b_down_D", 0)
+
+
+def block(c, p, x, window):
+    def attn(x):
+        return attention(c, p["attention"], x, window)
+
+    def ffn(x):
+        return feed_forward(c, p["ffn"], x)
+
+    if c.norm_placement == "pre":
+        x = x + attn(norm(c, p["attention_norm"], x))
+        return x + ffn(norm(c, p["ffn_norm"], x))
+    if c.norm_placement == "post":
+        x = norm(c, p["attention_norm"], x + attn(x))
+        return norm(c, p["ffn_norm"], x + ffn(x))
+    if c.norm_placement == "sandwich":
+        x = x + norm(c, p["attention_post_norm"], attn(norm(c, p["attention_norm"], x)))
+        return x + norm(c, p["ffn_post_norm"], ffn(norm(c, p["ffn_norm"], x)))
+    if c.norm_placement == "parallel":
+        y = norm(c, p["norm"], x)
+        return x + attn(y) + ffn(y)
+    x = x + attn(x)
+    return x + ffn(x)
+
+
+def logits(c, params, tokens):
+    """Logits (T, V) for token ids (T,). params: of an unrolled model, nested dicts of float64 arrays."""
+    T, D = len(tokens), c.d_model
+    x = params["embedding"][tokens]
+    if c.positions == "learned":
+        x = x + params["positions"][:T]
+    if c.positions == "sinusoidal":
+        for t in range(T):
+            for i in range(D // 2):
+                angle = t / 10_000 ** (2 * i / D)
+                pair = [math.sin(angle), math.cos(angle)]
+                x[t, 2 * i : 2 * i + 2] += pair if c.sinusoidal_order == "sine_first" else pair[::-1]
+    for i in range(c.n_layers):
+        x = block(c, params[f"layers_{i}"], x, c.window_pattern[i % len(c.window_pattern)])
+    if c.norm_placement in ("pre", "sandwich", "parallel"):
+        x = norm(c, params["final_norm"], x)
+    out = x @ params["embedding"].T if c.tie_embeddings else x @ params["head"]["w_DV"] + params["head"].get("b_V", 0)
+    return out if c.logit_softcap is None else c.logit_softcap * np.tanh(out / c.logit_softcap)

@@ -1,0 +1,237 @@
+"""The model as a whole: what each switch does and does not do, causality, and NumPy's answers."""
+
+import dataclasses
+import functools
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import numpy_model
+from tiny import redrawn, tiny
+
+from lm import model, step
+from lm.config import ModelConfig
+from lm.parameters import unstack_layers
+
+T = 8
+TOKENS = np.arange(T * T).reshape(T, T)  # all different: one row of the embedding table for each place
+OTHER = T * T  # an id that does not occur
+
+# --- Every key of ModelConfig is in one list: what the model is, how it is carried out, how it starts.
+
+LAYER = {"norm": "layer"}
+ARCHITECTURE = {  # key: (what both models have, the key's two values)
+    "d_model": ({"n_heads": 4}, 16, 32),
+    "n_layers": ({}, 2, 3),
+    "n_heads": ({"d_head": 4, "n_kv_heads": 2}, 4, 2),
+    "n_kv_heads": ({}, 2, 4),
+    "d_head": ({}, 4, 6),
+    "vocab_size": ({}, 65, 66),
+    "norm": ({}, "rms", "layer"),
+    "norm_eps": ({}, 1e-5, 1e-1),
+    "norm_bias": (LAYER, True, False),
+    "norm_algorithm": (LAYER, "two_pass", "running_mean"),
+    "norm_ddof": (LAYER, 0, 1),
+    "norm_placement": ({}, "pre", "post"),
+    "ffn": ({}, "glu", "mlp"),
+    "activation": ({}, "silu", "gelu"),
+    "d_ff": ({}, 24, 32),
+    "ffn_bias": ({}, False, True),
+    "attn_bias": ({}, False, True),
+    "head_bias": ({}, False, True),
+    "positions": ({}, "rope", "none"),
+    "rope_theta": ({}, 10_000.0, 500_000.0),
+    "rope_pairing": ({}, "adjacent", "halves"),
+    "sinusoidal_order": ({"positions": "sinusoidal"}, "sine_first", "cosine_first"),
+    "qk_norm": ({}, False, True),
+    "window_pattern": ({}, (0,), (0, 3)),
+    "attn_softcap": ({}, None, 1.0),
+    "logit_softcap": ({}, None, 1.0),
+    "tie_embeddings": ({}, False, True),
+    "param_dtype": ({}, "float32", "bfloat16"),
+    "compute_dtype": ({}, "float32", "bfloat16"),
+}
+IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # beside them the exact values of norm_algorithm
+TRAINING_ONLY = {"init", "embed_std", "zero_init_residual", "dropout", "max_positions"}
+
+
+def test_every_key_of_the_model_is_in_one_list():
+    lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY]
+    assert sum(map(len, lists)) == len(set.union(*lists))
+    assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+def logits_of(**keys):
+    c = tiny(model={"vocab_size": OTHER + 1} | keys).model
+    return model.logits(redrawn(c), c, TOKENS)
+
+
+@pytest.mark.parametrize("key", ARCHITECTURE)
+def test_each_architecture_switch_changes_the_logits(key):
+    common, *values = ARCHITECTURE[key]
+    first, second = (np.asarray(logits_of(**common, **{key: value})) for value in values)
+    if key == "vocab_size":
+        assert first.shape != second.shape
+        return
+    # All rows of the batch change, at every position but perhaps the first few (a window of 3, one key to rotate).
+    assert (np.abs(first - second)[:, 3:].max(-1) > 1e-4 * np.abs(first).max()).all()
+
+
+CHOICES = {
+    "norm_placement": ["pre", "post", "sandwich", "parallel", "none"],
+    "activation": ["relu", "silu", "gelu", "gelu_tanh", "relu_squared"],
+    "positions": ["rope", "sinusoidal", "learned", "none"],
+    "norm": ["rms", "layer"],
+    "ffn": ["mlp", "glu"],
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_all_choices_of_a_switch_differ(key):
+    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
+    assert set(CHOICES[key]) == set(fields[key].metadata["choices"])
+    outs = [np.asarray(logits_of(**{key: value})) for value in CHOICES[key]]
+    for a, b in itertools.combinations(outs, 2):
+        assert np.abs(a - b).max() > 1e-4
+
+
+BASE = {"vocab_size": OTHER + 1, "norm": "layer", "attn_bias": True, "n_layers": 3, "window_pattern": (0, 3)}
+SAME = {
+    "remat_dots": ({"remat": "dots"}, {}),
+    "remat_block": ({"remat": "block"}, {}),
+    "scan": ({"scan_layers": True}, {}),
+    "scan_remat": ({"scan_layers": True, "remat": "block"}, {}),
+    "welford": ({"norm_algorithm": "welford"}, {}),
+    "chan": ({"norm_algorithm": "chan"}, {}),
+    "xla_attention": ({"attention": "xla"}, {}),
+    "loss_chunk": ({}, {"loss_chunk": 24}),
+    "accumulation": ({}, {"accumulation": 4}),
+}
+
+
+def loss_and_gradients(model_keys, train_keys):
+    config = tiny(model=BASE | model_keys, train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys)
+    state = step.init_state(config, 0).replace(params=redrawn(config.model))
+    loss, grads = step.gradients(state, {"tokens": jnp.asarray(TOKENS)}, config)
+    return loss, unstack_layers(grads) if config.model.scan_layers else grads
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return loss_and_gradients({}, {})
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_implementation_switches_change_nothing(plain, name):
+    """Float32 sums of some hundred terms in another order: 1e-5 of the largest entry of each gradient."""
+    loss, grads = loss_and_gradients(*SAME[name])
+    np.testing.assert_allclose(loss, plain[0], rtol=1e-6)
+    chex.assert_trees_all_equal_shapes_and_dtypes(grads, plain[1])
+    scale = jax.tree.map(lambda g: jnp.abs(g).max(), plain[1])
+    chex.assert_trees_all_close(*(jax.tree.map(jnp.divide, g, scale) for g in (grads, plain[1])), rtol=0, atol=1e-5)
+
+
+# --- Causality and NumPy's answers under combinations of everything.
+
+FACTORS = [
+    [{"norm_placement": placement} for placement in CHOICES["norm_placement"]],
+    [
+        {"positions": "rope"},
+        {"positions": "rope", "rope_pairing": "halves", "rope_theta": 100.0},
+        {"positions": "sinusoidal", "sinusoidal_order": "cosine_first"},
+        {"positions": "learned"},
+        {"positions": "none"},
+    ],
+    [
+        {"norm": "rms"},
+        {"norm": "layer", "norm_algorithm": "two_pass"},
+        {"norm": "layer", "norm_algorithm": "welford", "norm_bias": False},
+        {"norm": "layer", "norm_algorithm": "chan", "norm_ddof": 1},
+        {"norm": "layer", "norm_algorithm": "running_mean"},
+    ],
+    [
+        {"ffn": "glu", "activation": "silu"},
+        {"ffn": "mlp", "activation": "relu"},
+        {"ffn": "mlp", "activation": "gelu", "ffn_bias": True},
+        {"ffn": "glu", "activation": "gelu_tanh", "ffn_bias": True},
+        {"ffn": "mlp", "activation": "relu_squared"},
+    ],
+    [{"window_pattern": pattern} for pattern in ((0,), (2,), (3, 2), (2, 0), (4,))],
+    [
+        {"attention": "einsum", "n_kv_heads": 1, "qk_norm": True},
+        {"attention": "xla", "tie_embeddings": True, "logit_softcap": 5.0},
+        {"scan_layers": True, "n_kv_heads": 4, "head_bias": True},
+        {"remat": "block", "attn_softcap": 2.0, "attn_bias": True},
+        {"scan_layers": True, "remat": "dots", "d_head": 6, "attn_bias": True},
+    ],
+]
+
+
+def combination(i):
+    """Number i of 25 in which each value of a factor meets each value of every other (an orthogonal array)."""
+    a, b = divmod(i, 5)
+    levels = [a, b, *((a + k * b) % 5 for k in range(1, 5))]
+    keys = {"vocab_size": OTHER + 1}
+    for factor, level in zip(FACTORS, levels, strict=True):
+        keys |= factor[level]
+    return tiny(model=keys).model
+
+
+def test_combinations_are_pairwise_complete():
+    pairs = {
+        (f, g, a, b)
+        for i in range(25)
+        for f, g in itertools.combinations(range(6), 2)
+        for a, b in itertools.product(range(5), repeat=2)
+        if (FACTORS[f][a].items() | FACTORS[g][b].items()) <= vars(combination(i)).items()
+    }
+    wanted = {(f, g, a, b) for f, g in itertools.combinations(range(6), 2) for a in range(5) for b in range(5)}
+    assert wanted <= pairs
+
+
+def field_of(c):
+    """(T, T): which inputs an output depends on, through all layers and their windows."""
+    distance = np.arange(T)[:, None] - np.arange(T)
+    reach = np.eye(T, dtype=int)
+    for i in range(c.n_layers):
+        window = c.window_pattern[i % len(c.window_pattern)] or T
+        reach = reach @ ((distance >= 0) & (distance < window))
+    return reach > 0
+
+
+def check_causality(c, params, logits):
+    """Row i of the batch has another token at position i."""
+    before = np.asarray(logits(params, TOKENS))
+    after = np.asarray(logits(params, np.where(np.eye(T, dtype=bool), OTHER, TOKENS)))
+    changed = (before != after).any(-1)
+    np.testing.assert_array_equal(changed, field_of(c).T)
+
+
+@pytest.mark.parametrize("i", range(25))
+def test_causality_receptive_field_and_reference(i):
+    c = combination(i)
+    params = redrawn(c)
+    logits = functools.partial(lambda c, params, tokens: model.logits(params, c, tokens), c)
+    check_causality(c, params, logits)
+
+    def diagonal(embedding):  # row i of the batch contributes its hidden state at position i
+        h_BTD = model.hidden(params | {"embedding": embedding}, c, TOKENS)
+        return jnp.sum(h_BTD[jnp.arange(T), jnp.arange(T)] * (1 + jnp.arange(c.d_model)))
+
+    grads = jax.grad(diagonal)(params["embedding"])[:OTHER].reshape(T, T, -1)
+    np.testing.assert_array_equal((np.asarray(grads) != 0).any(-1), field_of(c))
+
+    unrolled = unstack_layers(params) if c.scan_layers else params
+    wide = jax.tree.map(np.float64, unrolled)
+    expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
+    # Two layers of about ten roundings each of 2^-24, growing through norms: some hundred units of the largest logit.
+    np.testing.assert_allclose(logits(params, TOKENS)[:2], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("i", [0, 8])
+def test_causality_to_the_bit_under_jit(i):
+    c = combination(i)
+    check_causality(c, redrawn(c), jax.jit(lambda params, tokens: model.logits(params, c, tokens)))
