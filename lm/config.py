@@ -134,7 +134,7 @@ class OptimizerConfig:
     b2: float = key(0.95, "adamw, lion: decay of the second moment", low=0.0, below=1.0)
     eps: float = key(1e-8, "adamw: added to the root of the second moment", above=0.0)
     momentum: float = key(0.0, "sgd: decay of the momentum; 0: none", low=0.0, below=1.0)
-    nesterov: bool = key(True, "sgd with momentum, muon: look ahead")
+    nesterov: bool = key(True, "sgd with momentum, muon (also the AdamW beside it): look ahead")
     muon_beta: float = key(0.95, "muon: decay of the momentum", low=0.0, below=1.0)
     adam_learning_rate: float | None = key(
         None, "muon: peak rate of the parameters left to AdamW (embeddings, head, gains, biases); none: learning_rate",

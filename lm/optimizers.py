@@ -23,8 +23,8 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
     elif o.schedule == "cosine":
         course = optax.cosine_decay_schedule(peak, length, o.final_fraction)
     else:
-        decay = max(1, round(o.decay_fraction * end))
-        course = optax.linear_schedule(peak, final, decay, transition_begin=max(0, length - decay))
+        decay = min(length, max(1, round(o.decay_fraction * end)))
+        course = optax.linear_schedule(peak, final, decay, transition_begin=length - decay)
     if o.warmup_steps == 0:
         return course
     # A rate of exactly 0 would waste the first step.

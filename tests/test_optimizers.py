@@ -1,0 +1,185 @@
+import dataclasses
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import redrawn, tiny
+
+from lm import parameters
+from lm.config import OptimizerConfig
+from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
+from lm.parameters import flat, nest, parameter_table
+
+EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),  # by hand, at a peak of 1 and 100 steps
+    [
+        ({"schedule": "constant"}, {0: 1, 50: 1, 99: 1}),
+        ({"schedule": "constant", "warmup_steps": 4}, {0: 1 / 5, 1: 2 / 5, 3: 4 / 5, 4: 1, 99: 1}),
+        ({"schedule": "linear", "final_fraction": 0.0}, {0: 1, 25: 0.75, 50: 0.5, 100: 0, 150: 0}),
+        ({"schedule": "linear", "warmup_steps": 20}, {20: 1, 60: 0.55, 100: 0.1}),
+        ({"schedule": "cosine"}, {0: 1, 50: 0.55, 100: 0.1, 130: 0.1}),
+        ({"schedule": "cosine", "warmup_steps": 40, "decay_steps": 80}, {39: 40 / 41, 40: 1, 60: 0.55, 80: 0.1}),
+        ({"schedule": "cosine"}, {25: 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2}),
+        ({"schedule": "wsd"}, {0: 1, 79: 1, 80: 1, 90: 0.55, 100: 0.1}),
+        ({"schedule": "wsd", "warmup_steps": 10, "decay_fraction": 0.5}, {9: 10 / 11, 50: 1, 75: 0.55, 100: 0.1}),
+        # The decay would begin within the warm-up: it begins after it, and still ends in time.
+        ({"schedule": "wsd", "warmup_steps": 60, "decay_fraction": 0.9}, {59: 60 / 61, 60: 1, 80: 0.55, 100: 0.1}),
+    ],
+)  # fmt: skip
+def test_learning_rates_at_known_steps(keys, expected):
+    schedule = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, **keys), steps=100)
+    for step, rate in expected.items():
+        assert float(schedule(jnp.int32(step))) == pytest.approx(rate, abs=2e-6), step
+
+
+def updates(o, config, grads_by_step, params):
+    """The parameters after these gradients."""
+    tx = make_optimizer(o, 100, parameter_table(config.model))
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for grads in grads_by_step:
+        change, state = step(grads, state, params)
+        params = optax.apply_updates(params, change)
+    return params
+
+
+def gradients(config, n=3, scale=1.0):
+    return [jax.tree.map(lambda x: scale * (x - (x > 2)), redrawn(config.model, seed=i + 1)) for i in range(n)]
+
+
+def test_adamw_is_optax_adamw_with_the_mask():
+    config = tiny(model=EVERYTHING | {"n_layers": 1})
+    o = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.3, clip_norm=None, eps=1e-3)
+    table = parameter_table(config.model)
+    mask = nest({path: "_b_" not in f"_{path.rpartition('/')[2]}" and "norm" not in path for path in table})
+    mask |= {"embedding": False, "positions": False}
+    ours = updates(o, config, gradients(config), redrawn(config.model))
+    theirs = optax.adamw(learning_rate_schedule(o, 100), b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.3, mask=mask)
+    params = redrawn(config.model)
+    state = theirs.init(params)
+    for grads in gradients(config):
+        change, state = theirs.update(grads, state, params)
+        params = optax.apply_updates(params, change)
+    chex.assert_trees_all_close(ours, params, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["norm", "bias", "embedding"])
+def test_decay_masks(kind):
+    """Weights always decay; norm gains, biases and embeddings where the config says."""
+    table = parameter_table(tiny(model=EVERYTHING).model)
+    key = {"norm": "decay_norms", "bias": "decay_biases", "embedding": "decay_embeddings"}[kind]
+    default, chosen = (flat(decay_mask(OptimizerConfig(**keys), table)) for keys in ({}, {key: True}))
+    members = {
+        "norm": {path for path in table if path.endswith(("scale_D", "scale_K"))},
+        "bias": {path for path in table if path.rpartition("/")[2].startswith(("b_", "bias"))},
+        "embedding": {"embedding", "positions"},
+    }
+    assert {path for path in table if not default[path]} == set.union(*members.values())
+    assert {path for path in table if chosen[path] and not default[path]} == members[kind]
+
+
+def test_sgd_is_p_minus_lr_g_and_decay_is_decoupled():
+    config = tiny(model={"n_layers": 1})
+    params, (grads,) = redrawn(config.model), gradients(config, n=1)
+    plain = {"name": "sgd", "learning_rate": 0.5, "schedule": "constant", "clip_norm": None}
+    after = updates(OptimizerConfig(weight_decay=0.0, **plain), config, [grads], params)
+    chex.assert_trees_all_close(after, jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), rtol=1e-6, atol=1e-6)
+    after = flat(updates(OptimizerConfig(weight_decay=0.1, **plain), config, [grads], params))
+    p, g = flat(params), flat(grads)
+    for path in p:
+        decay = 0.0 if path == "embedding" or "norm" in path else 0.1
+        np.testing.assert_allclose(after[path], p[path] - 0.5 * (g[path] + decay * p[path]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_by_hand(nesterov):
+    """m = g + 0.9 m; the update is -lr m, or -lr (g + 0.9 m) (Sutskever et al. 2013, as in optax and PyTorch)."""
+    config = tiny(model={"n_layers": 1})
+    o = OptimizerConfig(
+        name="sgd", learning_rate=0.1, schedule="constant", momentum=0.9, nesterov=nesterov, weight_decay=0.0,
+        clip_norm=None,
+    )  # fmt: skip
+    params, grads = redrawn(config.model), gradients(config)
+    after = flat(updates(o, config, grads, params))
+    p, m = {path: np.float64(x) for path, x in flat(params).items()}, {}
+    for g in map(flat, grads):
+        for path in p:
+            m[path] = g[path] + 0.9 * m.get(path, 0)
+            p[path] = p[path] - 0.1 * (g[path] + 0.9 * m[path] if nesterov else m[path])
+    for path in p:
+        np.testing.assert_allclose(after[path], p[path], rtol=1e-5, atol=1e-5)
+
+
+def test_lion_moves_by_the_sign():
+    """Chen et al. 2023, algorithm 2: sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g."""
+    config = tiny(model={"n_layers": 1})
+    o = OptimizerConfig(name="lion", learning_rate=0.1, schedule="constant", weight_decay=0.0, clip_norm=None)
+    params, grads = redrawn(config.model), gradients(config, n=2)
+    after = flat(updates(o, config, grads, params))
+    p, m = {path: np.float64(x) for path, x in flat(params).items()}, {}
+    for g in map(flat, grads):
+        for path in p:
+            old = m.get(path, 0)
+            p[path] = p[path] - 0.1 * np.sign(0.9 * old + 0.1 * np.float64(g[path]))
+            m[path] = 0.95 * old + 0.05 * np.float64(g[path])
+    for path in p:
+        np.testing.assert_allclose(after[path], p[path], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 10.0])
+def test_clipping_by_the_global_norm(scale):
+    config = tiny(model={"n_layers": 1})
+    o = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", weight_decay=0.0, clip_norm=0.5)
+    params, (grads,) = redrawn(config.model), gradients(config, n=1, scale=scale)
+    norm = math.sqrt(sum(float(np.sum(np.float64(g) ** 2)) for g in jax.tree.leaves(grads)))
+    assert (norm > 0.5) == (scale == 10)
+    expected = jax.tree.map(lambda p, g: p - g * min(1, 0.5 / norm), params, grads)
+    chex.assert_trees_all_close(updates(o, config, [grads], params), expected, rtol=1e-5, atol=1e-6)
+
+
+MUON = OptimizerConfig(
+    name="muon", learning_rate=0.1, schedule="constant", adam_learning_rate=0.01, weight_decay=0.0, clip_norm=None
+)
+
+
+def test_muon_treats_scanned_parameters_as_layers():
+    unrolled, scanned = (tiny(model=EVERYTHING | {"scan_layers": scan}) for scan in (False, True))
+    after, after_scan = (updates(MUON, c, gradients(c, n=2), redrawn(c.model)) for c in (unrolled, scanned))
+    assert set(after_scan) >= {"layers", "head", "embedding"}
+    chex.assert_trees_all_close(parameters.unstack_layers(after_scan), after, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muon_orthogonalizes_block_weights_and_leaves_the_rest_to_adam(nesterov):
+    config = tiny(model=EVERYTHING | {"n_layers": 1})
+    params, (grads,) = redrawn(config.model), gradients(config, n=1)
+    o = dataclasses.replace(MUON, nesterov=nesterov)
+    p, after = flat(params), flat(updates(o, config, [grads], params))
+    for path, parameter in parameter_table(config.model).items():
+        change = np.float64(after[path]) - np.float64(p[path])
+        if parameter.kind == "weight" and not path.startswith("head"):
+            matrix = change.reshape(math.prod(parameter.shape[: parameter.n_in]), -1)
+            values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5)
+            # Five Newton-Schulz steps of Jordan's polynomial bring singular values near 1 (small ones lag behind).
+            assert values.max() < 1.3, path
+            assert np.median(values) > 0.6, path
+        else:  # Adam's first step is lr sign(g); with nesterov (Dozat 2016) b1 m / (1 - b1^2) is added, m = (1 - b1) g
+            first = 0.01 * (1 + 0.9 * 0.1 / 0.19 if nesterov else 1)
+            expected = -first * np.sign(flat(grads)[path])
+            np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-6, err_msg=path)
+
+
+def test_muon_rate_of_the_others_follows_the_schedule():
+    config = tiny(model={"n_layers": 1})
+    o = OptimizerConfig(name="muon", learning_rate=0.1, adam_learning_rate=0.02, warmup_steps=3, weight_decay=0.0)
+    o = dataclasses.replace(o, nesterov=False)
+    params, (grads,) = redrawn(config.model), gradients(config, n=1)
+    change = np.abs(updates(o, config, [grads], params)["embedding"] - params["embedding"])
+    np.testing.assert_allclose(np.median(change), 0.02 / 4, rtol=1e-3)
