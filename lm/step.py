@@ -115,24 +115,30 @@ def gradients(state: TrainState, batch: dict, config: Config):
     return loss, jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
 
 
+def _all_finite(tree):
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
 def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
     """One step. Metrics: loss (nats a token), grad_norm (before clipping), learning_rate, finite.
 
-    An update whose loss or gradients are not finite is not made. With on_nonfinite = "skip" it is counted and training
-    goes on; with "stop" the state stays what it was, step number included, through this and all later calls.
+    An update whose loss, gradients or outcome are not finite is not made. With on_nonfinite = "skip" it is counted and
+    training goes on; with "stop" the state stays what it was, step number included, through this and all later calls.
     """
     stop = config.train.on_nonfinite == "stop"
+    learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
     loss, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    accepted = finite & ~state.halted
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     new = (optax.apply_updates(state.params, updates), opt_state)
+    # Finite gradients can still overflow a moment or a parameter.
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & _all_finite(new)
+    accepted = finite & ~state.halted
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, (state.params, state.opt_state))
     metrics = {
         "loss": loss,
         "grad_norm": grad_norm,
-        "learning_rate": jnp.float32(learning_rate_schedule(config.optimizer, config.train.steps)(state.step)),
+        "learning_rate": jnp.float32(learning_rate(state.step - state.skipped)),  # the optimizer counts its updates
         "finite": finite,
     }
     return state.replace(
