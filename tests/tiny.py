@@ -9,6 +9,7 @@ import numpy as np
 
 from lm import parameters
 from lm.config import Config, ModelConfig
+from lm.step import TrainState, optimizer
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "vocab_size": 19}
 TRAIN = {"steps": 20, "batch_size": 4, "seq_len": 8}
@@ -35,3 +36,11 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
     table = parameters.parameter_table(dataclasses.replace(c, scan_layers=False))
     params = parameters.nest({path: draw(path, p).astype(c.param_dtype) for path, p in table.items()})
     return parameters.stack_layers(params) if c.scan_layers else params
+
+
+def state_of(config: Config, params: dict | None = None) -> TrainState:
+    """The state of step 0 with these parameters (redrawn ones if none), without compiling the initialization."""
+    params = redrawn(config.model) if params is None else params
+    counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
+    opt_state = optimizer(config).init(params)
+    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(config.train.seed), **counters)
