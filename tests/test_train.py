@@ -213,22 +213,32 @@ def test_mistakes_that_the_data_shows(train, tmp_path):  # noqa: F811
 # ---- No network --------------------------------------------------------------------------------------------------
 
 
-def test_the_fallback_is_loud(train, tmp_path, monkeypatch):  # noqa: F811
+@pytest.fixture
+def no_network(tmp_path, monkeypatch) -> list[str]:
+    """The arguments of a run on Tiny Shakespeare, which is not here and cannot be downloaded."""
     from lm.data import shakespeare
 
     monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # the discard port: nobody listens
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    source = ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
-    code, said = train(tmp_path / "run", *source)
+    return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
+
+
+def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):  # noqa: F811
+    code, said = train(tmp_path / "run", *no_network)
     assert code == 2
-    for way_out in ("network", "TFDS_DATA_DIR", "text:PATH"):
+    for way_out in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
         assert way_out in said
-    assert not (tmp_path / "run").exists()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_fallback_is_loud(train, no_network, tmp_path):  # noqa: F811
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
-    code, said = train(tmp_path / "run", *source, "--config.data.offline=python_docs", *short)
+    code, said = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
     assert code == 0
     assert "NOTICE" in said
     assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
+    assert summary_of(tmp_path / "run")["data_notices"]
 
 
 # ---- A loss that is not finite -----------------------------------------------------------------------------------
