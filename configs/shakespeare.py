@@ -1,4 +1,9 @@
-"""stub header"""
+"""A character model of Tiny Shakespeare with a modern block, sized for a laptop.
+
+    python -m lm.train --config configs/shakespeare.py
+
+MEASURED
+"""
 
 from lm.config import default_config
 
@@ -6,18 +11,28 @@ from lm.config import default_config
 def get_config():
     config = default_config()
     config.name = "shakespeare"
+    config.notes = (
+        "bigger: --config.train.steps=3000 trains longer, --config.model.d_model=256 --config.model.n_layers=6 widens it; "
+        "configs/shakespeare_gpu.py is the size for a GPU"
+    )
     config.data.offline = "python_docs"
     config.model.d_model = 128
     config.model.qk_norm = True
+    config.model.rope_pairing = "halves"  # as good as "adjacent", and faster on a CPU
     config.model.zero_init_residual = True
     config.optimizer.name = "muon"
-    config.optimizer.learning_rate = 0.02
+    config.optimizer.learning_rate = 0.04
     config.optimizer.adam_learning_rate = 0.01
+    config.optimizer.schedule = "linear"
+    config.optimizer.warmup_steps = 20
+    config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0
+    config.train.steps = 640
+    config.train.batch_size = 16
     config.train.seq_len = 128
-    config.train.batch_size = 32
-    config.train.steps = 600
-    config.train.steps_per_dispatch = 10
-    config.eval.every = 100
+    config.train.steps_per_dispatch = 5
+    config.eval.every = 160
+    config.eval.batch_size = 32
     config.eval.final_splits = ("validation", "test", "validation+test")
+    config.checkpoint.every = 160
     return config

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 
 from lm import parameters
 from lm.config import ModelConfig
-from lm.layers import feed_forward
+from lm.layers import feed_forward, norms, positions
 from lm.layers.attention import causal_attention
 from lm.layers.dropout import dropout
 from lm.layers.linear import einsum
 from lm.layers.losses import head_logits
-from lm.layers.norms import layer_norm, rms_norm
-from lm.layers.positions import apply_rope, rope_table, sinusoidal
 
 UNLIMITED = 2**30  # a window that no position leaves
 
@@ -30,18 +28,18 @@ class Context(NamedTuple):
 
 # One entry makes a norm: (x, its parameters, config) -> x.
 NORMS = {
-    "rms": lambda x, p, c: rms_norm(x, p["scale_D"], eps=c.norm_eps),
-    "layer": lambda x, p, c: layer_norm(
+    "rms": lambda x, p, c: norms.rms_norm(x, p["scale_D"], eps=c.norm_eps),
+    "layer": lambda x, p, c: norms.layer_norm(
         x, p["scale_D"], p.get("bias_D"), eps=c.norm_eps, algorithm=c.norm_algorithm, ddof=c.norm_ddof
     ),
 }
 
-# One entry makes a position scheme: (positions, config) -> (what is added to the embeddings, the rotation of q and k).
+# One entry makes a position scheme: (positions p, config) -> (what is added to the embeddings, the rotation of q and k).
 POSITIONS = {
-    "none": lambda positions, c: (None, None),
-    "learned": lambda positions, c: (None, None),  # its table is a parameter: see Transformer
-    "sinusoidal": lambda positions, c: (sinusoidal(positions, c.d_model, order=c.sinusoidal_order), None),
-    "rope": lambda positions, c: (None, rope_table(positions, c.d_head, theta=c.rope_theta)),
+    "none": lambda p, c: (None, None),
+    "learned": lambda p, c: (None, None),  # its table is a parameter: see Transformer
+    "sinusoidal": lambda p, c: (positions.sinusoidal(p, c.d_model, order=c.sinusoidal_order), None),
+    "rope": lambda p, c: (None, positions.rope_table(p, c.d_head, theta=c.rope_theta)),
 }
 
 
@@ -69,19 +67,19 @@ class Attention(nn.Module):
         k_BTGK = _project("...D,DGK->...GK", x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
         v_BTGK = _project("...D,DGK->...GK", x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
         if c.qk_norm:
-            q_BTHK = rms_norm(q_BTHK, p["q_scale_K"], eps=c.norm_eps)
-            k_BTGK = rms_norm(k_BTGK, p["k_scale_K"], eps=c.norm_eps)
+            q_BTHK = norms.rms_norm(q_BTHK, p["q_scale_K"], eps=c.norm_eps)
+            k_BTGK = norms.rms_norm(k_BTGK, p["k_scale_K"], eps=c.norm_eps)
         if context.rotation is not None:
-            q_BTHK = apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
-            k_BTGK = apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
+            q_BTHK = positions.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
+            k_BTGK = positions.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
         plain = context.positions is None
-        positions = jnp.arange(x_BTD.shape[-2]) if plain else context.positions
+        at = jnp.arange(x_BTD.shape[-2]) if plain else context.positions
         out_BTHK = causal_attention(
             q_BTHK,
             k_BTGK,
             v_BTGK,
-            q_positions=positions,
-            k_positions=positions,
+            q_positions=at,
+            k_positions=at,
             q_segments=context.segments,
             k_segments=context.segments,
             window=window,

@@ -128,15 +128,17 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
 
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
-    """The reference: two einsums around a softmax. The R query heads that share a key head are an axis of their own."""
-    G = k_BSGK.shape[-2]
-    q_BTGRK = q_BTHK.reshape(*q_BTHK.shape[:-2], G, -1, q_BTHK.shape[-1])
+    """The reference: two einsums around a softmax."""
+    # Key heads are repeated for the queries that share them: an einsum with group and query axes kept apart costs
+    # nothing in memory but is no plain batched product, which on a CPU takes 1.6 times as long.
+    n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
+    k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
     wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
-    scores_BGRTS = jnp.einsum("...TGRK,...SGK->...GRTS", q_BTGRK, k_BSGK, preferred_element_type=wide) * scale
-    scores_BGRTS = apply_softcap(scores_BGRTS, softcap)
-    scores_BGRTS = jnp.where(mask_BTS[..., None, None, :, :], scores_BGRTS, jnp.finfo(wide).min)
-    weights_BGRTS = jax.nn.softmax(scores_BGRTS, axis=-1).astype(v_BSGK.dtype)
-    return jnp.einsum("...GRTS,...SGK->...TGRK", weights_BGRTS, v_BSGK).reshape(q_BTHK.shape)
+    scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide) * scale
+    scores_BHTS = apply_softcap(scores_BHTS, softcap)
+    scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(wide).min)
+    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHK.dtype)
+    return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
 
 
 def _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale):

@@ -1,0 +1,49 @@
+"""The Transformer of CMU's course 15-780 (2024), on Tiny Shakespeare by words.
+
+    python -m lm.train --config configs/cmu_15780.py
+
+MEASURED
+The course trains on the complete works (32,074 words, 9,892,554 parameters) and reports a validation loss of 5.9 after
+one epoch of SGD; Tiny Shakespeare is a thirtieth of that text, and its words here include their spacing, so the figures
+cannot be compared.
+"""
+
+from lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.name = "cmu_15780"
+    # The text is cut 70/30 in order. Windows of 256 words do not overlap; the model reads 1..255 and predicts 2..256.
+    config.data.tokenizer = "word"
+    config.data.vocabulary_from = "all"
+    config.data.splits = (0.7, 0.3, 0.0)
+    config.data.order = "epochs"
+    config.data.shuffle = False
+    config.data.stride = 256
+    config.train.seq_len = 255
+    config.train.batch_size = 5
+    config.train.steps = 160  # one epoch
+    config.train.steps_per_dispatch = 10
+    config.model.d_model = 128
+    config.model.n_layers = 5
+    config.model.n_heads = 8
+    config.model.d_ff = 1024
+    config.model.ffn = "mlp"
+    config.model.activation = "relu"
+    config.model.norm = "layer"
+    config.model.norm_ddof = 1
+    config.model.ffn_bias = config.model.attn_bias = config.model.head_bias = True
+    config.model.positions = "sinusoidal"
+    config.model.sinusoidal_order = "cosine_first"
+    config.model.init = "he"
+    config.model.embed_std = 1.0
+    config.optimizer.name = "sgd"
+    config.optimizer.learning_rate = 0.5
+    config.optimizer.schedule = "constant"
+    config.optimizer.weight_decay = 0.0
+    config.optimizer.clip_norm = None
+    config.eval.final_splits = ("validation",)
+    config.eval.sample_tokens = 100
+    config.train.loss_chunk = 255
+    return config

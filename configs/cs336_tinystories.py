@@ -1,0 +1,37 @@
+"""The TinyStories model of Stanford's CS336, assignment 1 (2025): 22,696,448 parameters, 327,680,000 tokens.
+
+Bring the text: put TinyStoriesV2-GPT4-train.txt and TinyStoriesV2-GPT4-valid.txt (Hugging Face, roneneldan/TinyStories)
+through any tool that joins them into one folder of .txt files, or one story a file, at data/tinystories; then
+
+    python -m lm.train --config configs/cs336_tinystories.py
+
+One GPU. Not run here. Published: the assignment asks for a validation loss of at most 1.45 nats per token.
+"""
+
+from lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.name = "cs336_tinystories"
+    config.data.source = "text:data/tinystories"
+    config.data.tokenizer = "bpe:10000"
+    config.data.splits = (0.99, 0.01, 0.0)
+    config.model.vocab_size = 10_000
+    config.model.d_model = 512
+    config.model.n_layers = 4
+    config.model.n_heads = 16
+    config.model.d_ff = 1344
+    config.model.compute_dtype = "bfloat16"
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 400
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 10_000
+    config.train.batch_size = 128
+    config.train.seq_len = 256
+    config.train.steps_per_dispatch = 10
+    config.eval.every = 500
+    config.eval.max_batches = 50
+    config.eval.final_splits = ("validation",)
+    config.log.every = 50
+    return config
