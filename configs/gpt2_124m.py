@@ -1,10 +1,10 @@
 """GPT-2 small (124,439,808 parameters) on OpenWebText, with the batch and schedule of nanoGPT's reproduction.
 
-Bring the tokens: nanoGPT's data/openwebtext/prepare.py writes train.bin and val.bin; put both into data/openwebtext, then
+Bring the tokens: nanoGPT's data/openwebtext/prepare.py writes train.bin and val.bin; put them in data/openwebtext, then
 
     python -m lm.train --config configs/gpt2_124m.py
 
-Meant for 8 GPUs of 40 GiB. Not run here. Published: nanoGPT's README gives a loss of about 2.85 after 4 days on 8 A100s.
+Meant for GPUs of 40 GiB. Not run here. Published: nanoGPT's README gives a loss of about 2.85 after 4 days on 8 A100s.
 """
 
 from lm.config import default_config

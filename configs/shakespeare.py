@@ -12,8 +12,8 @@ def get_config():
     config = default_config()
     config.name = "shakespeare"
     config.notes = (
-        "bigger: --config.train.steps=3000 trains longer, --config.model.d_model=256 --config.model.n_layers=6 widens it; "
-        "configs/shakespeare_gpu.py is the size for a GPU"
+        "bigger: --config.train.steps=3000 trains longer, --config.model.d_model=256 --config.model.n_layers=6 "
+        "widens and deepens it; configs/shakespeare_gpu.py is the size for a GPU"
     )
     config.data.offline = "python_docs"
     config.model.d_model = 128

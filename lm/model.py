@@ -34,7 +34,7 @@ NORMS = {
     ),
 }
 
-# One entry makes a position scheme: (positions p, config) -> (what is added to the embeddings, the rotation of q and k).
+# One entry makes a position scheme: (positions p, config) -> (what the embeddings gain, the rotation of q and k).
 POSITIONS = {
     "none": lambda p, c: (None, None),
     "learned": lambda p, c: (None, None),  # its table is a parameter: see Transformer
