@@ -2,9 +2,9 @@
 
     python -m lm.train --config configs/shakespeare_gpu.py
 
-One GPU. Not run here. Published: nanoGPT's README gives a best validation loss of 1.4697 for this size, batch and number
-of steps, over the last 10 % of the text (our validation+test), with LayerNorm, GELU and learned positions; the block
-here is the modern one of configs/shakespeare.py.
+One GPU. Not run here. Published: nanoGPT gives a best validation loss of 1.4697 in its README for this size, batch and
+number of steps, over the last 10 % of the text (our validation+test), with LayerNorm, GELU and learned positions; the
+block here is the modern one of configs/shakespeare.py.
 """
 
 from lm.config import default_config

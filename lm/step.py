@@ -128,7 +128,7 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
     stop = config.train.on_nonfinite == "stop"
     learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
     loss, grads = gradients(state, batch, config)
-    grad_norm = optax.tree.norm(grads)
+    grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     new = (optax.apply_updates(state.params, updates), opt_state)
     # Finite gradients can still overflow a moment or a parameter.
@@ -174,7 +174,10 @@ def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, co
     def body(i, carry):
         state, stacked = carry
         feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
-        state, metrics = train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
+        # The barriers keep the step apart from what surrounds it, which differs with k and with who gathers: XLA would
+        # otherwise fuse them, and sums would round differently.
+        batch = jax.lax.optimization_barrier(take_batch(corpus, feed, config.train.seq_len))
+        state, metrics = jax.lax.optimization_barrier(train_step(state, batch, config))
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), stacked, metrics)
 
     k = len(jax.tree.leaves(feeds)[0])
