@@ -107,11 +107,21 @@ class MetricsWriter:
 
 
 def _scalars(line: dict):
-    """(tag, value) of the numbers of a line: train/loss, or eval/validation/loss where the line has a split."""
+    """(tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY where it has a split, detail/KIND/PATH."""
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
-        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+        if key == "detail":
+            yield from _detail_scalars(value)
+        elif key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}/{key}", value
+
+
+def _detail_scalars(detail: dict):
+    for kind, by_path in detail.items():
+        for path, value in by_path.items():
+            per_layer = enumerate(value) if isinstance(value, list) else [(None, value)]  # a stack of layers is a list
+            for layer, number in per_layer:
+                yield f"detail/{kind}/{path if layer is None else f'{path}/{layer}'}", number
 
 
 def _start_tensorboard(workdir: Path, last_kept: int):

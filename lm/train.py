@@ -178,17 +178,26 @@ def check_with_data(config: Config, corpus) -> Config:
 
 
 def describe(table) -> str:
-    """The table of parameters."""
+    """The table of parameters; a parameter that all layers of an unrolled model have is one row."""
     from lm.parameters import count
 
+    depth = sum(path.endswith("attention/w_q_DHK") for path in table)
     rows = [("parameter", "shape", "axes", "initializer", "count")]
-    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in table.items()]
+    for path, p in table.items():
+        layer, _, rest = path.partition("/")
+        if layer == "layers_0":
+            path, times = f"layers_0..{depth - 1}/{rest}", depth
+        elif layer.startswith("layers_"):
+            continue
+        else:
+            times = 1
+        rows.append((path, str(p.shape), p.axes, p.initializer, f"{times * p.size:,}"))
     rows.append(("total", "", "", "", f"{count(table):,}"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=False)) + row[4].rjust(widths[4] + 2)
-        for row in rows
-    ]
+    lines = []
+    for *cells, size in rows:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+        lines.append(f"{text}  {size.rjust(widths[4])}")
     return "\n".join(lines)
 
 
