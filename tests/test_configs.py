@@ -16,7 +16,7 @@ CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 SMALL = {
     "model.d_model": 32,
     "model.n_heads": 2,
-    "model.n_layers": 2,
+    "model.n_layers": 1,
     "model.d_ff": 64,
     "train.steps": 20,
     "train.batch_size": 4,
@@ -59,7 +59,9 @@ def test_without_its_data_a_config_fails_in_one_line(name, tmp_path, monkeypatch
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [name if name == "shakespeare" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
 def test_a_config_trains_on_a_stand_in(name, train_in, tmp_path):
     keys = dict(SMALL)
     if name == "gpt2_124m":
