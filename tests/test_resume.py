@@ -100,10 +100,11 @@ def test_another_seed_is_seen_by_these_comparisons(bench, train, tmp_path):  # n
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "moment", ["log 9", "log 16", "evaluation 1", "evaluation 10", "evaluation 13", "save 2", "save 3"]
+    "moment", ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
 )
 def test_one_kill_leaves_no_trace(bench, tmp_path, moment):  # noqa: F811
-    # log 16: between the evaluations at the end; evaluation 10 and 13: in the final ones; save 3: the last checkpoint.
+    # Lines 6 and 12 are details, 19 is the test split's; batches 7 to 12 are those of the final evaluations, and the
+    # third checkpoint is the last.
     killed = bench.train(tmp_path / "run", "--config.log.detail_every=4", at=f"KILL {moment}")
     assert killed.returncode == -signal.SIGKILL
     done = bench.train(tmp_path / "run", "--resume", "--config.log.detail_every=4")
