@@ -171,19 +171,21 @@ def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, co
     n_steps is traced: one compiled program makes any number of steps up to k, and each step the same way.
     """
 
+    # One entry more than needed, so that there are at least two: with one, XLA knows the batch before the loop, moves
+    # work out of it, and the loss rounds differently.
+    feeds = jax.tree.map(lambda a: jnp.concatenate([a, a[:1]]), feeds)
+    n = len(jax.tree.leaves(feeds)[0])
+
     def body(i, carry):
         state, stacked = carry
         feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
-        # The barriers keep the step apart from what surrounds it, which differs with k and with who gathers: XLA would
-        # otherwise fuse them, and sums would round differently.
-        batch = jax.lax.optimization_barrier(take_batch(corpus, feed, config.train.seq_len))
-        state, metrics = jax.lax.optimization_barrier(train_step(state, batch, config))
+        state, metrics = train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), stacked, metrics)
 
-    k = len(jax.tree.leaves(feeds)[0])
     names = {"loss": jnp.float32, "grad_norm": jnp.float32, "learning_rate": jnp.float32, "finite": jnp.bool_}
-    stacked = {name: jnp.zeros(k, dtype) for name, dtype in names.items()}
-    return jax.lax.fori_loop(0, n_steps, body, (state, stacked))
+    stacked = {name: jnp.zeros(n, dtype) for name, dtype in names.items()}
+    state, stacked = jax.lax.fori_loop(0, n_steps, body, (state, stacked))
+    return state, jax.tree.map(lambda all_: all_[:-1], stacked)
 
 
 def eval_step(params: dict, corpus: dict | None, feed: dict, config: Config):
