@@ -94,13 +94,7 @@ class Loop:
         self._profiling = False
 
     def feed(self, step: int, n: int) -> dict:
-        """The feeds of n steps, with room for two at least.
-
-        XLA simplifies a loop over a stack of one, and then adds up the loss in another order: its last bit would depend
-        on train.steps_per_dispatch.
-        """
-        feed = train_feed(self.split, self.resident is not None, self.config, step, n)
-        return {name: a if len(a) > 1 else np.concatenate([a, np.zeros_like(a)]) for name, a in feed.items()}
+        return train_feed(self.split, self.resident is not None, self.config, step, n)
 
     def compile(self) -> float:
         """Compile the training program ahead of the first step; returns the seconds it took."""
