@@ -30,9 +30,14 @@ config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments, overrides = command_line(sys.argv[1:] if argv is None else argv)
+    arguments, overrides, stray = command_line(sys.argv[1:] if argv is None else argv)
     try:
-        config = load(arguments.config, overrides)
+        try:
+            config = load(arguments.config, overrides)
+        except UserError as error:
+            raise UserError(*stray, *error.problems) from None
+        if stray:
+            raise UserError(*stray)
         if arguments.resume and not arguments.workdir:
             raise UserError("--resume: say which run to continue with --workdir DIR")
         return train(config, Path(arguments.workdir or runs.default_workdir(config.name)), resume=arguments.resume)
@@ -44,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The parsed arguments, and the overrides ("model.d_model=256") among them; stray arguments are refused."""
+def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+    """The parsed arguments, the overrides ("model.d_model=256") among them, and what is wrong with the others."""
     parser = argparse.ArgumentParser(
         prog="python -m lm.train",
         description="Train a decoder-only Transformer language model.",
@@ -60,11 +65,12 @@ def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     arguments, rest = parser.parse_known_args(argv)
     overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
-    if stray := [argument for argument in rest if not argument.startswith("--config.")]:
-        parser.exit(
-            2, f"unexpected arguments {' '.join(stray)}; config values are set with --config.SECTION.KEY=VALUE\n"
-        )
-    return arguments, overrides
+    stray = [
+        f"{argument}: unexpected argument; config values are set with --config.SECTION.KEY=VALUE"
+        for argument in rest
+        if not argument.startswith("--config.")
+    ]
+    return arguments, overrides, stray
 
 
 def key_list() -> str:
