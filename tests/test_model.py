@@ -103,8 +103,7 @@ jit_gradients = jax.jit(step.gradients, static_argnames="config")
 SAME = {
     "scan_welford": ({"scan_layers": True, "norm_algorithm": "welford"}, {}),
     "scan_remat_block_chan": ({"scan_layers": True, "remat": "block", "norm_algorithm": "chan"}, {}),
-    "remat_dots_xla_attention": ({"remat": "dots", "attention": "xla"}, {}),
-    "accumulation_loss_chunk": ({}, {"accumulation": 4, "loss_chunk": 6}),
+    "remat_dots_xla_accumulation_chunk": ({"remat": "dots", "attention": "xla"}, {"accumulation": 4, "loss_chunk": 6}),
 }
 
 
@@ -228,3 +227,45 @@ def test_causality_receptive_field_and_reference(i):
     expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
     # Two layers of about ten roundings each of 2^-24, growing through norms: some hundred units of the largest logit.
     np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+# --- Dropout and dtypes.
+
+
+def test_dropout_follows_the_example_and_not_its_neighbours():
+    c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5, "n_layers": 1}).model
+    params, keys = redrawn(c), jax.random.split(jax.random.key(0), T)
+    hidden = jax.jit(lambda tokens, keys: model.hidden(params, c, tokens, dropout_keys_B=keys))
+    out = hidden(TOKENS, keys)
+    np.testing.assert_array_equal(hidden(TOKENS[::-1], keys[::-1]), out[::-1])
+    others = hidden(TOKENS, jax.random.split(jax.random.key(1), T).at[0].set(keys[0]))
+    np.testing.assert_array_equal(others[0], out[0])
+    assert (np.asarray(others != out)[1:].any(-1)).all()
+
+
+def test_dropout_draws_the_same_when_scanned_and_anew_in_each_layer():
+    keys = jax.random.split(jax.random.key(0), T)
+    outs = []
+    for scan in (False, True):
+        c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5, "scan_layers": scan}).model
+        run = jax.jit(lambda params, c=c: model.hidden(params, c, TOKENS, dropout_keys_B=keys))
+        outs.append(run(redrawn(c)))
+    np.testing.assert_allclose(outs[1], outs[0], rtol=0, atol=1e-5 * np.abs(outs[0]).max())
+    masks = [dropout_mask(keys[:1], site) for site in range(5)]  # embedding, then two branches of two layers
+    assert len({mask.tobytes() for mask in masks}) == 5
+
+
+def dropout_mask(keys_B, site):
+    c = tiny(model={"dropout": 0.5}).model
+    return np.asarray(model._dropout(c, jnp.ones((1, 8, 16)), keys_B, site))
+
+
+def test_without_keys_there_is_no_dropout():
+    np.testing.assert_array_equal(logits_of(dropout=0.5), logits_of())
+
+
+def test_logits_are_float32_and_near_in_bfloat16():
+    exact, rounded = logits_of(), logits_of(compute_dtype="bfloat16")
+    assert rounded.dtype == jnp.float32
+    # Two layers of some ten roundings of 2^-9 each.
+    assert 2.0**-12 < np.abs(rounded - exact).max() / np.abs(exact).max() < 20 * 2.0**-9

@@ -1,0 +1,278 @@
+import dataclasses
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import redrawn, state_of, tiny
+
+from lm import feeds, step
+from lm.data import Split, markov
+from lm.layers import attention
+from lm.parameters import flat, nest
+
+ONE = {"n_layers": 1}
+TEXT = np.random.default_rng(0).integers(0, 19, 500).astype(np.uint16)
+SPLIT = Split("train", TEXT, len(TEXT), None)
+jit_gradients = jax.jit(step.gradients, static_argnames="config")
+jit_steps = jax.jit(step.train_steps, static_argnames="config")
+
+
+def batch_of(config, seed=0, **arrays):
+    shape = (config.train.batch_size, config.train.seq_len + 1)
+    tokens = jnp.asarray(np.random.default_rng(seed).integers(0, 19, shape))
+    return {"tokens": tokens, "weights": jnp.ones((shape[0], shape[1] - 1))} | arrays
+
+
+def rolled(config, n_steps, *, resident=True, state=None):
+    """The state after n_steps, dispatched as the config says, and the stacked metrics."""
+    state = state_of(config) if state is None else state
+    corpus = feeds.to_device(SPLIT, 10**6) if resident else None
+    k, metrics = config.train.steps_per_dispatch, []
+    for first in range(0, n_steps, k):
+        n = min(k, n_steps - first)
+        feed = feeds.train_feed(SPLIT, resident, config, first, n)
+        state, stacked = jit_steps(state, corpus, feed, n, config)
+        metrics.append(jax.tree.map(lambda m, n=n: np.asarray(m)[:n], stacked))
+    return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
+
+
+def test_accumulation_is_one_big_batch_with_unequal_counts_and_dropout():
+    """A micro-batch with one target weighs one target; each example keeps its draw of dropout."""
+    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"accumulation": n}) for n in (1, 4)]
+    weights = np.ones((4, 8), np.float32)
+    weights[0, 1:], weights[2] = 0, 0
+    batch = batch_of(configs[0], weights=jnp.asarray(weights))
+    whole, parts = (jit_gradients(state_of(c), batch, c) for c in configs)
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-6)
+    chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-5, atol=1e-6)
+    # The mean of the micro-batches' means would have been something else.
+    by_row = [jax.tree.map(lambda a, i=i: a[np.full(4, i)], batch) for i in (0, 1, 3)]
+    means = [jit_gradients(state_of(configs[0]), row, configs[0])[0] for row in by_row]
+    assert abs(np.mean(means) - whole[0]) > 1e-2
+
+
+def test_steps_per_dispatch_and_who_gathers_change_no_bit():
+    """Three dispatches of up to 3 steps from the corpus on the device, and 7 of one step gathered on the host."""
+    many, one = (tiny(model=ONE, train={"steps_per_dispatch": k}) for k in (3, 1))
+    compiled = jit_steps._cache_size()
+    state, metrics = rolled(many, 7)
+    assert jit_steps._cache_size() == compiled + 1  # the last dispatch, of one step, is the same program
+    state_one, metrics_one = rolled(one, 7, resident=False)
+    assert int(state.step) == 7
+    chex.assert_trees_all_equal(state, state_one)
+    chex.assert_trees_all_equal(metrics, metrics_one)
+    assert len(set(metrics["loss"].tolist())) == 7
+    expected = optax.cosine_decay_schedule(1e-3, 20, 0.1)(np.arange(7))
+    np.testing.assert_allclose(metrics["learning_rate"], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_without_jit_the_step_is_the_same():
+    """train.debug: nothing compiled, so that print and a debugger work."""
+    config = tiny(model=ONE, train={"steps_per_dispatch": 3})
+    state, metrics = rolled(config, 2)
+    with jax.disable_jit():
+        state_debug, metrics_debug = rolled(config, 2)
+    np.testing.assert_allclose(metrics_debug["loss"], metrics["loss"], rtol=1e-5)
+    # Adam divides by the root of the second moment: where a gradient is all rounding, so is its first update.
+    chex.assert_trees_all_close(state_debug.params, state.params, rtol=1e-4, atol=1e-5)
+
+
+def feeds_with_nan(config, bad_step, k=4):
+    batches = [batch_of(config, seed) for seed in range(k)]
+    batches[bad_step]["weights"] = batches[bad_step]["weights"].at[1, 2].set(jnp.nan)
+    return batches
+
+
+def stacked(batches):
+    return jax.tree.map(lambda *a: jnp.stack(a), *batches)
+
+
+HALTING = {"model": ONE, "train": {"steps_per_dispatch": 4, "steps": 80}, "optimizer": {"learning_rate": 0.02}}
+
+
+def test_stop_keeps_the_last_finite_state_and_the_exact_step():
+    config = tiny(**HALTING)
+    batches = feeds_with_nan(config, bad_step=2)
+    state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
+    before, _ = jit_steps(state_of(config), None, stacked(batches), 2, config)
+    assert metrics["finite"].tolist() == [True, True, False, True]
+    assert (int(state.step), bool(state.halted), int(state.skipped)) == (2, True, 0)
+    chex.assert_trees_all_equal(state.replace(halted=before.halted), before)
+    again, _ = jit_steps(state, None, stacked(batches[:2] * 2), 4, config)  # and no later dispatch changes it
+    chex.assert_trees_all_equal(again, state)
+
+
+def test_skip_counts_and_goes_on():
+    config = tiny(model=ONE, train={"steps_per_dispatch": 4, "on_nonfinite": "skip"})
+    batches = feeds_with_nan(config, bad_step=1)
+    state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
+    assert metrics["finite"].tolist() == [True, False, True, True]
+    assert (int(state.step), bool(state.halted), int(state.skipped)) == (4, False, 1)
+    without, rates = jit_steps(state_of(config), None, stacked([batches[i] for i in (0, 2, 3, 3)]), 3, config)
+    chex.assert_trees_all_equal((state.params, state.opt_state), (without.params, without.opt_state))
+    # The optimizer made no update at the bad step, so its schedule did not move, and the metrics say so.
+    np.testing.assert_array_equal(metrics["learning_rate"], rates["learning_rate"][np.array([0, 1, 1, 2])])
+
+
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_finite_gradients_that_overflow_the_update_are_withheld(name, monkeypatch):
+    """SGD overflows the parameters; Adam the second moment, the square of a gradient of 1e20."""
+    config = tiny(model=ONE, optimizer={"name": name, "learning_rate": 1e38, "clip_norm": None})
+    scale = {"sgd": 1e3, "adamw": 1e20}[name]
+    mean_gradients = step.gradients
+
+    def scaled(*arguments):
+        loss, grads = mean_gradients(*arguments)
+        return loss, jax.tree.map(lambda g: g * scale, grads)
+
+    monkeypatch.setattr(step, "gradients", scaled)
+    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # which would overflow, too
+    state = state_of(config)
+    after, metrics = jax.jit(functools.partial(step.train_step, config=config))(state, batch_of(config))
+    assert np.isfinite(metrics["loss"])
+    assert not metrics["finite"]
+    chex.assert_tree_all_finite((after.params, after.opt_state))
+    chex.assert_trees_all_equal(after.replace(halted=state.halted), state)
+
+
+def test_overfits_one_batch():
+    config, losses = tiny(**HALTING), []
+    state, feed = state_of(config), stacked([batch_of(config)] * 4)
+    for _ in range(20):
+        state, metrics = jit_steps(state, None, feed, 4, config)
+        losses.append(metrics["loss"])
+    assert losses[0][0] > 2
+    assert losses[-1][-1] < 0.05
+    assert int(state.step) == 80
+
+
+def test_gradients_are_the_slopes_of_the_loss_in_float64():
+    """Central differences along one random direction for each parameter; every kind of parameter is there."""
+    keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
+    keys |= ONE | {"qk_norm": True, "attn_softcap": 3.0, "logit_softcap": 5.0, "window_pattern": (3,)}
+    config = tiny(model=keys, train={"z_loss": 1e-2})
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype="float64"))
+    with jax.enable_x64(True):
+        params = jax.tree.map(np.float64, redrawn(config.model))
+        batch = batch_of(config, weights=np.random.default_rng(1).uniform(size=(4, 8)))
+        loss = jax.jit(lambda params: step.loss_sum(params, batch, config, z_loss=1e-2)[0])
+        grads, p = flat(jax.jit(jax.grad(loss))(params)), flat(params)
+        for i, path in enumerate(p):
+            direction = np.random.default_rng(i).standard_normal(p[path].shape)
+            ahead, behind = (loss(nest(p | {path: p[path] + h * direction})) for h in (1e-5, -1e-5))
+            slope = np.sum(np.float64(grads[path]) * direction)
+            # The differences are off by the third derivative times 1e-10 and by rounding of 1e-16 / 1e-5.
+            np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-6, atol=1e-6, err_msg=path)
+            assert slope != 0 or path.endswith("b_k_GK")
+
+
+@pytest.mark.parametrize("keys", [{"positions": "learned"}, {"positions": "rope", "window_pattern": (2,)}])
+def test_packed_documents_are_worth_what_they_are_alone(keys):
+    """Each document begins at position 0 and sees itself only; borders and padding are no targets."""
+    config = tiny(model=ONE | keys)
+    params, tokens = redrawn(config.model), batch_of(config)["tokens"]
+    packed = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1] * 9])
+    loss_sum = jax.jit(step.loss_sum, static_argnames="config")
+    together, n = loss_sum(params, {"tokens": tokens[:2], "segments": jnp.asarray(packed, jnp.uint16)}, config)
+    # The same documents, each in a row of its own; what follows it is no target, and no causal model sees it.
+    documents = jnp.stack([tokens[0], jnp.roll(tokens[0], -3), tokens[1]])
+    weights = (np.arange(8) < np.array([[2], [3], [8]])).astype(np.float32)
+    alone, n_alone = loss_sum(params, {"tokens": documents, "weights": weights}, config)
+    assert int(n) == int(n_alone) == 2 + 3 + 8
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
+    weights = step.target_weights({"tokens": tokens[:2], "segments": packed})
+    mixed, _ = loss_sum(params, {"tokens": tokens[:2], "weights": weights}, config)
+    assert abs(mixed - together) > 1e-3  # one document after the other in plain sight is something else
+
+
+def test_eval_step_has_no_dropout_and_counts_weights():
+    config = tiny(model=ONE | {"dropout": 0.5}, train={"z_loss": 0.1})
+    params, batch = redrawn(config.model), batch_of(config, weights=jnp.ones((4, 8)).at[:, 5:].set(0))
+    loss, count = jax.jit(step.eval_step, static_argnames="config")(params, None, batch, config)
+    plain, _ = jax.jit(step.loss_sum, static_argnames="config")(
+        params, batch, tiny(model=ONE)
+    )  # no z-loss either: validation losses stay comparable
+    assert float(count) == 20
+    np.testing.assert_allclose(loss, plain, rtol=1e-6)
+
+
+def test_dropout_changes_with_the_step_and_the_seed_only():
+    config = tiny(model=ONE | {"dropout": 0.3})
+    batch, state = batch_of(config), state_of(config)
+    states = [state, state.replace(step=jnp.int32(1)), state.replace(seed=jnp.uint32(1)), state]
+    losses = [float(jit_gradients(s, batch, config)[0]) for s in states]
+    assert losses[0] == losses[3]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.slow
+def test_inspect_gives_root_mean_squares_by_path():
+    config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
+    state, batch = state_of(config), batch_of(config)
+    inspect = jax.jit(step.inspect, static_argnames="config")
+    found = inspect(state, batch, config)
+    _, grads = jit_gradients(state, batch, config)
+    updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
+    for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
+        expected = {path: np.sqrt(np.mean(np.float64(x) ** 2)) for path, x in flat(tree).items()}
+        assert found[name].keys() == expected.keys()
+        for path in expected:
+            np.testing.assert_allclose(found[name][path], expected[path], rtol=1e-4, err_msg=path)
+    assert found["activations"].keys() == {"layers_0", "layers_1"}
+    by_layer = inspect(state_of(scanned), batch, scanned)  # of a stack, one number a layer
+    for name in ("gradients", "updates", "parameters"):
+        x = by_layer[name]["layers/ffn/w_up_DF"]
+        np.testing.assert_allclose(x, [found[name][f"layers_{i}/ffn/w_up_DF"] for i in range(2)], rtol=1e-4)
+    x = by_layer["activations"]["layers"]
+    np.testing.assert_allclose(x, [found["activations"][f"layers_{i}"] for i in range(2)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_step_keeps_dtypes(dtype):
+    config = tiny(model=ONE | {"param_dtype": dtype, "compute_dtype": "bfloat16"}, train={"accumulation": 2})
+    state = jax.eval_shape(functools.partial(step.init_state, config), 0)
+    after, metrics = jax.eval_shape(functools.partial(step.train_step, config=config), state, batch_of(config))
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(after.params)} == {dtype}
+    assert metrics["loss"].dtype == metrics["grad_norm"].dtype == jnp.float32
+
+
+def trained_on_markov(n_steps=300):
+    """Mean loss over held-out text of a small model after some seconds of training, and the number of its targets."""
+    ids = np.array([ord(letter) - ord("a") for letter in markov.text(120_000)], np.uint16)
+    train, held_out = (Split("x", part, len(part), None) for part in (ids[:80_000], ids[80_000:]))
+    config = tiny(
+        model={"n_layers": 1, "d_model": 32, "d_ff": 64, "vocab_size": 16},
+        train={"batch_size": 32, "seq_len": 32, "steps": n_steps, "steps_per_dispatch": n_steps},
+        optimizer={"learning_rate": 0.01, "warmup_steps": 20},
+        eval={"batch_size": 1250},
+    )
+    corpus, feed = feeds.to_device(train, 10**7), feeds.train_feed(train, True, config, 0, n_steps)
+    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # traced anew: the mask may be patched
+    state, _ = train_steps(state_of(config), corpus, feed, n_steps)
+    corpus = feeds.to_device(held_out, 10**7)
+    (eval_feed,) = feeds.eval_feeds(held_out, True, config)
+    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, corpus, eval_feed)
+    surprisal = markov.surprisal("".join(markov.LETTERS[i] for i in ids[80_000:]))
+    return float(loss / count), surprisal.std() / math.sqrt(len(surprisal))
+
+
+def test_the_loss_stays_above_the_entropy_of_markov_text():
+    loss, standard_error = trained_on_markov()
+    assert loss > markov.entropy_rate() - 4 * standard_error
+    assert loss < markov.entropy_rate() + 0.05  # it did learn
+
+
+@pytest.mark.slow
+def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
+    """The alarm works: queries that see the next token pass the floor."""
+    honest = attention.visible
+    monkeypatch.setattr(attention, "visible", lambda q, k, *rest: honest(q + 1, k, *rest))
+    loss, standard_error = trained_on_markov()
+    assert loss < markov.entropy_rate() - 4 * standard_error
