@@ -76,7 +76,8 @@ class MetricsWriter:
         cut_back(workdir / "metrics.jsonl", last_kept)
         self._last = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
         self._file = open(workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        self._tensorboard = _start_tensorboard(workdir, last_kept) if tensorboard else None
+        # Opened by the first line: the first step need not wait for an import of half a second.
+        self._tensorboard, self._open_tensorboard = None, tensorboard and (lambda: _start_tensorboard(workdir, last_kept))
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
@@ -84,6 +85,8 @@ class MetricsWriter:
         self._file.flush()
         self._last = [*self.lines_of(line["step"]), line]
         scalars = dict(_scalars(line))
+        if self._open_tensorboard and not self._tensorboard:
+            self._tensorboard = self._open_tensorboard()
         if self._tensorboard:
             for tag, value in scalars.items():
                 self._tensorboard.add_scalar(tag, value, line["step"])
