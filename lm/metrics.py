@@ -77,7 +77,8 @@ class MetricsWriter:
         self._last = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
         self._file = open(workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         # Opened by the first line: the first step need not wait for an import of half a second.
-        self._tensorboard, self._open_tensorboard = None, tensorboard and (lambda: _start_tensorboard(workdir, last_kept))
+        self._tensorboard = None
+        self._open_tensorboard = (lambda: _start_tensorboard(workdir, last_kept)) if tensorboard else None
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
