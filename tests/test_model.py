@@ -118,7 +118,10 @@ def plain():
     return loss_and_gradients({}, {})
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "scan_remat_block_chan" else []) for name in SAME],
+)
 def test_implementation_switches_change_nothing(plain, name):
     """Float32 sums of some hundred terms in another order: 1e-5 of the largest entry of each gradient."""
     loss, grads = loss_and_gradients(*SAME[name])
@@ -243,6 +246,7 @@ def test_dropout_follows_the_example_and_not_its_neighbours():
     assert (np.asarray(others != out)[1:].any(-1)).all()
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_when_scanned_and_anew_in_each_layer():
     keys = jax.random.split(jax.random.key(0), T)
     outs = []
