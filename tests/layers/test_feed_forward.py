@@ -28,6 +28,10 @@ def test_gelu_is_the_exact_form_by_default():
     assert np.abs(gelu(x) - gelu(x, approximate=True)).max() > 1e-4
 
 
+def test_relu_has_gradient_0_at_0():
+    np.testing.assert_array_equal(jax.vmap(jax.grad(ACTIVATIONS["relu"]))(jnp.array([-1.0, 0, 1])), [0, 0, 1])
+
+
 def test_relu_squared():
     np.testing.assert_array_equal(ACTIVATIONS["relu_squared"](jnp.array([-3.0, 0, 0.5, 3])), [0, 0, 0.25, 9])
 
