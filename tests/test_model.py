@@ -247,7 +247,7 @@ def test_dropout_follows_the_example_and_not_its_neighbours():
 
 
 @pytest.mark.slow
-def test_dropout_draws_the_same_when_scanned_and_anew_in_each_layer():
+def test_dropout_draws_the_same_when_scanned():
     keys = jax.random.split(jax.random.key(0), T)
     outs = []
     for scan in (False, True):
@@ -255,13 +255,15 @@ def test_dropout_draws_the_same_when_scanned_and_anew_in_each_layer():
         run = jax.jit(lambda params, c=c: model.hidden(params, c, TOKENS, dropout_keys_B=keys))
         outs.append(run(redrawn(c)))
     np.testing.assert_allclose(outs[1], outs[0], rtol=0, atol=1e-5 * np.abs(outs[0]).max())
-    masks = [dropout_mask(keys[:1], site) for site in range(5)]  # embedding, then two branches of two layers
-    assert len({mask.tobytes() for mask in masks}) == 5
 
 
-def dropout_mask(keys_B, site):
-    c = tiny(model={"dropout": 0.5}).model
-    return np.asarray(model._dropout(c, jnp.ones((1, 8, 16)), keys_B, site))
+def test_each_site_of_dropout_draws_anew(monkeypatch):
+    """The embedding, then two branches of each of two layers, for each of two examples."""
+    keys = []
+    monkeypatch.setattr(model, "dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
+    c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5}).model
+    model.hidden(redrawn(c), c, TOKENS[:2], dropout_keys_B=jax.random.split(jax.random.key(0), 2))
+    assert len({key.tobytes() for key in np.concatenate(keys)}) == len(keys) * 2 == 10
 
 
 def test_without_keys_there_is_no_dropout():

@@ -202,13 +202,18 @@ def test_eval_step_has_no_dropout_and_counts_weights():
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
 
-def test_dropout_changes_with_the_step_and_the_seed_only():
+def test_dropout_changes_with_the_example_the_step_and_the_seed_only():
     config = tiny(model=ONE | {"dropout": 0.3})
     batch, state = batch_of(config), state_of(config)
     states = [state, state.replace(step=jnp.int32(1)), state.replace(seed=jnp.uint32(1)), state]
     losses = [float(jit_gradients(s, batch, config)[0]) for s in states]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
+    same = jnp.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights choose whose loss it is
+    chosen = [
+        jit_gradients(state, {"tokens": same, "weights": jnp.zeros((4, 8)).at[i].set(1)}, config) for i in range(4)
+    ]
+    assert len({float(loss) for loss, _ in chosen}) == 4
 
 
 @pytest.mark.slow
