@@ -25,11 +25,6 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
     return jnp.sum(weights_BT * losses_BT), jnp.sum(weights_BT)
 
 
-def token_nll(logits_BTV, targets_BT):
-    """-log softmax(logits)[target] per token in nats, float32 (...)."""
-    return _token_losses(logits_BTV, targets_BT, 0.0)
-
-
 def head_logits(h_BTD, w_DV, bias_V=None, *, softcap=None, transposed=False):
     """float32 logits h w + bias, capped to (-softcap, softcap) where a cap is given.
 
@@ -56,18 +51,6 @@ def chunked_softmax_cross_entropy(
     arrays = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)
     loss = _chunked_loss(*arrays, w_DV, bias_V, softcap, z_loss, transposed)
     return loss, jnp.sum(weights_BT)
-
-
-def chunked_token_nll(h_BTD, w_DV, bias_V, targets_BT, *, chunk_size, softcap=None, transposed=False):
-    """token_nll(head_logits(...), targets), chunked as in chunked_softmax_cross_entropy; for evaluation."""
-    h_CBtD, targets_CBt = _chunks(chunk_size, h_BTD, targets_BT)
-
-    def chunk(arrays):
-        h, targets = arrays
-        return token_nll(head_logits(h, w_DV, bias_V, softcap=softcap, transposed=transposed), targets)
-
-    nll_CBt = jax.lax.map(chunk, (h_CBtD, targets_CBt))
-    return _unchunk(nll_CBt, targets_BT.shape)
 
 
 def _token_losses(logits, targets, z_loss):
@@ -143,8 +126,3 @@ def _chunks(chunk_size, h_BTD, *arrays_BT):
         return jnp.moveaxis(padded.reshape(B, -1, t, *a.shape[2:]), 1, 0)
 
     return split(h_BTD), *(split(a.reshape(B, T)) for a in arrays_BT)
-
-
-def _unchunk(a_CBt, shape_BT):
-    C, B, t = a_CBt.shape
-    return jnp.moveaxis(a_CBt, 0, 1).reshape(B, C * t)[:, : shape_BT[-1]].reshape(shape_BT)

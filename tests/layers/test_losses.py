@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from jax.extend import core as jax_core
 
-from lm.layers.losses import (
-    chunked_softmax_cross_entropy,
-    chunked_token_nll,
-    head_logits,
-    softmax_cross_entropy,
-    token_nll,
-)
+from lm.layers.losses import chunked_softmax_cross_entropy, head_logits, softmax_cross_entropy
 
 B, T, D, V = 3, 7, 5, 11
 RNG = np.random.default_rng(0)
@@ -30,6 +24,13 @@ def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0):
     log_z = np.log(np.exp(logits).sum(-1))
     nll = log_z - np.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
     return np.sum(weights * (nll + z_loss * log_z**2))
+
+
+@jax.jit
+@functools.partial(jnp.vectorize, signature="(v),()->()")
+def nll(logits_V, target):
+    """The loss of each token by itself."""
+    return softmax_cross_entropy(logits_V, target)[0]
 
 
 def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
@@ -117,19 +118,9 @@ def test_sums_over_parts_of_unequal_counts_add_up():
 def test_equals_torch(torch_answers):
     a = torch_answers["losses"]
     logits = np.float32(a["logits"])
-    np.testing.assert_allclose(jax.jit(token_nll)(logits, a["targets"]), a["nll"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(nll(logits, np.array(a["targets"])), a["nll"], rtol=1e-5, atol=1e-6)
     gradient = jax.jit(jax.grad(lambda logits: softmax_cross_entropy(logits, a["targets"])[0]))(logits)
     np.testing.assert_allclose(gradient, a["d_logits"], rtol=1e-5, atol=1e-6)
-
-
-def test_chunked_nll_per_token():
-    expected = jax.jit(lambda h: token_nll(head_logits(h, W, BIAS, softcap=2.0), TARGETS))(H)
-    for chunk_size in (9, 100):
-        f = functools.partial(chunked_token_nll, chunk_size=chunk_size, softcap=2.0)
-        nll = jax.jit(f)(H, W, BIAS, TARGETS)
-        assert nll.shape == (B, T)
-        assert nll.dtype == jnp.float32
-        np.testing.assert_allclose(nll, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_leading_axes_are_arbitrary():
@@ -142,7 +133,7 @@ def test_leading_axes_are_arbitrary():
 
 def test_large_logits_and_16_bit_inputs():
     logits = jnp.array([[1000.0, 0, -1000], [-1e4, 0, -1e4]])
-    np.testing.assert_allclose(token_nll(logits, jnp.array([1, 1])), [1000, 0])
+    np.testing.assert_allclose(nll(logits, jnp.array([1, 1])), [1000, 0])
     h = jnp.asarray(H, jnp.bfloat16)
     logits = np.asarray(h, np.float64) @ np.asarray(jnp.asarray(W, jnp.bfloat16), np.float64) + BIAS
     found = head_logits(h, W, BIAS)
@@ -185,8 +176,6 @@ def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transpose
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
         assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # what is to be avoided is seen
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
-    nll = functools.partial(chunked_token_nll, chunk_size=chunk, transposed=transposed)
-    assert largest_intermediate(lambda h, w: nll(h, w, None, targets), h, w) <= chunk * v
 
 
 def test_a_chunk_takes_the_same_positions_of_every_example():
