@@ -40,7 +40,7 @@ class Split:
     def eval_windows(self, seq_len: int, batch_size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """Starts (B,) and target weights (B, T) of an evaluation batch.
 
-        Packed: the weights tell only which rows exist; multiply them by `packing.target_weights`.
+        Packed: the weights tell only which rows exist; padding and the borders of documents are the segments' to tell.
         """
         if not self.packed:
             return windows.eval_windows(len(self.tokens), seq_len, batch_size, batch)

@@ -38,9 +38,3 @@ def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndar
         rows[row, column : column + length] = tokens[start : start + length]
         segments[row, column : column + length] = segment
     return rows, segments
-
-
-def target_weights(segments):
-    """Weights (..., T) float32 of the targets of packed rows: 1 where input and target share a segment, else 0."""
-    inputs, targets = segments[..., :-1], segments[..., 1:]
-    return ((inputs == targets) & (targets > 0)).astype("float32")

@@ -14,7 +14,6 @@ def test_next_fit_by_hand():
     rows, segments = packing.pack(documents_of([3, 2, 3, 1]), np.array([3, 2, 3, 1]), 4)
     assert rows.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
     assert segments.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 0, 0]]
-    assert packing.target_weights(segments).tolist() == [[1, 1, 0, 1], [1, 1, 0, 0]]
 
 
 def test_a_long_document_is_cut_into_pieces_that_share_a_token():
@@ -28,8 +27,8 @@ def test_a_long_document_is_cut_into_pieces_that_share_a_token():
 def test_every_token_of_a_document_but_its_first_is_a_target_once(lengths, seq_len):
     rows, segments = packing.pack(documents_of(lengths), np.array(lengths, np.int64), seq_len)
     assert rows.shape == segments.shape == (len(rows), seq_len + 1)
-    targets = rows[:, 1:][packing.target_weights(segments) > 0]
-    inputs = rows[:, :-1][packing.target_weights(segments) > 0]
+    is_target = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    targets, inputs = rows[:, 1:][is_target], rows[:, :-1][is_target]
     ends = np.cumsum(lengths, dtype=int)
     firsts = {int(end - length + 1) for end, length in zip(ends, lengths, strict=True) if length}
     assert targets.tolist() == [i for i in range(1, sum(lengths) + 1) if i not in firsts]
