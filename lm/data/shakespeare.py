@@ -4,6 +4,7 @@ TFDS's builder needs TensorFlow, and without a network its download retries for 
 """
 
 import hashlib
+import http.client
 import shutil
 import time
 import urllib.request
@@ -42,8 +43,8 @@ def download() -> bytes:
                 content += chunk
                 if time.monotonic() - start > DEADLINE:
                     raise TimeoutError(f"{len(content)} of {SIZE} bytes in {DEADLINE:.0f} s")
-    except OSError as e:  # URLError, time-outs and TLS errors among them
-        raise _unavailable(f"{getattr(e, 'reason', e)}") from None
+    except (OSError, http.client.HTTPException) as e:  # URLError, time-outs, TLS errors; answers that are not HTTP
+        raise _unavailable(str(getattr(e, "reason", e)) or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise _unavailable(f"what came is not the file of sha256 {SHA256[:12]}..., but {len(content)} other bytes")
     return content

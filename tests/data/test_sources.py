@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import shutil
+import socket
 import threading
 from pathlib import Path
 
@@ -123,6 +124,30 @@ def test_another_file_than_the_real_one_is_not_kept(config, server, tmp_path, co
     with pytest.raises(sources.Unavailable, match="not the file of sha256"):
         quiet(config())
     assert not (tmp_path / "tfds").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nFirst", "IncompleteRead"),
+    ],
+)
+def test_an_answer_that_is_not_http_or_breaks_off_is_no_download(answer, reason, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with listener.accept()[0] as connection:
+                connection.recv(2**16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{listener.getsockname()[1]}/input.txt")
+        with pytest.raises(sources.Unavailable, match=rf"cannot be downloaded from .*{reason}"):
+            shakespeare.download()
+        thread.join()
 
 
 class Answer:
