@@ -220,7 +220,7 @@ class Checkpoints:
 
 
 def restore_params(workdir: str | Path, step: int | str = "latest", *, sharding=None) -> tuple[int, dict, dict]:
-    """(step, params, meta) of one checkpoint: "latest", "best" by validation loss, or a step.
+    """(step, params, meta) of one checkpoint: "latest", "best" by validation loss (else the latest), or a step.
 
     Only the parameters are read, as nested dicts, onto the first device or into `sharding`; nothing in the workdir
     is changed, so that it may be that of a run in progress. Raises UserError if there is no such checkpoint or it is
@@ -250,11 +250,9 @@ def _choose(directory: Path, steps: list[int], step: int | str) -> int:
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":
         return steps[-1]
-    if step == "best":
+    if step == "best":  # the newest where none was scored
         losses = {s: loss for s in steps if (loss := _val_loss(directory, s)) is not None}
-        if not losses:
-            raise UserError(f"no checkpoint in {directory} has a validation loss; give a step: {steps}")
-        return min(losses, key=losses.__getitem__)
+        return min(losses, key=losses.__getitem__) if losses else steps[-1]
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
     return step
@@ -364,4 +362,4 @@ def _quieten_orbax() -> None:
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname or record.levelno > logging.ERROR
+    return "orbax" not in record.pathname or record.levelno >= logging.ERROR

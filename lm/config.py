@@ -77,7 +77,9 @@ class ModelConfig:
         "weights: N(0, 2/(d_in+d_out)) cut at 3 sigma | N(0, 2/d_in) | N(0, 0.02^2), residual projections / sqrt(2N)",
         choices=("glorot", "he", "gpt2"),
     )
-    embed_std: float | None = key(None, "std of the embeddings; none: 0.02 for gpt2, else 1", above=0.0)
+    embed_std: float | None = key(
+        None, "std of the embeddings; none: 0.02 for gpt2, else 1 (too large for a tied head)", above=0.0
+    )
     zero_init_residual: bool = key(False, "projections back into the residual stream start at zero")
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and products", choices=("float32", "bfloat16"))
@@ -117,7 +119,9 @@ class DataConfig:
     shuffle: bool = key(True, "epochs: visit the windows in random order")
     stride: int | None = key(None, "epochs: distance of two windows' starts; none: seq_len", low=1)
     packing: str = key("none", "documents: windows never mix documents", choices=("none", "documents"))
-    cache_dir: str | None = key(None, "token caches; none: the user's cache directory", execution=True)
+    cache_dir: str | None = key(
+        None, "tokens, tokenizers and compiled programs; none: the user's cache directory", execution=True
+    )
     device_bytes: int = key(2**29, "corpora up to this size are kept on the device", low=0, execution=True)
 
 
@@ -130,9 +134,9 @@ class OptimizerConfig:
     decay_steps: int | None = key(None, "step at which the decay ends; none: train.steps", low=1)
     decay_fraction: float = key(0.2, "wsd: the last part of decay_steps that decays", above=0.0, high=1.0)
     final_fraction: float = key(0.1, "final over peak learning rate", low=0.0, high=1.0)
-    b1: float = key(0.9, "adamw, lion: decay of the first moment", low=0.0, below=1.0)
-    b2: float = key(0.95, "adamw, lion: decay of the second moment", low=0.0, below=1.0)
-    eps: float = key(1e-8, "adamw: added to the root of the second moment", above=0.0)
+    b1: float = key(0.9, "adamw (muon's too), lion: decay of the first moment", low=0.0, below=1.0)
+    b2: float = key(0.95, "adamw (muon's too), lion: decay of the second moment", low=0.0, below=1.0)
+    eps: float = key(1e-8, "adamw, muon: added to a denominator", above=0.0)
     momentum: float = key(0.0, "sgd: decay of the momentum; 0: none", low=0.0, below=1.0)
     nesterov: bool = key(True, "sgd with momentum, muon (also the AdamW beside it): look ahead")
     muon_beta: float = key(0.95, "muon: decay of the momentum", low=0.0, below=1.0)
@@ -140,7 +144,11 @@ class OptimizerConfig:
         None, "muon: peak rate of the parameters left to AdamW (embeddings, head, gains, biases); none: learning_rate",
         above=0.0,
     )  # fmt: skip
-    weight_decay: float = key(0.1, "decoupled weight decay, times the learning rate", low=0.0)
+    weight_decay: float = key(
+        0.1,
+        "decoupled weight decay, times learning_rate and schedule (also where muon has AdamW do the update)",
+        low=0.0,
+    )
     decay_norms: bool = key(False, "weight decay on norm gains")
     decay_biases: bool = key(False, "weight decay on biases")
     decay_embeddings: bool = key(False, "weight decay on token and position embeddings")

@@ -15,6 +15,8 @@ from typing import Any
 from lm.config import Config, check, flatten, schema, suggestion
 from lm.errors import UserError
 
+SPLITS = ("train", "validation", "test")
+
 
 def load(path: str, overrides: list[str]) -> Config:
     """The config of file `path` with `overrides` (each "model.d_model=256"); raises UserError with every mistake."""
@@ -45,6 +47,8 @@ def _get_config(path: str) -> dict[str, Any]:
         near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
         hint = f"; did you mean configs/{near[0]}?" if near else ""
         raise UserError(f"--config: there is no file {path}{hint}")
+    if not path.endswith(".py"):
+        raise UserError(f"--config: {path} is not a Python file; give one such as configs/shakespeare.py")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -66,7 +70,7 @@ def _parsed(text: str, type_: Any) -> Any:
         return text.replace("\\n", "\n")
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         words = [word.strip() for word in text.strip("()").split(",")]
         value = tuple(word for word in words if word) if typing.get_origin(kind) is tuple else text
     return (value,) if typing.get_origin(kind) is tuple and isinstance(value, int | float | str) else value
@@ -77,6 +81,7 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _model_contradictions(config)
     yield from _data_contradictions(config)
     yield from _schedule_contradictions(config)
+    yield from _output_contradictions(config)
 
 
 def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -184,6 +189,16 @@ def _data_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]
             ("data.packing", "data.order"),
             "config.data.order: crops cut across documents; packed rows are visited with order = epochs",
         )
+    if d.packing == "documents" and d.stride is not None:
+        yield (
+            ("data.packing", "data.stride"),
+            f"config.data.stride: {d.stride} has no meaning for packed rows, which are numbered; use none",
+        )
+    if d.splits is not None and flat_tokens:
+        yield (
+            ("data.splits", "data.source"),
+            "config.data.splits: token shards name their splits in their file names; use none",
+        )
     if d.order == "crops" and d.stride is not None:
         yield (
             ("data.stride", "data.order"),
@@ -232,4 +247,17 @@ def _schedule_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], 
         yield (
             ("train.debug", "train.steps_per_dispatch"),
             f"config.train.steps_per_dispatch: {t.steps_per_dispatch} with train.debug, which runs step by step; use 1",
+        )
+
+
+def _output_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name in config.eval.final_splits:
+        if unknown := [part for part in name.split("+") if part not in SPLITS]:
+            near = difflib.get_close_matches(unknown[0], SPLITS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SPLITS)}, and a+b joins two"
+            yield ("eval.final_splits",), f"config.eval.final_splits: there is no split {unknown[0]!r}; {hint}"
+    if config.log.wandb and importlib.util.find_spec("wandb") is None:
+        yield (
+            ("log.wandb",),
+            "config.log.wandb: true, but the package wandb is not installed; pip install 'lm[wandb]', or use false",
         )

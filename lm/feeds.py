@@ -14,9 +14,12 @@ from lm.data.batches import gather, gather_rows
 
 
 def to_device(split: Split, max_bytes: int) -> dict | None:
-    """The arrays of a split on the device, or None if they take more than max_bytes and stay on the host."""
+    """The arrays of a split on the device, or None if they stay on the host.
+
+    They do if they take more than max_bytes, or are too long for the int32 window starts that the device is given.
+    """
     arrays = {"tokens": split.tokens} | ({"segments": split.segments} if split.packed else {})
-    if sum(a.nbytes for a in arrays.values()) > max_bytes:
+    if sum(a.nbytes for a in arrays.values()) > max_bytes or len(split.tokens) >= 2**31:
         return None
     return {name: jnp.asarray(np.asarray(a)) for name, a in arrays.items()}
 
@@ -25,10 +28,10 @@ def train_feed(split: Split, resident: bool, config: Config, step: int, n_steps:
     """The feeds of n_steps steps from `step` on, stacked to (steps_per_dispatch, B, ...); what lies beyond is zeros."""
     t, d = config.train, config.data
     n_windows = split.n_windows(t.seq_len, d.order, d.stride)
+    steps = np.arange(step, step + n_steps)
+    drawn = windows.window_numbers(t.seed, steps, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
     numbers = np.zeros((t.steps_per_dispatch, t.batch_size), np.int64)
-    for i in range(n_steps):
-        drawn = windows.window_numbers(t.seed, step + i, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
-        numbers[i] = split.starts(drawn, t.seq_len, d.order, d.stride)
+    numbers[:n_steps] = split.starts(drawn, t.seq_len, d.order, d.stride)
     return _feed(split, resident, numbers, t.seq_len)
 
 

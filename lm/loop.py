@@ -87,9 +87,9 @@ class Loop:
         self._meta, self._wall_before, self._began = meta, meta.get("wall_seconds", 0.0), time.monotonic()
         self._unread = None  # (first step, number of steps, metrics) of the dispatch sent last
         self._mark, self._steps_since = time.monotonic(), 0  # for the speed shown by the next training line
-        self._seen_skipped = int(state.skipped)
         device = jax.devices()[0]
-        self._flops = flops.flops_per_token(config.model, config.train.seq_len)
+        self.flops = flops.flops_per_token(config.model, config.train.seq_len)
+        self.flops_full_square = flops.flops_per_token(config.model, config.train.seq_len, full_square=True)
         self._peak = flops.peak_flops(device.device_kind, config.model.compute_dtype)
         self._profiling = False
 
@@ -110,9 +110,10 @@ class Loop:
 
     def run(self, signals: Signals) -> str:
         """Train; returns "finished", "interrupted" or "nonfinite". `self.state` is then the last finite state."""
-        plan = list(itertools.takewhile(lambda d: d[0] < self.config.train.steps, dispatches(self.step, self.config)))
+        plan = list(dispatches(self.step, self.config))
         feeds = prefetch(lambda d: self.feed(*d), plan)
         stopped = self._between(signals, resumed=True)
+        self._mark = time.monotonic()
         for (first, n), feed in zip(plan, feeds, strict=False):
             if stopped := stopped or ("interrupted" if signals.received else None):
                 break
@@ -167,8 +168,9 @@ class Loop:
             **values,
             "tokens": step * t.batch_size * t.seq_len,
             "tokens_per_second": tokens_per_second,
-            "flops_per_second": tokens_per_second * self._flops,
-            "mfu": flops.mfu(tokens_per_second, self._flops, 1, self._peak),
+            "flops_per_second": tokens_per_second * self.flops,
+            "mfu": flops.mfu(tokens_per_second, self.flops, 1, self._peak),
+            "mfu_full_square": flops.mfu(tokens_per_second, self.flops_full_square, 1, self._peak),
         }
         self.writer.write(line)
         self.progress.update(line)
@@ -219,7 +221,7 @@ class Loop:
         found = evaluate(self.state.params, self.corpus.split(name), self.config, max_batches=max_batches, stop=stop)
         if found is None:
             return None
-        line = {"step": self.step, "split": name, **found}
+        line = {"step": self.step, "split": name, "data": self.corpus.name, **found}
         self.writer.write(line)
         self.progress.evaluation(line)
         return line
@@ -263,7 +265,8 @@ class Loop:
             self._inspect(self.state.replace(halted=np.bool_(False)), self._batch(self.step), self.config)
         )
         sizes = {path: p.size for path, p in parameters.parameter_table(self.config.model).items()}
-        rate = learning_rate_schedule(self.config.optimizer, self.config.train.steps)(self.step)
+        updates = self.step - int(self.state.skipped)
+        rate = learning_rate_schedule(self.config.optimizer, self.config.train.steps)(updates)
         lines = [
             f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
             f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",

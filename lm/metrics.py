@@ -16,7 +16,7 @@ from lm.errors import UserError
 from lm.runs import to_json, write_text
 
 # What differs between two otherwise bit-identical runs.
-TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "wall_seconds", "seconds"})
+TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -178,7 +178,7 @@ class Progress:
 
     def evaluation(self, line: dict) -> None:
         """Show an evaluation line; it stays on the screen."""
-        rest = [f"{key} {_number(value)}" for key, value in line.items() if key not in ("step", "split")]
+        rest = [f"{key} {_number(value)}" for key, value in line.items() if key not in ("step", "split", "data")]
         self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}: {'  '.join(rest)}")
 
     def say(self, text: str) -> None:
@@ -209,7 +209,7 @@ class Progress:
         if (speed := line.get("tokens_per_second")) is not None:
             parts.append(f"{_with_prefix(speed)}tokens/s")
         if line.get("mfu") is not None:
-            parts.append(f"MFU {100 * line['mfu']:.1f} %")
+            parts.append(f"MFU {100 * line['mfu']:.1f} % (full square {100 * line['mfu_full_square']:.1f} %)")
         elif line.get("flops_per_second") is not None:
             parts.append(f"{_with_prefix(line['flops_per_second'])}FLOP/s")
         if (left := self._seconds_left(line["step"])) is not None:

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 from lm import parameters
 from lm.config import ModelConfig
 from lm.layers import feed_forward, norms, positions
-from lm.layers.attention import causal_attention
+from lm.layers.attention import UNLIMITED, causal_attention
 from lm.layers.dropout import dropout
 from lm.layers.linear import einsum
 from lm.layers.losses import head_logits
-
-UNLIMITED = 2**30  # a window that no position leaves
 
 
 class Context(NamedTuple):

@@ -117,8 +117,9 @@ def compare(old: dict, config) -> tuple[list[str], list[str]]:
     `old` is the dict read from config.json, `config` the dataclass. `train.steps` is left out: see `steps_may_grow`.
     """
     was, differences = _flat(old), ([], [])
+    defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, "absent")
+        before = was.pop(path, defaults[path])  # a key that is younger than the run had its default's effect
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
@@ -174,8 +175,10 @@ def steps_made(workdir: str | Path) -> int:
     return max((int(path.name) for path in found if path.name.isdigit()), default=0)
 
 
-def check(workdir: str | Path, config, *, resume: bool) -> list[str]:
+def check(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> list[str]:
     """Whether `config` may be run in `workdir`, before anything is written; returns notices to print.
+
+    data: {"name", "fingerprint"} of the tokens at hand, once they are known.
 
     Raises UserError if the directory holds a run that is not to be resumed, or one of another experiment.
     """
@@ -200,6 +203,12 @@ def check(workdir: str | Path, config, *, resume: bool) -> list[str]:
         raise UserError(
             f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
             *(f"  {problem}" for problem in problems),
+        )
+    trained_on = (_read_json(workdir / "run.json") or {}).get("data")
+    if data and trained_on and trained_on["fingerprint"] != data["fingerprint"]:
+        raise UserError(
+            f"--resume: the run in {workdir} trained on {trained_on['name']}, and what is there now ({data['name']}) "
+            "is not the same text or not the same tokens; bring back the data, or give another --workdir"
         )
     if config.train.steps != old_steps:
         execution = [*execution, f"config.train.steps: {old_steps} -> {config.train.steps} (run -> now)"]
@@ -235,17 +244,19 @@ class Run:
         self.close()
 
 
-def start(workdir: str | Path, config, *, resume: bool = False) -> Run:
+def start(workdir: str | Path, config, *, data: dict, resume: bool = False) -> Run:
     """Take a workdir for this process, and record the config and this start in it.
 
     Raises UserError as `check` does, and if another process has the directory.
     """
     workdir = Path(workdir)
-    check(workdir, config, resume=resume)
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
     lock = _lock(workdir)
     try:
-        notices = check(workdir, config, resume=resume)  # again: another process may have come and gone meanwhile
+        notices = check(workdir, config, resume=resume, data=data)
         run = Run(workdir, lock, notices, experiment_digest(config))
         record = _read_json(workdir / "run.json") or {"starts": []}
         this_start = describe_start() | {"execution_digest": execution_digest(config)}
@@ -254,7 +265,7 @@ def start(workdir: str | Path, config, *, resume: bool = False) -> Run:
         run.write_json("config.json", dataclasses.asdict(config))
         run.write_json(
             "run.json",
-            {"experiment_digest": run.experiment_digest, "starts": [*record["starts"], this_start]},
+            {"experiment_digest": run.experiment_digest, "data": data, "starts": [*record["starts"], this_start]},
         )
         return run
     except BaseException:

@@ -4,9 +4,7 @@ A simple loop that computes the whole context anew for every token, at the conte
 """
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 from lm.config import Config, ModelConfig, from_dict
 from lm.errors import UserError
@@ -21,12 +19,14 @@ def generate(
     seq_len: int,
     temperature: float = 0.8,
     top_k: int = 0,
+    n_ids: int | None = None,
     seed: int = 0,
 ):
     """Token ids (n_tokens,) that continue `prompt` (at least one id; only the last seq_len are seen).
 
     Each is drawn from softmax(logits / temperature), among the top_k likeliest if top_k is not 0; temperature 0 takes
-    the likeliest. The same arguments give the same text. Raises ValueError for an empty prompt.
+    the likeliest. Only ids below n_ids are drawn, where given: a vocabulary may be larger than its tokenizer's. The
+    same arguments give the same text. Raises ValueError for an empty prompt.
     """
     import jax
     import jax.numpy as jnp
@@ -37,15 +37,15 @@ def generate(
     context = np.zeros(seq_len, np.int32)
     seen = np.asarray(prompt, np.int32)[-seq_len:]
     context[: len(seen)] = seen
-    run = jax.jit(_generate, static_argnames=("c", "n_tokens", "top_k", "greedy"))
+    run = jax.jit(_generate, static_argnames=("c", "n_tokens", "top_k", "n_ids", "greedy"))
     tokens = run(
         params, jnp.asarray(context), len(seen), jax.random.key(seed), max(temperature, 1e-6),
-        c=c, n_tokens=n_tokens, top_k=top_k, greedy=temperature == 0,
+        c=c, n_tokens=n_tokens, top_k=top_k, n_ids=n_ids, greedy=temperature == 0,
     )  # fmt: skip
     return np.asarray(tokens)
 
 
-def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k, greedy):
+def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k, n_ids, greedy):
     import jax
     import jax.numpy as jnp
 
@@ -53,7 +53,7 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
 
     def next_token(carry, i):
         context_T, length = carry
-        logits_V = logits(params, c, context_T[None])[0, length - 1]
+        logits_V = logits(params, c, context_T[None])[0, length - 1, :n_ids]
         if top_k:
             logits_V = jnp.where(logits_V < jax.lax.top_k(logits_V, top_k)[0][-1], -jnp.inf, logits_V)
         drawn = jax.random.categorical(jax.random.fold_in(key, i), logits_V / temperature)
@@ -68,30 +68,28 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
 
 def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_tokens: int, **options) -> str:
     """The prompt and its continuation, for a resolved config. Options as for `generate`."""
-    ids = generate(params, config.model, tokenizer.encode(prompt), n_tokens, seq_len=config.train.seq_len, **options)
+    limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
+    ids = generate(params, config.model, tokenizer.encode(prompt), n_tokens, **limits, **options)
     return prompt + tokenizer.decode(ids)
 
 
 def load_run(workdir: str, step: int | str):
     """(step, params, resolved config, tokenizer) of a run's checkpoint; raises UserError where something is missing."""
-    from lm import checkpoints, parameters
+    from lm import checkpoints
     from lm.data import tokenizers
 
-    folder = Path(workdir)
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).exists():
-            raise UserError(f"--workdir {folder} has no {name}; give the directory of a run that trained on text")
-    config = from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    tokenizer = tokenizers.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    step, params, _ = checkpoints.restore_params(folder, step)
-    return step, params, parameters.resolve(config, tokenizer.vocab_size), tokenizer
+    step, params, meta = checkpoints.restore_params(workdir, step)
+    if meta["tokenizer"] is None:
+        raise UserError(
+            f"--workdir {workdir}: this run trained on token ids and knows no tokenizer to turn them into text"
+        )
+    return step, params, from_dict(meta["config"]), tokenizers.from_json(meta["tokenizer"])
 
 
 def command_line(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lm.sample", description="Text from a trained model.")
-    step = {"default": "best", "type": lambda s: int(s) if s.isdigit() else s}
     parser.add_argument("--workdir", required=True, help="the run's directory")
-    parser.add_argument("--step", metavar="N|best|latest", help="which checkpoint (%(default)s)", **step)
+    parser.add_argument("--step", default="best", metavar="N|best|latest", help="which checkpoint (%(default)s)")
     parser.add_argument("--prompt", default="\n", help="the text to continue (a newline)")
     parser.add_argument("--tokens", type=int, default=500, help="how many tokens to add (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest token (%(default)s)")
@@ -103,12 +101,16 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     a = command_line(argv)
     try:
-        if a.step not in ("best", "latest") and not isinstance(a.step, int):
+        if a.step not in ("best", "latest") and not a.step.isdigit():
             raise UserError(f"--step {a.step}: give best, latest, or the number of a step")
-        if not a.prompt or a.tokens < 1 or a.temperature < 0 or a.top_k < 0:
-            raise UserError("--prompt must not be empty, --tokens at least 1, --temperature and --top_k at least 0")
-        step, params, config, tokenizer = load_run(a.workdir, a.step)
-        options = {"temperature": a.temperature, "top_k": min(a.top_k, config.model.vocab_size), "seed": a.seed}
+        if not a.prompt or a.tokens < 1 or a.temperature < 0 or a.top_k < 0 or not 0 <= a.seed < 2**32:
+            raise UserError(
+                "--prompt must not be empty, --tokens at least 1, --temperature, --top_k and --seed at least 0"
+            )
+        step, params, config, tokenizer = load_run(a.workdir, int(a.step) if a.step.isdigit() else a.step)
+        if len(tokenizer.encode(a.prompt)) == 0:
+            raise UserError(f"--prompt {a.prompt!r} is no token to this run's tokenizer; use a word, for example")
+        options = {"temperature": a.temperature, "top_k": min(a.top_k, tokenizer.vocab_size), "seed": a.seed}
         text = sample_text(params, config, tokenizer, prompt=a.prompt, n_tokens=a.tokens, **options)
     except UserError as error:
         print(error, file=sys.stderr)

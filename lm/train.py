@@ -4,6 +4,7 @@ This file reads as the story of a run: command line, config, data, workdir, stat
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from lm import runs
-from lm.config import Config, schema
+from lm.config import Config, schema, to_dict
 from lm.config_file import load
 from lm.errors import UserError
 
@@ -22,8 +23,8 @@ examples:
   python -m lm.train --config configs/shakespeare.py --config.model.d_model=256 --config.train.steps=2000
   python -m lm.train --config configs/shakespeare.py --workdir runs/mine --resume
 
-exit codes: 0 finished; 2 a mistake in what was asked, nothing was changed; 3 the loss or a gradient was not finite;
-130 (Ctrl-C) and 143 (SIGTERM) saved and stopped, --resume goes on.
+exit codes: 0 finished; 2 a mistake in what was asked, or a disk that cannot be used; 3 the loss or a gradient was
+not finite; 130 (Ctrl-C) and 143 (SIGTERM) saved and stopped, --resume goes on.
 
 config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
 """
@@ -40,9 +41,12 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(*stray)
         if arguments.resume and not arguments.workdir:
             raise UserError("--resume: say which run to continue with --workdir DIR")
-        return train(config, Path(arguments.workdir or runs.default_workdir(config.name)), resume=arguments.resume)
+        return train(config, arguments.workdir, resume=arguments.resume)
     except UserError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a directory that cannot be read
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted before the first step; nothing was trained", file=sys.stderr)
@@ -85,10 +89,11 @@ def key_list() -> str:
     return "\n".join(lines)
 
 
-def train(config: Config, workdir: Path, *, resume: bool = False) -> int:
+def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
     """A whole run; returns the exit code. Raises UserError, before anything is written, for what cannot work."""
-    runs.check(workdir, config, resume=resume)
-    if resume and is_finished(workdir, config):
+    if workdir:
+        runs.check(workdir, config, resume=resume)
+    if resume and is_finished(Path(workdir), config):
         print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
     jax = start_jax(config)
@@ -99,7 +104,14 @@ def train(config: Config, workdir: Path, *, resume: bool = False) -> int:
     log_to(progress)
     corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
-    with runs.start(workdir, config, resume=resume) as run, jax.disable_jit(config.train.debug):
+    if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
+        resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
+    workdir = workdir or runs.default_workdir(resolved.name)
+    data_found = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+    with (
+        runs.start(workdir, config, data=data_found, resume=resume) as run,
+        jax.disable_jit(config.train.debug),
+    ):
         for notice in run.notices:
             progress.say(notice)
         if corpus.tokenizer is not None:
@@ -115,7 +127,7 @@ def is_finished(workdir: Path, config: Config) -> bool:
         summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a summary that cannot be read is written anew
         return False
-    return (summary["status"], summary["steps"]) == ("finished", config.train.steps)
+    return (summary.get("status"), summary.get("steps")) == ("finished", config.train.steps)
 
 
 def start_jax(config: Config):
@@ -162,7 +174,11 @@ def check_with_data(config: Config, corpus) -> Config:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
     if config.eval.sample_tokens and corpus.tokenizer:
         try:
-            corpus.tokenizer.encode(config.eval.sample_prompt)
+            if len(corpus.tokenizer.encode(config.eval.sample_prompt)) == 0:
+                problems.append(
+                    f"config.eval.sample_prompt: {config.eval.sample_prompt!r} is no token to this tokenizer; "
+                    "use a word, for example"
+                )
         except UserError as error:
             problems.append(f"config.eval.sample_prompt: {error}")
     try:
@@ -212,20 +228,25 @@ def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
     from lm import checkpoints, metrics
     from lm.loop import Loop, Signals
 
-    wandb = {"project": config.log.wandb_project, "name": config.name} if config.log.wandb else None
+    wandb = {"project": config.log.wandb_project, "name": config.name, "config": to_dict(config)}
     with (
         Signals(progress.say) as signals,
         closing(progress),
         closing(checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)) as saved,
     ):
-        state, meta = first_state(config, corpus, saved, resume)
+        state, meta = first_state(config, saved, resume)
         resumed_at = int(state.step) if meta else None
         if meta:
             progress.say(f"resuming at step {resumed_at}")
-        meta = meta or {"data": corpus.name, "data_fingerprint": corpus.fingerprint, "model": vars(config.model)}
-        log = {"resume_step": resumed_at, "tensorboard": config.log.tensorboard, "wandb": wandb}
+        tokenizer = corpus.tokenizer and corpus.tokenizer.to_json()
+        facts = {"data": corpus.name, "data_fingerprint": corpus.fingerprint, "tokenizer": tokenizer}
+        meta = meta | facts | {"config": to_dict(config)}
+        log = {"resume_step": resumed_at, "tensorboard": config.log.tensorboard}
+        log["wandb"] = wandb if config.log.wandb else None
         with closing(metrics.MetricsWriter(run.workdir, **log)) as writer:
             loop = Loop(config, corpus, state, writer, progress, saved, meta)
+            causal, square = loop.flops / 1e6, loop.flops_full_square / 1e6
+            progress.say(f"{causal:,.1f} MFLOP a token ({square:,.1f} if every query were to see every key)")
             progress.say(f"compiled in {loop.compile():.1f} s")
             status = loop.run(signals)
             if status == "finished":
@@ -235,7 +256,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
-def first_state(config: Config, corpus, saved, resume: bool):
+def first_state(config: Config, saved, resume: bool):
     """The newest whole checkpoint's state and record where there is one to resume, else the state of step 0 and {}."""
     import functools
 
@@ -246,13 +267,7 @@ def first_state(config: Config, corpus, saved, resume: bool):
     init = functools.partial(init_state, config)
     if not (resume and saved.steps()):
         return jax.jit(init)(config.train.seed), {}
-    _, state, meta = saved.restore(jax.eval_shape(init, config.train.seed))
-    if meta["data_fingerprint"] != corpus.fingerprint:
-        raise UserError(
-            f"--resume: the run trained on {meta['data']}, and what is there now ({corpus.name}) is not the same text "
-            "or not the same tokens; bring back the data, or give another --workdir"
-        )
-    return state, meta
+    return saved.restore(jax.eval_shape(init, config.train.seed))[1:]
 
 
 def finish(loop, run, signals) -> str:
@@ -268,6 +283,7 @@ def finish(loop, run, signals) -> str:
         if lines[name] is None:
             return "interrupted"
     loop.save(lines["validation"]["loss"] if "validation" in lines else None)
+    loop.checkpoints.wait()
     if config.eval.sample_tokens and corpus.tokenizer is not None:
         text = sample_text(
             loop.state.params,
@@ -280,7 +296,6 @@ def finish(loop, run, signals) -> str:
         )
         run.write_text(f"samples/step_{loop.step}.txt", text)
         loop.progress.say(f"---- a sample ----\n{text.strip()}\n-----------------")
-    loop.checkpoints.wait()
     write_summary(loop, run, "finished", lines)
     loop.progress.say(f"more text: python -m lm.sample --workdir {run.workdir}")
     if config.notes:
@@ -308,6 +323,7 @@ def write_summary(loop, run, status: str, lines: dict) -> None:
     t = loop.config.train
     losses = {name: line["loss"] for name, line in lines.items()}
     run.write_summary(
+        name=loop.config.name,
         status=status,
         steps=loop.step,
         tokens=loop.step * t.batch_size * t.seq_len,
@@ -321,6 +337,8 @@ def write_summary(loop, run, status: str, lines: dict) -> None:
         data=loop.corpus.name,
         data_notices=list(loop.corpus.notices),
         entropy_floor=loop.corpus.entropy_floor,
+        flops_per_token=loop.flops,
+        flops_per_token_full_square=loop.flops_full_square,
         config_digest=run.experiment_digest,
     )
 
