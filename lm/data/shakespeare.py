@@ -44,7 +44,8 @@ def download() -> bytes:
                 if time.monotonic() - start > DEADLINE:
                     raise TimeoutError(f"{len(content)} of {SIZE} bytes in {DEADLINE:.0f} s")
     except (OSError, http.client.HTTPException) as e:  # URLError, time-outs, TLS errors; answers that are not HTTP
-        raise _unavailable(str(getattr(e, "reason", e)) or type(e).__name__) from None
+        reason = " ".join(str(getattr(e, "reason", e)).split())  # an answer quoted may end its line
+        raise _unavailable(reason or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise _unavailable(f"what came is not the file of sha256 {SHA256[:12]}..., but {len(content)} other bytes")
     return content

@@ -178,9 +178,11 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
         features = json.loads((directory / "features.json").read_text())
-    except (OSError, ValueError) as e:
+        dataset, splits = info["name"], {s["name"]: list(map(int, s["shardLengths"])) for s in info["splits"]}
+    except (OSError, ValueError, KeyError) as e:
+        reason = f"dataset_info.json has no {e}" if isinstance(e, KeyError) else e
         raise UserError(
-            f"{directory} is not a whole prepared TFDS directory ({e}); delete it and prepare it anew"
+            f"{directory} is not a whole prepared TFDS directory ({reason}); delete it and prepare it anew"
         ) from None
     if info.get("fileFormat") != "array_record":
         raise UserError(
@@ -190,15 +192,14 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     names = sorted(features.get("featuresDict", {}).get("features", {}))
     if "text" not in names:
         raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}): it is not a text dataset')
-    splits = {}
-    for split in info["splits"]:
-        n_shards = len(split["shardLengths"])
-        stem = f"{info['name']}-{split['name']}.array_record"
+    found = {}
+    for split, lengths in splits.items():
+        stem, n_shards = f"{dataset}-{split}.array_record", len(lengths)
         shards = [directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it anew")
-        splits[split["name"]] = shards, sum(map(int, split["shardLengths"]))
-    return splits
+        found[split] = shards, sum(lengths)
+    return found
 
 
 # python_docs, markov

@@ -145,9 +145,10 @@ def test_an_answer_that_is_not_http_or_breaks_off_is_no_download(answer, reason,
         thread.start()
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{listener.getsockname()[1]}/input.txt")
-        with pytest.raises(sources.Unavailable, match=rf"cannot be downloaded from .*{reason}"):
+        with pytest.raises(sources.Unavailable, match=rf"cannot be downloaded from .*{reason}") as error:
             shakespeare.download()
         thread.join()
+    assert "\n" not in error.value.problems[0]
 
 
 class Answer:
@@ -230,6 +231,15 @@ def test_a_part_of_a_directory_is_not_taken_for_the_whole(config, prepared, no_n
     (prepared / missing).unlink()
     with pytest.raises(UserError, match=r"1\.0\.0 is .*delete it and prepare it anew"):
         quiet(config())
+
+
+@pytest.mark.parametrize("key", ["name", "splits", "shardLengths"])
+def test_a_description_without_what_is_needed_is_not_whole(config, prepared, key):
+    info = prepared / "dataset_info.json"
+    info.write_text(info.read_text().replace(f'"{key}"', '"other"'))
+    with pytest.raises(UserError, match=rf"1\.0\.0 is not a whole .*has no '{key}'.*delete it") as error:
+        quiet(config())
+    assert "\n" not in str(error.value)
 
 
 def test_a_shard_cut_short_is_an_error(config, prepared):
