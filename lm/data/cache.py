@@ -95,10 +95,10 @@ def _unwritable(path: Path, error: OSError, setting: str = "config.data.cache_di
 
 
 def map_tokens(path: Path, dtype, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
-    """A read-only memory map of a token file; raises UserError when the file has not the size that it should."""
+    """A read-only memory map of a token file; OSError or ValueError where it is not there or not of that size."""
     dtype = np.dtype(dtype)
     expected = offset + int(np.prod(shape)) * dtype.itemsize
     if (size := path.stat().st_size) != expected:
-        raise UserError(f"{path} is damaged: it has {size} bytes and should have {expected}; delete its directory")
+        raise ValueError(f"{path.name} has {size} bytes and should have {expected}")
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.empty(shape, dtype)

@@ -3,6 +3,7 @@
 source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed rows, where configured
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -129,11 +130,14 @@ def _tokenize(source, tokenizer, directory: Path, say) -> dict[str, Split]:
     if not directory.is_dir():
         say(f"tokenizing {source.name}")
         cache.publish(directory, lambda work: _write_splits(source.documents, tokenizer, work))
-    meta = json.loads((directory / "meta.json").read_text())
-    return {
-        name: Split(name, cache.map_tokens(directory / f"{name}.bin", meta["dtype"], (n_tokens,)), n_tokens, n_bytes)
-        for name, (n_tokens, n_bytes) in meta["splits"].items()
-    }
+    with _whole(directory):
+        meta = json.loads((directory / "meta.json").read_text())
+        return {
+            name: Split(
+                name, cache.map_tokens(directory / f"{name}.bin", meta["dtype"], (n_tokens,)), n_tokens, n_bytes
+            )
+            for name, (n_tokens, n_bytes) in meta["splits"].items()
+        }
 
 
 def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) -> None:
@@ -170,20 +174,32 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int)
 
     def write(work: Path) -> None:
         for name, split in splits.items():
-            rows, segments = packing.pack(split.tokens, np.load(tokens / f"{name}.lengths.npy"), seq_len)
+            with _whole(tokens):
+                lengths = np.load(tokens / f"{name}.lengths.npy")
+            rows, segments = packing.pack(split.tokens, lengths, seq_len)
             np.save(work / f"{name}.npy", rows)
             np.save(work / f"{name}.segments.npy", segments)
 
     if not directory.is_dir():
         cache.publish(directory, write)
-    return {
-        name: dataclasses.replace(
-            split,
-            tokens=np.load(directory / f"{name}.npy", mmap_mode="r"),
-            segments=np.load(directory / f"{name}.segments.npy", mmap_mode="r"),
-        )
-        for name, split in splits.items()
-    }
+    with _whole(directory):
+        return {
+            name: dataclasses.replace(
+                split,
+                tokens=np.load(directory / f"{name}.npy", mmap_mode="r"),
+                segments=np.load(directory / f"{name}.segments.npy", mmap_mode="r"),
+            )
+            for name, split in splits.items()
+        }
+
+
+@contextlib.contextmanager
+def _whole(directory: Path) -> Iterator[None]:
+    """Around the reading of a cache entry, of which others (cleaners of temporary files, say) may have taken a part."""
+    try:
+        yield
+    except (OSError, ValueError) as e:
+        raise UserError(f"{directory} is damaged ({e}); delete it, and it will be made anew") from None
 
 
 def _batched(items: Iterable, size: int) -> Iterator[list]:

@@ -33,8 +33,8 @@ def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | b
     splits = {}
     for file in files:
         splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
-    digest = cache.key_of("tokens", {split: [cache.digest_of(f, cache_dir) for f in splits[split]] for split in splits})
     tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
+    digest = cache.key_of("tokens", {split: [cache.digest_of(f, cache_dir) for f in splits[split]] for split in splits})
     joined = {split: parts[0] if len(parts) == 1 else batches.Shards(parts) for split, parts in tokens.items()}
     return location.name, digest, joined
 
@@ -42,21 +42,31 @@ def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | b
 def open_shard(path: Path) -> np.ndarray:
     """Memory-maps a shard (n,): .npy of uint16 or uint32, llm.c's .bin (told by its header), or flat little-endian ids.
 
-    Flat files are uint16, as nanoGPT writes them, unless their name ends in .uint32.bin.
+    Flat files are uint16, as nanoGPT writes them, unless their name ends in .uint32.bin. Raises UserError for a file
+    that is damaged or not a shard.
     """
-    if path.suffix == ".npy":
-        tokens = np.load(path, mmap_mode="r")
-        if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
-            raise UserError(
-                f"{path} holds {tokens.dtype} of shape {tokens.shape}; shards are one row of uint16 or uint32"
-            )
-        return tokens
+    try:
+        return _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
+    except Exception as e:  # NumPy's reader of .npy headers raises what Python's tokenizer does, among others
+        raise UserError(f"{path} is not a whole token shard ({e}); put a whole one in its place") from None
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take what is no .npy for a pickle
+    if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+        raise ValueError(f"it holds {tokens.dtype} of shape {tokens.shape} and not one row of uint16 or uint32")
+    return tokens
+
+
+def _map_bin(path: Path) -> np.ndarray:
     size = path.stat().st_size
     if size >= 4 * LLMC_HEADER:
         magic, version, n_tokens = np.fromfile(path, "<i4", 3).tolist()
         if magic == LLMC_MAGIC and version in LLMC_DTYPES:
             return cache.map_tokens(path, LLMC_DTYPES[version], (n_tokens,), 4 * LLMC_HEADER)
     dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
+    if size % dtype.itemsize:
+        raise ValueError(f"its {size} bytes are no whole number of {dtype.name}")
     return cache.map_tokens(path, dtype, (size // dtype.itemsize,))
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lm.data import cache
-from lm.errors import UserError
 
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):
@@ -53,7 +52,7 @@ def test_a_map_of_a_file_of_another_size_is_refused(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(np.arange(10, dtype=np.uint16).tobytes())
     np.testing.assert_array_equal(cache.map_tokens(path, "uint16", (10,)), np.arange(10))
-    with pytest.raises(UserError, match="20 bytes and should have 22"):
+    with pytest.raises(ValueError, match="has 20 bytes and should have 22"):
         cache.map_tokens(path, "uint16", (11,))
     path.write_bytes(b"")
     assert cache.map_tokens(path, "uint16", (0,)).shape == (0,)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,21 @@ def test_a_cache_that_cannot_be_written_names_the_key(config, tmp_path):
         quiet(config(cache_dir=str(tmp_path / "file")))
 
 
+@pytest.mark.parametrize("name", ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy"])
+def test_a_cache_in_part_deleted_names_the_directory_to_delete(config, tmp_path, name):
+    given = config(packing="documents")
+    before = quiet(given, seq_len=8)
+    (path,) = (tmp_path / "cache" / "tokens").glob(f"*/{name}")
+    path.unlink()
+    seq_len = 9 if name == "train.lengths.npy" else 8  # the lengths are read where rows are yet to be packed
+    with pytest.raises(UserError, match=rf"^{path.parent} is damaged .*; delete it") as error:
+        quiet(given, seq_len=seq_len)
+    assert "\n" not in str(error.value)
+    shutil.rmtree(path.parent)
+    after = quiet(given, seq_len=8)
+    np.testing.assert_array_equal(after.splits["test"].tokens, before.splits["test"].tokens)
+
+
 def test_problems_lists_every_mistake_at_once(config):
     corpus = quiet(config(splits=(0.9, 0.06, 0.04)))
     assert problems(corpus, 50, 4, 100) == []
@@ -220,12 +236,30 @@ def test_token_shards_can_be_decoded_by_a_tokenizer_that_is_brought(config, tmp_
     assert corpus.tokenizer.decode(corpus.splits["train"].tokens) == TEXT
 
 
-def test_a_shard_cut_short_is_an_error(config, tmp_path):
-    folder = write_shards(tmp_path / "shards", "llm.c")
-    path = folder / "train_001.bin"
-    path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(UserError, match=r"train_001.bin is damaged: it has 1097 bytes and should have 1104"):
+@pytest.mark.parametrize(
+    ("kind", "damage", "reason"),
+    [
+        ("llm.c", lambda content: content[:-7], "has 1097 bytes and should have 1104"),
+        ("flat", lambda content: content[:3], "its 3 bytes are no whole number of uint16"),
+        ("uint32", lambda content: content[:6], "its 6 bytes are no whole number of uint32"),
+        ("npy", lambda content: content[:-7], "file size"),
+        ("npy", lambda content: content[:20], "EOF"),
+        ("npy", lambda content: b"", "EOF"),
+        ("npy", lambda content: content[::-1], "magic string"),
+        ("npy", lambda content: content.replace(b"}", b"{"), ""),
+        ("npy", lambda content: content.replace(b"<u4", b"<f4"), "float32"),
+    ],
+)
+def test_a_damaged_shard_is_an_error_of_one_line(config, tmp_path, kind, damage, reason):
+    folder = write_shards(tmp_path / "shards", kind)
+    (path,) = folder.glob("train_001.*")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"train_001\.\S+ is not a whole token shard") as error:
         quiet(config(source=f"tokens:{folder}", tokenizer="none"))
+    message = str(error.value)
+    assert reason in message
+    assert "pickle" not in message
+    assert "\n" not in message
 
 
 def test_what_token_shards_cannot_do_is_refused_all_at_once(config, tmp_path):
