@@ -22,6 +22,7 @@ FORMAT = 1  # of what the cache holds; part of its keys
 def prepare(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
     """The corpus that a `DataConfig` describes, read from the cache where it has been prepared before.
 
+    The config's keys must agree with each other, as `lm.config_file.load` makes sure.
     seq_len is needed for packing = "documents" alone. Notices for the user go to `say` and into the corpus.
     Raises UserError for a source that is not there, a text that the tokenizer does not cover, or an unwritable cache.
     """
@@ -50,20 +51,8 @@ def prepare(config, *, seq_len: int | None = None, say: Callable[[str], None] = 
 
 def _prepare_shards(config, cache_dir, notice, notices) -> Corpus:
     """The corpus of tokens:PATH, whose ids were made elsewhere; a tokenizer, where given, only decodes."""
-    kind = config.tokenizer.partition(":")[0]
-    refused = []
-    if kind not in ("none", "byte", "hf"):
-        refused.append(
-            f'config.data.tokenizer: "{config.tokenizer}" cannot come from token ids; use "none" or "hf:PATH"'
-        )
-    if config.splits is not None:
-        refused.append("config.data.splits: token shards name their splits in their file names; use None")
-    if config.packing != "none":
-        refused.append('config.data.packing: token shards do not tell where documents end; use "none"')
-    if refused:
-        raise UserError(*refused)
     name, digest, tokens = token_shards.find(config.source.partition(":")[2], cache_dir)
-    tokenizer = None if kind == "none" else _load_tokenizer(config.tokenizer, notice)
+    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, notice)
     splits = {split: Split(split, ids, len(ids), None) for split, ids in tokens.items()}
     fingerprint = cache.key_of(FORMAT, digest, tokenizer and tokenizer.fingerprint)
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices))
@@ -99,10 +88,6 @@ def _tokenizer(config, source, cache_dir, notice, say) -> tokenizers.Tokenizer:
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
         return _load_tokenizer(config.tokenizer, notice)
-    if kind == "none":
-        raise UserError(
-            'config.data.tokenizer: "none" is for config.data.source = "tokens:PATH"; use "char", for example'
-        )
     key = cache.key_of(FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
     path = cache_dir / "tokenizers" / f"{key[:32]}.json"
     if not path.exists():

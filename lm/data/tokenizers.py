@@ -203,7 +203,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
     """The tokenizer of a config's "char", "byte", "word", "bpe:SIZE" or "hf:PATH".
 
     documents: what char and word take their vocabulary from, and bpe is trained on; byte and hf do not look at it.
-    Raises UserError for a size too small for the bytes, or a file that is not a tokenizer.json.
+    Raises UserError for a file that is not a tokenizer.json.
     """
     kind, _, argument = spec.partition(":")
     if kind == "byte":
@@ -213,11 +213,6 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
     if kind == "word":
         return WordTokenizer(set().union(*map(WORD.findall, documents)), unk)
     if kind == "bpe":
-        if not argument.isdecimal() or int(argument) < 257:
-            raise UserError(
-                f'config.data.tokenizer: "{spec}" needs a vocabulary of at least 257 (256 bytes and the end of text); '
-                'for example "bpe:4096"'
-            )
         return train_bpe(documents, int(argument))
     if kind == "hf":
         try:
@@ -227,4 +222,4 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
             raise UserError(
                 f'config.data.tokenizer: "{spec}" cannot be read ({e}); it must name a tokenizer.json of Hugging Face'
             ) from None
-    raise UserError(f'config.data.tokenizer: "{spec}" is none of char, byte, word, bpe:SIZE, hf:PATH, none')
+    raise UserError(f'config.data.tokenizer: "{spec}" is none of char, byte, word, bpe:SIZE, hf:PATH')

@@ -155,7 +155,6 @@ def test_what_is_not_utf8_is_named(config, tmp_path):
     [
         ({"source": "text:/no/such/file"}, "has no file to read"),
         ({"source": "webtext"}, "is none of tfds:NAME"),
-        ({"tokenizer": "none"}, "tokens:PATH"),
         ({"source": "tokens:/no/such/folder", "tokenizer": "none"}, "has no token shards"),
     ],
 )
@@ -260,17 +259,6 @@ def test_a_damaged_shard_is_an_error_of_one_line(config, tmp_path, kind, damage,
     assert reason in message
     assert "pickle" not in message
     assert "\n" not in message
-
-
-def test_what_token_shards_cannot_do_is_refused_all_at_once(config, tmp_path):
-    folder = write_shards(tmp_path / "shards", "flat")
-    with pytest.raises(UserError) as error:
-        quiet(config(source=f"tokens:{folder}", tokenizer="char", splits=(0.5, 0.5), packing="documents"))
-    assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
-        "config.data.tokenizer",
-        "config.data.splits",
-        "config.data.packing",
-    ]
 
 
 # Notices, the embedded text, processes
