@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from lm.data.corpus import Corpus, Split
 from lm.errors import UserError
 
 FORMAT = 1  # of what the cache holds; part of its keys
+BATCH = 2**24  # characters of documents tokenized at once; BPE takes about 140 bytes of memory for each
 
 
 def prepare(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
@@ -135,7 +136,7 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
     for name, documents in splits.items():
         n_bytes, lengths = 0, []
         with (directory / f"{name}.bin").open("wb") as file:
-            for texts in _batched(documents, 1024):
+            for texts in _batched(documents):
                 try:
                     encoded = tokenizer.encode_all(texts)
                     separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
@@ -187,8 +188,14 @@ def _whole(directory: Path) -> Iterator[None]:
         raise UserError(f"{directory} is damaged ({e}); delete it, and it will be made anew") from None
 
 
-def _batched(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of up to `size` consecutive items (itertools.batched is new in Python 3.12)."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
+def _batched(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of consecutive documents of up to BATCH characters together, or of one that is longer."""
+    batch, size = [], 0
+    for document in documents:
+        if batch and (len(batch) == 1024 or size + len(document) > BATCH):
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document)
+    if batch:
         yield batch

@@ -126,6 +126,20 @@ def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_pat
     assert bpe.splits["train"].n_bytes == 14
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "bpe:260"])
+def test_documents_tokenized_in_several_batches_are_the_same(config, tmp_path, monkeypatch, tokenizer):
+    given = config(source=f"text:{write_folder(tmp_path / 'folder')}", splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
+    at_once = quiet(given).splits["train"]
+    assert list(map(len, preparation._batched(["ab", "c", "de"]))) == [3]
+    for batch, sizes in {4: [2, 1], 1: [1, 1, 1]}.items():
+        monkeypatch.setattr(preparation, "BATCH", batch)
+        assert list(map(len, preparation._batched(["ab", "c", "de"]))) == sizes
+        shutil.rmtree(tmp_path / "cache")
+        again = quiet(given).splits["train"]
+        assert again.tokens.tolist() == at_once.tokens.tolist()
+        assert again.n_bytes == at_once.n_bytes
+
+
 def test_packed_documents_are_the_files(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
     corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), packing="documents"), seq_len=9)
