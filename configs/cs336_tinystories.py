@@ -1,9 +1,16 @@
 """The TinyStories model of Stanford's CS336, assignment 1 (2025): 22,696,448 parameters, 327,680,000 tokens.
 
-Bring the text: put TinyStoriesV2-GPT4-train.txt and TinyStoriesV2-GPT4-valid.txt (Hugging Face, roneneldan/TinyStories)
-through any tool that joins them into one folder of .txt files, or one story a file, at data/tinystories; then
+Bring the text: TinyStoriesV2-GPT4-train.txt and TinyStoriesV2-GPT4-valid.txt (Hugging Face, roneneldan/TinyStories).
+Put them into the folder data/tinystories, alone there, cut into parts whose names sort the training text first:
 
+    mkdir -p data/tinystories
+    split -C 16M --additional-suffix=.txt TinyStoriesV2-GPT4-train.txt data/tinystories/train-
+    split -C 16M --additional-suffix=.txt TinyStoriesV2-GPT4-valid.txt data/tinystories/valid-
     python -m lm.train --config configs/cs336_tinystories.py
+
+The parts are read into memory, all of them, and a part takes about 140 bytes for each of its own while it is tokenized.
+They count as one text, of which the last hundredth is for validation. Unlike in the course, the <|endoftext|> between
+stories is tokenized as the text that it is, also when the BPE is trained; the one special token stands between parts.
 
 One GPU. Not run here. Published: the assignment asks for a validation loss of at most 1.45 nats per token.
 """
@@ -19,16 +26,13 @@ def get_config():
     config.data.splits = (0.99, 0.01, 0.0)
     config.model.vocab_size = 10_000
     config.model.d_model = 512
-    config.model.n_layers = 4
     config.model.n_heads = 16
     config.model.d_ff = 1344
     config.model.compute_dtype = "bfloat16"
-    config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 400
     config.optimizer.final_fraction = 0.0
     config.train.steps = 10_000
     config.train.batch_size = 128
-    config.train.seq_len = 256
     config.train.steps_per_dispatch = 10
     config.eval.every = 500
     config.eval.max_batches = 50

@@ -4,7 +4,8 @@ Bring the tokens: nanoGPT's data/openwebtext/prepare.py writes train.bin and val
 
     python -m lm.train --config configs/gpt2_124m.py
 
-Meant for GPUs of 40 GiB. Not run here. Published: nanoGPT's README gives a loss of about 2.85 after 4 days on 8 A100s.
+Meant for a GPU of 40 GiB; it uses one device for now, however many there are. Not run here. Published: nanoGPT's README
+gives a loss of about 2.85 after 4 days on 8 A100s.
 """
 
 from lm.config import default_config
@@ -38,5 +39,4 @@ def get_config():
     config.eval.every = 1000
     config.eval.max_batches = 20
     config.eval.final_splits = ("validation",)
-    config.log.every = 10
     return config

@@ -19,12 +19,10 @@ def get_config():
     config.model.init = "gpt2"
     config.model.dropout = 0.2
     config.model.compute_dtype = "bfloat16"
-    config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 100
     config.optimizer.b2 = 0.99
     config.train.steps = 5000
     config.train.batch_size = 64
-    config.train.seq_len = 256
     config.train.steps_per_dispatch = 10
     config.eval.every = 250
     config.eval.final_splits = ("validation", "test", "validation+test")

@@ -1,5 +1,6 @@
 """The configs that ship: they load, have the sizes they claim, fail in one line without data, and train."""
 
+import ast
 import json
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from running import ROOT
 
 from lm import parameters
+from lm.config import Config, flatten, to_dict
 from lm.config_file import load
-from lm.errors import UserError
 from lm.train import main
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -101,13 +102,17 @@ def train_in(monkeypatch):
     return run
 
 
-def test_a_config_states_only_what_differs():
-    for name in CONFIGS:
-        text = (ROOT / "configs" / f"{name}.py").read_text()
-        assert text.startswith('"""'), f"{name} has no header"
-        assert f"python -m lm.train --config configs/{name}.py" in text, f"{name}'s header lacks its command"
+def assignments(code: ast.Module) -> list[tuple[str, object]]:
+    """The keys that a config file sets, with their values, in order."""
+    nodes = [node for node in ast.walk(code) if isinstance(node, ast.Assign)]
+    keys = [(ast.unparse(target), node.value) for node in nodes for target in node.targets]
+    return [(key.removeprefix("config."), ast.literal_eval(value)) for key, value in keys if key != "config"]
 
 
-def test_an_unknown_data_key_is_told(tmp_path):
-    with pytest.raises(UserError, match=r"config\.data\.sorce: unknown key; did you mean source\?"):
-        load(str(ROOT / "configs" / "shakespeare.py"), ["data.sorce=markov"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_states_once_what_differs_from_the_defaults_and_nothing_else(name):
+    code = ast.parse((ROOT / "configs" / f"{name}.py").read_text())
+    assert f"python -m lm.train --config configs/{name}.py\n" in ast.get_docstring(code)
+    stated, defaults = assignments(code), flatten(to_dict(Config()))
+    assert len(dict(stated)) == len(stated) > 5
+    assert [key for key, value in stated if defaults[key] == value] == []
