@@ -209,7 +209,9 @@ class Progress:
         if (speed := line.get("tokens_per_second")) is not None:
             parts.append(f"{_with_prefix(speed)}tokens/s")
         if line.get("mfu") is not None:
-            parts.append(f"MFU {100 * line['mfu']:.1f} % (full square {100 * line['mfu_full_square']:.1f} %)")
+            square = line.get("mfu_full_square")
+            beside = "" if square is None else f" (full square {100 * square:.1f} %)"
+            parts.append(f"MFU {100 * line['mfu']:.1f} %{beside}")
         elif line.get("flops_per_second") is not None:
             parts.append(f"{_with_prefix(line['flops_per_second'])}FLOP/s")
         if (left := self._seconds_left(line["step"])) is not None:

@@ -244,7 +244,7 @@ class Run:
         self.close()
 
 
-def start(workdir: str | Path, config, *, data: dict, resume: bool = False) -> Run:
+def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool = False) -> Run:
     """Take a workdir for this process, and record the config and this start in it.
 
     Raises UserError as `check` does, and if another process has the directory.

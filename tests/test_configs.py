@@ -60,9 +60,8 @@ def test_without_its_data_a_config_fails_in_one_line(name, tmp_path, monkeypatch
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "shakespeare" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_trains_on_a_stand_in(name, train_in, tmp_path):
     keys = dict(SMALL)
     if name == "gpt2_124m":

@@ -112,6 +112,7 @@ def test_scanned_and_unrolled_start_bit_identical():
     chex.assert_trees_all_equal(unstack_layers(scanned), unrolled)
 
 
+@pytest.mark.slow
 def test_the_same_under_jit():
     seed = jnp.uint32(2**32 - 1)  # the largest
     base = jit_init(tiny().model, seed)

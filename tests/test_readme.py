@@ -61,6 +61,7 @@ def test_change_one_thing(tmp_path):
         apply(tmp_path, header, code)
     small = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "train.seq_len": 16, "train.batch_size": 2}
     small |= {"train.steps": 3, "train.steps_per_dispatch": 1, "eval.sample_tokens": 0, "log.tensorboard": "false"}
+    small |= {"optimizer.warmup_steps": 1}
     small |= {"data.source": f"text:{tmp_path / 'text.txt'}"} | {f"model.{key}": value for key, value in keys.items()}
     arguments = ["--config=configs/shakespeare.py", "--workdir=run", *(f"--config.{k}={v}" for k, v in small.items())]
     script = TRY.replace("KEYS", repr(keys)).replace("ARGUMENTS", repr(arguments))

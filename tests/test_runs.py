@@ -92,12 +92,13 @@ def test_a_config_read_back_from_json_does_not_differ():
     assert runs.experiment_digest(from_dict(saved)) == runs.experiment_digest(config)
 
 
-def test_keys_that_only_one_side_knows_are_differences():
+def test_a_key_younger_than_the_run_had_its_default_and_a_former_one_is_a_difference():
     saved = as_saved(Config())
     del saved["model"]["qk_norm"]
+    assert runs.compare(saved, Config()) == ([], [])
     saved["model"]["former"] = 1
-    assert runs.compare(saved, Config())[0] == [
-        "config.model.qk_norm: absent -> False (run -> now)",
+    assert runs.compare(saved, with_keys(Config(), model_qk_norm=True))[0] == [
+        "config.model.qk_norm: False -> True (run -> now)",
         "config.model.former: 1 -> absent (run -> now)",
     ]
 

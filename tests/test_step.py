@@ -108,6 +108,7 @@ def test_stop_keeps_the_last_finite_state_and_the_exact_step():
     chex.assert_trees_all_equal(again, state)
 
 
+@pytest.mark.slow
 def test_skip_counts_and_goes_on():
     config = tiny(model=ONE, train={"steps_per_dispatch": 4, "on_nonfinite": "skip"})
     batches = feeds_with_nan(config, bad_step=1)

@@ -310,6 +310,7 @@ def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):  # noqa: F81
 # ---- Ways to run it ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):  # noqa: F811
     code, _ = train(tmp_path / "run", "--config.data.device_bytes=0")
     assert code == 0
