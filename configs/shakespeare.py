@@ -27,12 +27,12 @@ def get_config():
     config.optimizer.warmup_steps = 20
     config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.0
-    config.train.steps = 640
+    config.train.steps = 600
     config.train.batch_size = 16
     config.train.seq_len = 128
     config.train.steps_per_dispatch = 5
-    config.eval.every = 160
+    config.eval.every = 200
     config.eval.batch_size = 32
     config.eval.final_splits = ("validation", "test", "validation+test")
-    config.checkpoint.every = 160
+    config.checkpoint.every = 200
     return config
