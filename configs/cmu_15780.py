@@ -2,7 +2,6 @@
 
     python -m lm.train --config configs/cmu_15780.py
 
-MEASURED
 The course trains on the complete works (32,074 words, 9,892,554 parameters) and reports a validation loss of 5.9 after
 one epoch of SGD; Tiny Shakespeare is a thirtieth of that text, and its words here include their spacing, so the figures
 cannot be compared.

