@@ -83,7 +83,9 @@ class ModelConfig:
     zero_init_residual: bool = key(False, "projections back into the residual stream start at zero")
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and products", choices=("float32", "bfloat16"))
-    scan_layers: bool = key(False, "one compiled block scanned over the depth: compiles faster, runs slower on CPU")
+    scan_layers: bool = key(
+        False, "one compiled block scanned over the depth: compiles faster, runs slower on CPU", execution=True
+    )
     attention: str = key(
         "auto", "implementation of attention", choices=("auto", "einsum", "xla", "cudnn"), execution=True
     )

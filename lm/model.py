@@ -226,7 +226,11 @@ def head(params: dict, c: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
 
 
 def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
-    """The last hidden states (B, T, D), after the final norm; `inputs` as for Transformer."""
+    """The last hidden states (B, T, D), after the final norm; `inputs` as for Transformer.
+
+    params: nested dicts as parameters.init_params makes them. mutable=["intermediates"]: also what the layers sowed.
+    """
+    params = params if c.scan_layers else parameters.unstack_layers(params)
     return Transformer(c).apply({"params": params}, tokens_BT, **inputs)
 
 

@@ -60,18 +60,18 @@ def resolve(config: Config, vocab_size: int) -> Config:
 
 
 def parameter_table(c: ModelConfig) -> Table:
-    """Every parameter of a resolved config, in the order of the computation; allocates nothing."""
+    """Every parameter of a resolved config, in the order of the computation; allocates nothing.
+
+    The layers of a model are always stacked, whether it scans over them or not (lm/model.py takes them apart): a state
+    does not depend on how it is carried out, and an optimizer's program does not grow with the depth.
+    """
     D, V = c.d_model, c.vocab_size
     embed_std = c.embed_std or (0.02 if c.init == "gpt2" else 1.0)
     table = {"embedding": Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)}
     if c.positions == "learned":
         table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
-    block = block_table(c)
-    if c.scan_layers:
-        for path, p in block.items():
-            table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
-    else:
-        table |= {f"layers_{i}/{path}": p for i in range(c.n_layers) for path, p in block.items()}
+    for path, p in block_table(c).items():
+        table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
     if c.norm_placement in ("pre", "sandwich", "parallel"):
         table |= _under("final_norm", norm_table(c))
     if not c.tie_embeddings:
@@ -162,14 +162,14 @@ def count(table: Table) -> int:
 def init_params(c: ModelConfig, seed) -> dict:
     """Initial values as nested dicts. seed: an integer or a traced uint32 scalar.
 
-    The key of a parameter is fold_in(fold_in(seed, hash of its path without the layer's number), layer): its values do
-    not depend on which other parameters exist, on the depth, or on whether the layers are stacked.
+    The key of a parameter is fold_in(fold_in(seed, hash of its path), layer): its values do not depend on which other
+    parameters exist, or on the depth.
     """
-    # All layers of a parameter are drawn at once, also for an unrolled model, and flat: XLA's CPU compiler takes about
-    # half a second for each draw, and three times that for one of three dimensions. The values are the same.
+    # All layers of a parameter are drawn at once, and flat: XLA's CPU compiler takes about half a second for each draw,
+    # and three times that for one of three dimensions. The values are the same.
     root, layers_N, dtype = jax.random.key(seed), jnp.arange(c.n_layers), jnp.dtype(c.param_dtype)
     values = {}
-    for path, p in parameter_table(dataclasses.replace(c, scan_layers=True)).items():
+    for path, p in parameter_table(c).items():
         key = jax.random.fold_in(root, _hash32(path))
         if p.axes.startswith("N"):
             each = dataclasses.replace(p, shape=p.shape[1:])
@@ -177,8 +177,7 @@ def init_params(c: ModelConfig, seed) -> dict:
         else:
             values[path] = _draw(jax.random.fold_in(key, 0), p)
         values[path] = values[path].astype(dtype)
-    params = nest(values)
-    return params if c.scan_layers else unstack_layers(params)
+    return nest(values)
 
 
 def _draw(key, p: Parameter):
@@ -204,14 +203,24 @@ def flat(nested: dict) -> dict:
 
 
 def stack_layers(params: dict) -> dict:
-    """Parameters of an unrolled model in the layout of a scanned one: layers_0, layers_1, ... become one stack."""
+    """The inverse of unstack_layers: layers_0, layers_1, ... become one stack."""
     layers = sorted((name for name in params if name.startswith("layers_")), key=lambda name: int(name[7:]))
     others = {name: value for name, value in params.items() if name not in layers}
     return others | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in layers))}
 
 
 def unstack_layers(params: dict) -> dict:
-    """Parameters of a scanned model in the layout of an unrolled one."""
+    """Parameters with the stack of layers taken apart into layers_0, layers_1, ..., as an unrolled model reads them."""
     others = {name: value for name, value in params.items() if name != "layers"}
-    depth = len(jax.tree.leaves(params["layers"])[0])
-    return others | {f"layers_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(depth)}
+    leaves, structure = jax.tree.flatten(params["layers"])
+    layers = zip(*map(_rows, leaves), strict=True)
+    return others | {f"layers_{i}": jax.tree.unflatten(structure, layer) for i, layer in enumerate(layers)}
+
+
+@jax.custom_vjp
+def _rows(x):
+    return tuple(x[i] for i in range(len(x)))
+
+
+# JAX's own derivative would add up as many padded arrays of the whole stack's size as it has rows.
+_rows.defvjp(lambda x: (_rows(x), None), lambda _, rows: (jnp.stack(rows),))

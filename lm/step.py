@@ -199,26 +199,20 @@ def inspect(state: TrainState, batch: dict, config: Config) -> dict:
     def rms(x, axes=None):
         return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axes))
 
-    def per_path(tree):  # a stack of layers gives one number a layer
-        is_stacked = [path.startswith("layers/") for path in parameters.flat(tree)]
+    def by_path(tree):  # a stack of layers gives one number a layer
         leaves = parameters.flat(tree).items()
-        return {
-            path: rms(x, tuple(range(1, x.ndim)) if s else None)
-            for (path, x), s in zip(leaves, is_stacked, strict=True)
-        }
+        return {path: rms(x, tuple(range(1, x.ndim)) if path.startswith("layers/") else None) for path, x in leaves}
 
     _, grads = gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
     tokens_BT, inputs = _inputs(batch)
-    _, sown = model.Transformer(config.model).apply(
-        {"params": state.params}, tokens_BT, mutable=["intermediates"], **inputs
-    )
-    activations = {path.rpartition("/")[0]: x for path, (x,) in parameters.flat(sown["intermediates"]).items()}
+    _, sown = model.hidden(state.params, config.model, tokens_BT, mutable=["intermediates"], **inputs)
+    outputs = sown["intermediates"]
+    if not config.model.scan_layers:
+        outputs = parameters.stack_layers(outputs)
     return {
-        "gradients": per_path(grads),
-        "parameters": per_path(state.params),
-        "updates": per_path(updates),
-        "activations": {
-            path: rms(x, tuple(range(1, x.ndim)) if path == "layers" else None) for path, x in activations.items()
-        },
+        "gradients": by_path(grads),
+        "parameters": by_path(state.params),
+        "updates": by_path(updates),
+        "activations": by_path({"layers": {"output": outputs["layers"]["x_BTD"][0]}}),
     }

@@ -200,20 +200,11 @@ def check_with_data(config: Config, corpus) -> Config:
 
 
 def describe(table) -> str:
-    """The table of parameters; a parameter that all layers of an unrolled model have is one row."""
+    """The table of parameters."""
     from lm.parameters import count
 
-    depth = sum(path.endswith("attention/w_q_DHK") for path in table)
     rows = [("parameter", "shape", "axes", "initializer", "count")]
-    for path, p in table.items():
-        layer, _, rest = path.partition("/")
-        if layer == "layers_0":
-            path, times = f"layers_0..{depth - 1}/{rest}", depth
-        elif layer.startswith("layers_"):
-            continue
-        else:
-            times = 1
-        rows.append((path, str(p.shape), p.axes, p.initializer, f"{times * p.size:,}"))
+    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in table.items()]
     rows.append(("total", "", "", "", f"{count(table):,}"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = []

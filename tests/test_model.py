@@ -110,7 +110,7 @@ SAME = {
 def loss_and_gradients(model_keys, train_keys):
     config = tiny(model=BASE | model_keys, train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys)
     loss, grads = jit_gradients(state_of(config, redrawn(config.model)), {"tokens": jnp.asarray(TOKENS)}, config)
-    return loss, unstack_layers(grads) if config.model.scan_layers else grads
+    return loss, grads
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_causality_receptive_field_and_reference(i):
 
     w, b = model.head(params, c)
     logits = head_logits(before[:2], w, b, softcap=c.logit_softcap, transposed=c.tie_embeddings)
-    wide = jax.tree.map(np.float64, unstack_layers(params) if c.scan_layers else params)
+    wide = jax.tree.map(np.float64, unstack_layers(params))
     expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
     # Two layers of about ten roundings each of 2^-24, growing through norms: some hundred units of the largest logit.
     np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-5 * np.abs(expected).max())

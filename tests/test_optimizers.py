@@ -160,11 +160,26 @@ MUON = OptimizerConfig(
 )
 
 
-def test_muon_treats_scanned_parameters_as_layers():
-    unrolled, scanned = (tiny(model=EVERYTHING | {"scan_layers": scan}) for scan in (False, True))
-    after, after_scan = (updates(MUON, c, gradients(c, n=2), parameters_of(c)) for c in (unrolled, scanned))
-    assert set(after_scan) >= {"layers", "head", "embedding"}
-    chex.assert_trees_all_close(parameters.unstack_layers(after_scan), after, rtol=1e-5, atol=1e-6)
+def test_muon_treats_stacked_parameters_as_layers():
+    """The update of a stack is the stack of the updates of its layers, each a parameter of its own."""
+    config = tiny(model=EVERYTHING)
+    params, grads = parameters_of(config), gradients(config, n=2)
+    after = updates(MUON, config, grads, params)
+    assert set(after) >= {"layers", "head", "embedding"}
+    apart = {}
+    for path, p in table_of(config).items():
+        for i in range(2 if p.axes.startswith("N") else 0):
+            one = dataclasses.replace(p, shape=p.shape[1:], axes=p.axes[1:])
+            apart[path.replace("layers/", f"layers_{i}/")] = one
+        if not p.axes.startswith("N"):
+            apart[path] = p
+    tx = make_optimizer(MUON, 100, apart)
+    each = parameters.unstack_layers(params)
+    state = tx.init(each)
+    for g in grads:
+        change, state = jax.jit(tx.update)(parameters.unstack_layers(g), state, each)
+        each = optax.apply_updates(each, change)
+    chex.assert_trees_all_close(parameters.unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -176,7 +191,7 @@ def test_muon_orthogonalizes_block_weights_and_leaves_the_rest_to_adam(nesterov)
     for path, parameter in table_of(config).items():
         change = np.float64(after[path]) - np.float64(p[path])
         if parameter.kind == "weight" and not path.startswith("head"):
-            matrix = change.reshape(math.prod(parameter.shape[: parameter.n_in]), -1)
+            matrix = change.reshape(math.prod(parameter.shape[: 1 + parameter.n_in]), -1)  # a stack of one layer
             values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5)
             # Five Newton-Schulz steps of Jordan's polynomial bring singular values near 1 (small ones lag behind).
             assert values.max() < 1.3, path

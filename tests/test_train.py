@@ -277,7 +277,7 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):  # noqa: F811
     # The step, the learning rate, norms by group, the last good checkpoint.
     assert f"step {step}: the loss or a gradient is not finite" in said
     assert "learning rate 1e+30" in said
-    assert all(group in said for group in ("gradient norm", "layers_0/attention ", "final_norm", "head"))
+    assert all(group in said for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
     assert f"step {step - 1} in {tmp_path / 'run' / 'checkpoints'}" in said
     assert (summary_of(tmp_path / "run")["status"], summary_of(tmp_path / "run")["steps"]) == ("nonfinite", step - 1)
     assert max(checkpoint_steps(tmp_path / "run")) == step - 1
@@ -336,7 +336,7 @@ def test_details_and_profile(train, tmp_path):  # noqa: F811
     assert [line["step"] for line in lines] == [0, 4]
     assert set(lines[0]["detail"]) == {"gradients", "parameters", "updates", "activations"}
     assert lines[0]["detail"]["parameters"]["final_norm/scale_D"] == 1.0  # gains start at one
-    assert lines[0]["detail"]["activations"]["layers_0"] > 0
+    assert lines[0]["detail"]["activations"]["layers/output"][0] > 0
     assert "profile of steps 3 to 4" in said
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 

@@ -30,12 +30,12 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
 
     def draw(path, p):
         x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
-        fan_in = math.prod(p.shape[: p.n_in])  # 1 where there is no product
+        stacked = p.axes.startswith("N")
+        fan_in = math.prod(p.shape[stacked : stacked + p.n_in])  # 1 where there is no product
         return jnp.asarray((p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5), jnp.float32)
 
-    table = parameters.parameter_table(dataclasses.replace(c, scan_layers=False))
-    params = parameters.nest({path: draw(path, p).astype(c.param_dtype) for path, p in table.items()})
-    return parameters.stack_layers(params) if c.scan_layers else params
+    table = parameters.parameter_table(c)
+    return parameters.nest({path: draw(path, p).astype(c.param_dtype) for path, p in table.items()})
 
 
 def state_of(config: Config, params: dict | None = None) -> TrainState:
