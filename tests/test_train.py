@@ -356,6 +356,7 @@ def test_debug_computes_the_same_without_jit(bench, train, tmp_path):  # noqa: F
 INTERRUPTED_EARLY = """
 import os, signal, sys
 from lm import data, train
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born ignoring it
 data.prepare = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(train.main(sys.argv[1:]))
 """
