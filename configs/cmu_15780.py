@@ -2,11 +2,10 @@
 
     python -m lm.train --config configs/cmu_15780.py
 
-Measured on 2 cores of a 2.5 GHz Xeon (shared virtual machine, jax 0.10.2), 2026-11-21: a validation loss of 7.00 nats per
-word after one epoch (160 steps, under 4 minutes), where counting words alone (unigrams plus one) gives 6.23: one epoch
-of plain SGD is too little for this text. Published by the course, for the complete works (32,074 words, 9,892,554
-parameters): 5.9 after one epoch. That text is four times as long and its words leave out the spacing, so the two figures
-cannot be compared.
+Measured on 2 cores of a 2.5 GHz Xeon (shared virtual machine, jax 0.10.2), 2026-11-21: a validation loss of 7.00 nats
+per word after one epoch (160 steps, under 4 minutes), where counting words alone (unigrams plus one) gives 6.23: one
+epoch of plain SGD is too little for this text. Published by the course, for the complete works (32,074 words, 9,892,554
+parameters): 5.9 after one epoch. Theirs is a longer text whose words leave out the spacing: the two cannot be compared.
 """
 
 from lm.config import default_config
