@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import textwrap
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from lm import runs
@@ -101,7 +101,6 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
     from lm.metrics import Progress
 
     progress = Progress(config.train.steps, sys.stdout)
-    log_to(progress)
     corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
@@ -111,6 +110,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
     with (
         runs.start(workdir, config, data=data_found, resume=resume) as run,
         jax.disable_jit(config.train.debug),
+        logging_to(progress),
     ):
         for notice in run.notices:
             progress.say(notice)
@@ -144,15 +144,22 @@ def start_jax(config: Config):
     return jax
 
 
-def log_to(progress) -> None:
-    """Lines of the logger "lm" (an automatic choice, for example) are shown like all others."""
+@contextmanager
+def logging_to(progress):
+    """While the run lasts, lines of the logger "lm" (an automatic choice, for example) are shown like all others."""
     import logging
 
     handler = logging.StreamHandler()
     handler.emit = lambda record: progress.say(record.getMessage())
     logger = logging.getLogger("lm")
+    before = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[:2]
+        logger.setLevel(before[2])
 
 
 def check_with_data(config: Config, corpus) -> Config:
