@@ -1,9 +1,9 @@
 """Save, restore and verify the training state. The only room that knows Orbax.
 
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
-workdir/checkpoints/STEP/meta a JSON record of the caller's `meta`, the validation loss, and each leaf's shape, dtype
-and checksum. Orbax restores a flipped byte in silence and casts to whatever dtype is asked for; the record is there
-so that neither goes unseen.
+workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
+restores a flipped byte in silence and casts to whatever dtype is asked for; the record is there so that neither goes
+unseen. workdir/val_losses.json holds the validation losses by step, which may be known before a checkpoint or after it.
 """
 
 import hashlib
@@ -18,11 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from lm.errors import UserError
-from lm.runs import to_json
+from lm.files import to_json, write_text
+from lm.parameters import nest
+
+VAL_LOSSES = "val_losses.json"
 
 
 class _Broken(Exception):
@@ -81,10 +83,6 @@ def _leaves(tree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
 
 
-def _nested(leaves: dict[str, Any]) -> dict:
-    return traverse_util.unflatten_dict(leaves, sep="/")
-
-
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
 
 
@@ -97,9 +95,9 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
         _quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        self._val_loss = {step: _val_loss(self._directory, step) for step in _steps_on_disk(self._directory)}
-        # The validation losses are kept in our own record: Orbax's metrics would make one broken file in the
-        # oldest checkpoint an error when the manager is opened.
+        # Kept in our own record: Orbax's metrics belong to the moment of saving, and would make one broken file in
+        # the oldest checkpoint an error when the manager is opened.
+        self._val_losses = _val_losses(self._directory)
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
@@ -129,31 +127,39 @@ class Checkpoints:
 
     def best_val_loss(self) -> float | None:
         """The smallest validation loss of a checkpoint, None if none has one."""
-        return self._val_loss.get(self.best_step())
+        return self._val_losses.get(self.best_step())
 
     def _best_of(self, steps) -> int | None:
-        scored = [step for step in sorted(steps) if self._val_loss.get(step) is not None]
-        return min(scored, key=self._val_loss.__getitem__, default=None)
+        return _best(steps, self._val_losses)
 
-    def save(self, step: int, state, meta: dict, val_loss: float | None = None) -> bool:
+    def score(self, step: int, val_loss: float) -> bool:
+        """Record a step's validation loss; whether it is smaller than that of every other checkpoint.
+
+        One that is not finite counts as none, and so is never the best.
+        """
+        if not math.isfinite(val_loss):
+            return False
+        others = [self._val_losses[s] for s in self.steps() if s in self._val_losses and s != step]
+        self._val_losses[step] = val_loss
+        write_text(self._directory.parent / VAL_LOSSES, to_json(self._val_losses) + "\n")
+        return all(val_loss < other for other in others)
+
+    def save(self, step: int, state, meta: dict) -> bool:
         """Write a checkpoint in the background; False if the step has one already.
 
         Returns as soon as the state is copied off the device, so its buffers may be donated. `meta` is anything
-        JSON can hold. A `val_loss` that is not finite counts as none, and so is never the best. Raises UserError if
-        this or the previous checkpoint could not be written.
+        JSON can hold. Raises UserError if this or the previous checkpoint could not be written.
         """
         if step in self.steps():
             return False
-        self._val_loss[step] = float(val_loss) if val_loss is not None and math.isfinite(val_loss) else None
         leaves, checksums = _leaves(state), leaf_checksums(state)
         record = {
             "step": step,
-            "val_loss": self._val_loss[step],
             "meta": json.loads(to_json(meta)),
             "leaves": {path: _description(leaf) | {"checksum": checksums[path]} for path, leaf in leaves.items()},
         }
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(_nested(leaves)),
+            state=ocp.args.StandardSave(nest(leaves)),
             meta=ocp.args.JsonSave(record | {"sha256": _record_digest(record)}),
         )
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
@@ -242,7 +248,7 @@ def restore_params(workdir: str | Path, step: int | str = "latest", *, sharding=
         raise UserError(
             f"the checkpoint of step {chosen} in {directory} is not whole ({reason}); there are {steps}"
         ) from None
-    return chosen, _nested(leaves)["params"], record["meta"]
+    return chosen, nest(leaves)["params"], record["meta"]
 
 
 def _choose(directory: Path, steps: list[int], step: int | str) -> int:
@@ -251,8 +257,8 @@ def _choose(directory: Path, steps: list[int], step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest where none was scored
-        losses = {s: loss for s in steps if (loss := _val_loss(directory, s)) is not None}
-        return min(losses, key=losses.__getitem__) if losses else steps[-1]
+        best = _best(steps, _val_losses(directory))
+        return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
     return step
@@ -290,11 +296,16 @@ def _read_record(directory: Path, step: int) -> dict:
     return record
 
 
-def _val_loss(directory: Path, step: int) -> float | None:
+def _val_losses(directory: Path) -> dict[int, float]:
     try:
-        return _read_record(directory, step)["val_loss"]
-    except _Broken:
-        return None
+        recorded = json.loads((directory.parent / VAL_LOSSES).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {int(step): loss for step, loss in recorded.items()}
+
+
+def _best(steps, val_losses: dict[int, float]) -> int | None:
+    return min((step for step in sorted(steps) if step in val_losses), key=val_losses.__getitem__, default=None)
 
 
 def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:
@@ -302,7 +313,7 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
-    target = _nested({path: _abstract(leaf) for path, leaf in wanted.items()})
+    target = nest({path: _abstract(leaf) for path, leaf in wanted.items()})
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
         restored = reader.restore(

@@ -16,6 +16,8 @@ import ml_collections
 
 from lm.errors import UserError
 
+SPLITS = ("train", "validation", "test")
+
 
 def key(default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, execution=False):
     """A config key: default, meaning, range (low <= v <= high, above < v < below), choices, or forms ("name:ARGUMENT").
@@ -237,6 +239,11 @@ class _Sections(ml_collections.ConfigDict):
         if name not in self and not name.startswith("_"):
             self[name] = ml_collections.ConfigDict(type_safe=False)
         return super().__getattr__(name)
+
+
+def layer_windows(model: ModelConfig) -> list[int]:
+    """The attention window of each layer (0: none), the pattern repeated over the layers."""
+    return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]
 
 
 def default_config() -> ml_collections.ConfigDict:

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, check, flatten, schema, suggestion
+from lm.config import SPLITS, Config, check, flatten, layer_windows, schema, suggestion
 from lm.errors import UserError
-
-SPLITS = ("train", "validation", "test")
 
 
 def load(path: str, overrides: list[str]) -> Config:
@@ -142,7 +140,7 @@ def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
             ("model.attention", "model.compute_dtype"),
             f"config.model.attention: cudnn needs compute_dtype = bfloat16, which is {m.compute_dtype}; use auto",
         )
-    if m.attention == "cudnn" and m.scan_layers and len({*(m.window_pattern * m.n_layers)[: m.n_layers]}) > 1:
+    if m.attention == "cudnn" and m.scan_layers and len({*layer_windows(m)}) > 1:
         yield (
             ("model.attention", "model.scan_layers", "model.window_pattern", "model.n_layers"),
             f"config.model.attention: cudnn needs one window for all scanned layers, and window_pattern is "

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the user: it is printed without a traceback and ends the program with code 2."""
+"""The exceptions meant for the user: they are printed without a traceback and end the program with code 2."""
 
 
 class UserError(Exception):
@@ -10,3 +10,7 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+class Unavailable(UserError):
+    """A text cannot be had for want of a network: the one error that `data.offline` may turn into a notice."""

@@ -4,10 +4,7 @@ The model configuration is only read: `d_model`, `n_layers`, `n_heads`, `n_kv_he
 `ffn` ("mlp" or "glu") and `window_pattern`, all with their final values.
 """
 
-
-def layer_windows(config) -> list[int]:
-    """The attention window of each layer (0: none), the pattern repeated over the layers."""
-    return [config.window_pattern[i % len(config.window_pattern)] for i in range(config.n_layers)]
+from lm.config import layer_windows
 
 
 def matmul_params(config) -> int:

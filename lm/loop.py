@@ -112,7 +112,7 @@ class Loop:
         """Train; returns "finished", "interrupted" or "nonfinite". `self.state` is then the last finite state."""
         plan = list(dispatches(self.step, self.config))
         feeds = prefetch(lambda d: self.feed(*d), plan)
-        stopped = self._between(signals, resumed=True)
+        stopped = self._between(signals)
         self._mark = time.monotonic()
         for (first, n), feed in zip(plan, feeds, strict=False):
             if stopped := stopped or ("interrupted" if signals.received else None):
@@ -177,12 +177,9 @@ class Loop:
 
     # ---- Between dispatches --------------------------------------------------------------------------------------
 
-    def _between(self, signals: Signals, resumed: bool = False) -> str | None:
-        """What is due after `self.step` steps; "nonfinite" or "interrupted" if the run must stop.
-
-        resumed: the step was restored, not made now; only what had not been done about it yet is done.
-        """
-        c, step = self.config, self.step
+    def _between(self, signals: Signals) -> str | None:
+        """What is due after `self.step` steps and not yet done; "nonfinite" or "interrupted" if the run must stop."""
+        c, step, is_best = self.config, self.step, False
         due = {
             "eval": c.eval.every and step % c.eval.every == 0 and 0 < step < c.train.steps,
             "checkpoint": c.checkpoint.every and step % c.checkpoint.every == 0 and 0 < step < c.train.steps,
@@ -195,16 +192,13 @@ class Loop:
             return stopped
         if due["detail"] and not self._written(step, "detail"):
             self._write_details()
-        val_loss = None
         if due["eval"]:
             line = self.evaluation("validation", signals, c.eval.max_batches)
             if line is None:
                 return "interrupted"
-            val_loss = line["loss"]
-        best = self.checkpoints.best_val_loss()
-        is_best = val_loss is not None and (best is None or val_loss < best)
-        if not resumed and (due["checkpoint"] or is_best):
-            self.save(val_loss)
+            is_best = self.checkpoints.score(step, line["loss"])
+        if due["checkpoint"] or is_best:
+            self.save()
         self._mark, self._steps_since = time.monotonic(), 0
         return None
 
@@ -226,11 +220,19 @@ class Loop:
         self.progress.evaluation(line)
         return line
 
-    def save(self, val_loss: float | None) -> None:
-        """Start writing a checkpoint of the state; the metrics up to it are on the disk before it counts."""
+    def score_last(self, val_loss: float) -> None:
+        """Tell the checkpoints how good the last step is, by the measure that the steps before it were judged by."""
+        c = self.config.eval
+        if c.every and c.max_batches:
+            split = self.corpus.split("validation")
+            val_loss = evaluate(self.state.params, split, self.config, max_batches=c.max_batches)["loss"]
+        self.checkpoints.score(self.step, val_loss)
+
+    def save(self) -> None:
+        """Start writing a checkpoint of the state, unless it has one; the metrics up to it are on the disk first."""
         self.writer.fsync()
         state = self.state.replace(halted=jax.numpy.zeros_like(self.state.halted))
-        self.checkpoints.save(self.step, state, self._meta | {"wall_seconds": self.wall_seconds()}, val_loss)
+        self.checkpoints.save(self.step, state, self._meta | {"wall_seconds": self.wall_seconds()})
 
     def wall_seconds(self) -> float:
         """Seconds this run has taken, over all of its starts."""

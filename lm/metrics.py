@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.runs import to_json, write_text
+from lm.files import to_json, write_text
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import parameters
-from lm.config import ModelConfig
+from lm.config import ModelConfig, layer_windows
 from lm.layers import feed_forward, norms, positions
 from lm.layers.attention import UNLIMITED, causal_attention
 from lm.layers.dropout import dropout
@@ -61,9 +61,9 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, context: Context, window):
         c, p = self.config, _declare(self, parameters.attention_table(self.config))
-        q_BTHK = _project("...D,DHK->...HK", x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
-        k_BTGK = _project("...D,DGK->...GK", x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
-        v_BTGK = _project("...D,DGK->...GK", x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
+        q_BTHK = einsum("...D,DHK->...HK", x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
+        k_BTGK = einsum("...D,DGK->...GK", x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
+        v_BTGK = einsum("...D,DGK->...GK", x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
         if c.qk_norm:
             q_BTHK = norms.rms_norm(q_BTHK, p["q_scale_K"], eps=c.norm_eps)
             k_BTGK = norms.rms_norm(k_BTGK, p["k_scale_K"], eps=c.norm_eps)
@@ -85,7 +85,7 @@ class Attention(nn.Module):
             implementation=c.attention,
             contiguous=plain and context.segments is None,
         )
-        return _project("...HK,HKD->...D", out_BTHK, p["w_o_HKD"], p.get("b_o_D"))
+        return einsum("...HK,HKD->...D", out_BTHK, p["w_o_HKD"], p.get("b_o_D"))
 
 
 class FeedForward(nn.Module):
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
 
     def _blocks(self, x_BTD, context: Context):
         c = self.config
-        windows = [c.window_pattern[i % len(c.window_pattern)] for i in range(c.n_layers)]
+        windows = layer_windows(c)
         if not c.scan_layers:
             block = _rematerialized(c, static_window=True)
             for i, window in enumerate(windows):
@@ -204,11 +204,6 @@ def _rematerialized(c: ModelConfig, static_window: bool) -> type[Block]:
     policy = {"dots": policies.dots_with_no_batch_dims_saveable, "block": policies.nothing_saveable}[c.remat]
     static = (4,) if static_window else ()  # the window's place among the arguments of Block.__call__
     return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, static_argnums=static)
-
-
-def _project(equation: str, x, w, b):
-    y = einsum(equation, x, w)
-    return y if b is None else y + b.astype(y.dtype)
 
 
 def _dropout(c: ModelConfig, y_BTD, keys_B, site):

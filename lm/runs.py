@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lm.config import flatten
 from lm.errors import UserError
+from lm.files import to_json, write_text
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
@@ -25,45 +27,6 @@ SUMMARY_FIELDS = (
     "config_digest",
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
-
-
-# ---- JSON on disk ----------------------------------------------------------------------------------------------
-
-
-def to_json(value, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity".
-
-    These are the names Protocol Buffers' JSON mapping uses, and `float()` reads them back; the bare words Python
-    writes by default are refused by most other readers, and null would not tell a NaN from a value not measured.
-    """
-    return json.dumps(_strict(value), indent=indent, allow_nan=False, ensure_ascii=False)
-
-
-def _strict(value):
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if hasattr(value, "item"):  # numpy and JAX scalars
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: after a crash at any moment it holds the old text or the new, whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _read_json(path: Path):
@@ -104,19 +67,12 @@ def execution_digest(config) -> str:
     return _digest(config, execution=True)
 
 
-def _flat(section: dict, path: str = "config") -> dict[str, object]:
-    flat = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{path}.{key}") if isinstance(value, dict) else {f"{path}.{key}": value}
-    return flat
-
-
 def compare(old: dict, config) -> tuple[list[str], list[str]]:
     """What differs between a run's saved config and the one now asked for, as (experiment, execution) lines.
 
     `old` is the dict read from config.json, `config` the dataclass. `train.steps` is left out: see `steps_may_grow`.
     """
-    was, differences = _flat(old), ([], [])
+    was, differences = flatten(old, "config."), ([], [])
     defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
         before = was.pop(path, defaults[path])  # a key that is younger than the run had its default's effect

@@ -31,16 +31,8 @@ config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments, overrides, stray = command_line(sys.argv[1:] if argv is None else argv)
     try:
-        try:
-            config = load(arguments.config, overrides)
-        except UserError as error:
-            raise UserError(*stray, *error.problems) from None
-        if stray:
-            raise UserError(*stray)
-        if arguments.resume and not arguments.workdir:
-            raise UserError("--resume: say which run to continue with --workdir DIR")
+        arguments, config = command_line(argv)
         return train(config, arguments.workdir, resume=arguments.resume)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -53,8 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
-    """The parsed arguments, the overrides ("model.d_model=256") among them, and what is wrong with the others."""
+def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
+    """The parsed arguments and the config they ask for; raises UserError with everything that is wrong with them."""
     parser = argparse.ArgumentParser(
         prog="python -m lm.train",
         description="Train a decoder-only Transformer language model.",
@@ -69,12 +61,20 @@ def command_line(argv: list[str]) -> tuple[argparse.Namespace, list[str], list[s
     )
     arguments, rest = parser.parse_known_args(argv)
     overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
-    stray = [
+    problems = [
         f"{argument}: unexpected argument; config values are set with --config.SECTION.KEY=VALUE"
         for argument in rest
         if not argument.startswith("--config.")
     ]
-    return arguments, overrides, stray
+    if arguments.resume and not arguments.workdir:
+        problems.append("--resume: say which run to continue with --workdir DIR")
+    try:
+        config = load(arguments.config, overrides)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return arguments, config
 
 
 def key_list() -> str:
@@ -269,7 +269,7 @@ def first_state(config: Config, saved, resume: bool):
 
 
 def finish(loop, run, signals) -> str:
-    """The end of a run: the final evaluations, the last checkpoint, the sample, the summary. Or "interrupted"."""
+    """The end of a run: the final evaluations, the last checkpoint, the summary, the sample. Or "interrupted"."""
     from lm.sample import sample_text
 
     config, corpus, lines = loop.config, loop.corpus, {}
@@ -280,8 +280,11 @@ def finish(loop, run, signals) -> str:
         lines[name] = loop.evaluation(name, signals)
         if lines[name] is None:
             return "interrupted"
-    loop.save(lines["validation"]["loss"] if "validation" in lines else None)
+    if "validation" in lines:
+        loop.score_last(lines["validation"]["loss"])
+    loop.save()
     loop.checkpoints.wait()
+    write_summary(loop, run, "finished", lines)
     if config.eval.sample_tokens and corpus.tokenizer is not None:
         text = sample_text(
             loop.state.params,
@@ -294,7 +297,6 @@ def finish(loop, run, signals) -> str:
         )
         run.write_text(f"samples/step_{loop.step}.txt", text)
         loop.progress.say(f"---- a sample ----\n{text.strip()}\n-----------------")
-    write_summary(loop, run, "finished", lines)
     loop.progress.say(f"more text: python -m lm.sample --workdir {run.workdir}")
     if config.notes:
         loop.progress.say(config.notes)
@@ -304,7 +306,7 @@ def finish(loop, run, signals) -> str:
 def stop(loop, run, status: str) -> None:
     """The end of a run before its last step: its state is saved, and how it came to that is told."""
     say = loop.progress.say
-    loop.save(None)
+    loop.save()
     if status == "nonfinite":
         say(f"step {loop.step + 1}: the loss or a gradient is not finite; training stopped")
         for line in loop.nonfinite_report():

@@ -115,5 +115,6 @@ def checksums(workdir: Path, step: int) -> dict[str, str]:
 def assert_same_run(workdir: Path, reference: Path, step: int = 12) -> None:
     """Two runs ended in the same state to the bit, and wrote the same lines, each once."""
     assert checksums(workdir, step) == checksums(reference, step)
+    assert (workdir / "val_losses.json").read_text() == (reference / "val_losses.json").read_text()
     for ours, theirs in itertools.zip_longest(metrics_of(workdir), metrics_of(reference)):
         assert ours == theirs, f"{ours}\n{theirs}"

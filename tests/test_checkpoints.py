@@ -51,7 +51,9 @@ def assert_same(a, b):
 def save_steps(workdir, steps, val_losses=None, **options):
     checkpoints = Checkpoints(workdir, **options)
     for step in steps:
-        checkpoints.save(step, make_state(step), {"data": f"position {step}"}, (val_losses or {}).get(step))
+        checkpoints.save(step, make_state(step), {"data": f"position {step}"})
+        if step in (val_losses or {}):
+            checkpoints.score(step, val_losses[step])
     checkpoints.close()
 
 
@@ -105,7 +107,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path, reopen):
         if reopen and step in (3, 6):
             checkpoints.close()
             checkpoints = Checkpoints(tmp_path, keep=2)
-        checkpoints.save(step, make_state(step), {}, losses.get(step))
+        if step in losses:
+            assert checkpoints.score(step, losses[step]) == (step in (1, 2))
+        checkpoints.save(step, make_state(step), {})
     checkpoints.wait()
     assert checkpoints.steps() == [2, 6, 7]  # neither step 4 nor 5, nor the ones without a loss
     assert (checkpoints.best_step(), checkpoints.best_val_loss(), checkpoints.latest_step()) == (2, 2.0, 7)

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -189,6 +190,16 @@ def test_what_looks_like_a_contradiction_and_is_none(config_file):
         ["data.splits=(0.7,0.0,0.3)"],
     ):
         load(config_file(), overrides)
+
+
+def test_a_misspelled_final_split(config_file):
+    with pytest.raises(UserError, match=r"config.eval.final_splits: there is no split 'valdation'; did you mean valid"):
+        load(config_file(), ["eval.final_splits=test+valdation"])
+
+
+def test_wandb_that_is_not_installed_is_told_beforehand(config_file, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'lm[wandb]'" in the_problem(config_file(), "log.wandb=true")
 
 
 def test_no_contradiction_follows_from_a_value_that_was_refused(config_file):

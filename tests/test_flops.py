@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm import flops
+from lm.config import layer_windows
 
 
 def model(**fields):
@@ -56,7 +57,7 @@ def test_mean_attended_keys_counts_the_mask(seq_len, window):
 
 def test_windows_repeat_over_the_layers():
     c = model(d_model=8, n_layers=5, n_heads=2, ffn="mlp", d_ff=16, vocab_size=10, window_pattern=(4, 4, 0))
-    assert flops.layer_windows(c) == [4, 4, 0, 4, 4]
+    assert layer_windows(c) == [4, 4, 0, 4, 4]
     # T = 8: (1 + 2 + 3 + 5 x 4) / 8 = 3.25 keys in a window of 4, 4.5 without one.
     attention = flops.flops_per_token(c, 8) - 6 * flops.matmul_params(c)
     assert attention == 12 * 8 * (4 * 3.25 + 4.5)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lm import runs
+from lm import files, runs
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
 from lm.errors import UserError
 from lm.optimizers import learning_rate_schedule
@@ -27,7 +27,7 @@ def with_keys(config, **changes):
 
 
 def as_saved(config) -> dict:
-    return json.loads(runs.to_json(to_dict(config)))
+    return json.loads(files.to_json(to_dict(config)))
 
 
 # ---- Digests and differences -------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_changed_versions_are_noticed(tmp_path):
 
 HOLD_THE_LOCK = """
 import sys
-from lm import runs
+from lm import files, runs
 from lm.config import Config
 run = runs.start(sys.argv[1], Config())
 print("held", flush=True)
@@ -274,14 +274,14 @@ def test_a_summary_has_all_its_fields_and_is_strict_json(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
-    runs.write_text(path, "old")
+    files.write_text(path, "old")
 
     def fail(fd):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        runs.write_text(path, "new, and longer")
+        files.write_text(path, "new, and longer")
     assert path.read_text() == "old"
 
 

@@ -31,6 +31,13 @@ def test_greedy_text_is_that_of_a_plain_loop(prompt):
     assert len(set(expected)) > 1
 
 
+def test_ids_that_the_tokenizer_does_not_have_are_never_drawn():
+    """A vocabulary may be padded beyond its tokenizer's ids."""
+    drawn = [text(n_tokens=40, temperature=3.0, seed=seed, n_ids=n_ids) for seed in range(3) for n_ids in (3, None)]
+    assert max(map(max, drawn[::2])) == 2
+    assert max(map(max, drawn[1::2])) > 2
+
+
 def test_top_1_is_greedy_and_a_seed_is_a_text():
     greedy = text(temperature=0)
     assert text(top_k=1, temperature=1.0, seed=3) == greedy

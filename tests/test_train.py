@@ -46,7 +46,7 @@ def test_a_run_leaves_every_file(bench):  # noqa: F811
     names = {path.name for path in workdir.iterdir()} - {".lock"}
     assert names == {
         "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "samples",
-        "summary.json",
+        "summary.json", "val_losses.json",
     }  # fmt: skip
     config = strict_json((workdir / "config.json").read_text())
     assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
@@ -90,6 +90,30 @@ def test_the_metrics(bench):  # noqa: F811
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
     assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {n_validation - 1}
     assert lines[-2]["loss"] < lines[4]["loss"]  # it learned
+
+
+def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):  # noqa: F811
+    import jax
+
+    monkeypatch.setitem(flops._PEAKS, jax.devices()[0].device_kind, {"float32": 1e12})
+    code, said = train(tmp_path / "run", "--config.train.steps=2")
+    assert code == 0
+    per_token = strict_json((tmp_path / "run" / "summary.json").read_text())["flops_per_token"]
+    for line in map(strict_json, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:2]):
+        assert line["mfu"] == pytest.approx(line["tokens_per_second"] * per_token / 1e12)
+        assert line["mfu"] < line["mfu_full_square"]
+    assert "MFU" in said
+
+
+def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path):  # noqa: F811
+    """With eval.max_batches the losses that choose the best checkpoint are all over the same windows."""
+    rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # nothing changes from step to step
+    code, _ = train(tmp_path / "run", *rate, "--config.eval.max_batches=1")
+    assert code == 0
+    losses = json.loads((tmp_path / "run" / "val_losses.json").read_text())
+    assert set(losses) == {"4", "8", "12"}
+    assert max(losses.values()) - min(losses.values()) < 1e-5
+    assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # which is that of the whole split
 
 
 def test_a_log_file_has_plain_lines(bench):  # noqa: F811

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lm import files
 from lm.errors import UserError
 
 _REMEMBER = 64 * 2**20  # hashing a smaller file costs less than looking up its hash is worth
@@ -44,11 +45,7 @@ def write_file(path: Path, text: str) -> None:
     """Writes a small file so that readers see all of it or none, whoever else writes it meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
+        files.write_text(path, text)
     except OSError as e:
         raise _unwritable(path, e) from None
 

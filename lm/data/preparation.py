@@ -14,7 +14,7 @@ import numpy as np
 
 from lm.data import cache, packing, sources, token_shards, tokenizers
 from lm.data.corpus import Corpus, Split
-from lm.errors import UserError
+from lm.errors import Unavailable, UserError
 
 FORMAT = 1  # of what the cache holds; part of its keys
 BATCH = 2**24  # characters of documents tokenized at once; BPE takes about 140 bytes of memory for each
@@ -64,7 +64,7 @@ def _find(config, cache_dir, notice, say) -> tuple[sources.Source, str]:
     try:
         source = sources.find(config, cache_dir, say)
         return source, source.name
-    except sources.Unavailable as e:
+    except Unavailable as e:
         if config.offline is None:
             raise
         notice(

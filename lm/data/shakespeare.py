@@ -11,8 +11,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from lm.config import SPLITS
 from lm.data import cache
-from lm.data.sources import SPLITS, Unavailable
+from lm.errors import Unavailable
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -9,15 +9,11 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from lm.data import cache
+from lm.config import SPLITS
+from lm.data import cache, shakespeare
 from lm.errors import UserError
 
-SPLITS = ("train", "validation", "test")
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
-
-
-class Unavailable(UserError):
-    """The text cannot be had for want of a network: the one error that `data.offline` may turn into a notice."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +131,6 @@ class Records:
 
 def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
     """A text dataset in a prepared TFDS directory; tiny_shakespeare is downloaded and prepared when it is not there."""
-    from lm.data import shakespeare
-
     root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     directory = prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":

@@ -47,8 +47,8 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
     x: (..., D); w_in: (D, F); w_out: (F, D); b_in: (F,) or None; b_out: (D,) or None. Returns (..., D).
     activation: a name in ACTIVATIONS, or a function.
     """
-    hidden = _activation(activation)(_linear(x, w_in, b_in))
-    return _linear(hidden, w_out, b_out)
+    hidden = _activation(activation)(einsum("...D,DF->...F", x, w_in, b_in))
+    return einsum("...F,FD->...D", hidden, w_out, b_out)
 
 
 def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None):
@@ -58,8 +58,8 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     Returns (..., D).
     activation: a name in ACTIVATIONS, or a function.
     """
-    hidden = _activation(activation)(_linear(x, w_gate, b_gate)) * _linear(x, w_up, b_up)
-    return _linear(hidden, w_down, b_down)
+    gate = _activation(activation)(einsum("...D,DF->...F", x, w_gate, b_gate))
+    return einsum("...F,FD->...D", gate * einsum("...D,DF->...F", x, w_up, b_up), w_down, b_down)
 
 
 swiglu = functools.partial(glu, activation=silu)
@@ -74,11 +74,6 @@ def default_d_ff(d_model, kind):
     if kind == "glu":
         return max(64, (8 * d_model + 96) // 192 * 64)  # floor(8 d / 3 / 64 + 1/2) * 64 in integers
     raise ValueError(f"default_d_ff: kind is {kind!r}; expected 'mlp' or 'glu'")
-
-
-def _linear(x, w, b):
-    y = einsum("...i,io->...o", x, w)
-    return y if b is None else y + b.astype(y.dtype)
 
 
 def _activation(activation):

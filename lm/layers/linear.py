@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 
-def einsum(equation, x, w, *, dtype=None):
-    """Contracts activations `x` with a weight `w`, multiplying in the dtype of `x`.
+def einsum(equation, x, w, b=None, *, dtype=None):
+    """Contracts activations `x` with a weight `w`, multiplying in the dtype of `x`, and adds a bias `b` where given.
 
     The weight is cast to `x.dtype` (mixed precision keeps float32 weights and bfloat16 activations); its gradient
     comes back in its own dtype. Every backend accumulates such a product in float32 and rounds once, at the end.
@@ -17,9 +17,9 @@ def einsum(equation, x, w, *, dtype=None):
         `x.dtype`.
     """
     w = w.astype(x.dtype)
-    if dtype is None or dtype == x.dtype:
-        return jnp.einsum(equation, x, w)
-    return _wide_einsum(equation, dtype, x, w)
+    wide = dtype is not None and dtype != x.dtype
+    y = _wide_einsum(equation, dtype, x, w) if wide else jnp.einsum(equation, x, w)
+    return y if b is None else y + b.astype(y.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -31,8 +31,7 @@ def head_logits(h_BTD, w_DV, bias_V=None, *, softcap=None, transposed=False):
     h_BTD: (..., D); w_DV: (D, V), or with `transposed` (V, D), as an embedding table lies; bias_V: (V,) or None.
     """
     equation = "...D,VD->...V" if transposed else "...D,DV->...V"
-    logits = einsum(equation, h_BTD, w_DV, dtype=jnp.promote_types(h_BTD.dtype, jnp.float32))
-    logits = logits if bias_V is None else logits + bias_V.astype(logits.dtype)
+    logits = einsum(equation, h_BTD, w_DV, bias_V, dtype=jnp.promote_types(h_BTD.dtype, jnp.float32))
     return apply_softcap(logits, softcap)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import DataConfig
+from lm.config import SPLITS, DataConfig
 from lm.data import prepare, shakespeare, sources
-from lm.errors import UserError
+from lm.errors import Unavailable, UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data (the real Tiny Shakespeare) is not here")
@@ -114,14 +114,14 @@ def test_it_is_downloaded_once_and_then_kept(config, server, tmp_path):
     assert server.requests == 1
     assert first.fingerprint == second.fingerprint
     assert text_of(second, "train") == SPEECH[: int(len(SPEECH) * 0.9)]
-    assert "".join(text_of(second, split) for split in sources.SPLITS) == SPEECH
+    assert "".join(text_of(second, split) for split in SPLITS) == SPEECH
     assert [path.name for path in (tmp_path / "tfds").rglob("*") if path.is_dir()] == ["tiny_shakespeare", "1.0.0"]
 
 
 @pytest.mark.parametrize("content", [b"<html>Please log in to the hotel's network</html>", SPEECH.encode() * 2000])
 def test_another_file_than_the_real_one_is_not_kept(config, server, tmp_path, content):
     server.content = content
-    with pytest.raises(sources.Unavailable, match="not the file of sha256"):
+    with pytest.raises(Unavailable, match="not the file of sha256"):
         quiet(config())
     assert not (tmp_path / "tfds").exists()
 
@@ -145,7 +145,7 @@ def test_an_answer_that_is_not_http_or_breaks_off_is_no_download(answer, reason,
         thread.start()
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{listener.getsockname()[1]}/input.txt")
-        with pytest.raises(sources.Unavailable, match=rf"cannot be downloaded from .*{reason}") as error:
+        with pytest.raises(Unavailable, match=rf"cannot be downloaded from .*{reason}") as error:
             shakespeare.download()
         thread.join()
     assert "\n" not in error.value.problems[0]
@@ -173,13 +173,13 @@ def test_a_server_that_trickles_is_given_up(monkeypatch):
     now = iter(range(0, 10_000, 5))  # every look at the clock is five seconds after the last
     monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x"))
     monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))
-    with pytest.raises(sources.Unavailable, match="13 of 1115394 bytes in 60 s"):
+    with pytest.raises(Unavailable, match="13 of 1115394 bytes in 60 s"):
         shakespeare.download()
 
 
 def test_a_server_that_never_ends_is_given_up(monkeypatch):
     monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x" * 2**16))
-    with pytest.raises(sources.Unavailable, match="not the file of sha256"):
+    with pytest.raises(Unavailable, match="not the file of sha256"):
         shakespeare.download()
 
 
