@@ -99,18 +99,20 @@ def test_prefetch_raises_an_exception_where_its_result_was_due():
 
 
 def test_prefetch_runs_ahead_by_its_depth_and_ends_when_closed():
-    taken, begun, threads, release = [], [], [], threading.Event()
+    taken, begun, threads, second_began, release = [], [], [], threading.Event(), threading.Event()
 
     def wait_after_the_first(i):
         begun.append(i)
         threads.append(threading.current_thread())
         if i > 0:
+            second_began.set()
             release.wait(30)
         return i
 
     stream = batches.prefetch(wait_after_the_first, (taken.append(i) or i for i in range(1000)), depth=3)
     assert next(stream) == 0
     assert taken == [0, 1, 2, 3]
+    assert second_began.wait(30)
     threading.Timer(0.5, release.set).start()
     stream.close()  # waits for 1, which has begun, and cancels 2 and 3
     assert begun == [0, 1]
