@@ -20,7 +20,7 @@ def load(path: str, overrides: list[str]) -> Config:
     """The config of file `path` with `overrides` (each "model.d_model=256"); raises UserError with every mistake."""
     flat, problems, leaves = {}, {}, schema()
     try:
-        flat = flatten(_get_config(path))
+        flat = _get_config(path)
     except UserError as error:
         problems["--config"] = str(error)
     for override in overrides:
@@ -31,6 +31,16 @@ def load(path: str, overrides: list[str]) -> Config:
             problems[name] = f"config.{name}: give its value with an equals sign, --config.{name}=VALUE"
         else:
             flat[name] = _parsed(text, leaves[name][0])
+    return _judged(flat, problems)
+
+
+def load_values(path: str, values: dict[str, Any]) -> Config:
+    """The config of file `path` with values by dotted name; raises UserError with every mistake."""
+    return _judged(_get_config(path) | values, {})
+
+
+def _judged(flat: dict[str, Any], problems: dict[str, str]) -> Config:
+    """The config of dotted names and values; raises UserError with these problems (by name) and all others."""
     config, unfit = check(flat)
     problems |= unfit
     contradictions = [text for keys, text in _contradictions(config) if not problems.keys() & {"--config", *keys}]
@@ -40,18 +50,27 @@ def load(path: str, overrides: list[str]) -> Config:
 
 
 def _get_config(path: str) -> dict[str, Any]:
-    """What get_config() of the file returns, as nested dicts."""
+    """What get_config() of the file returns, by dotted name."""
+    config = run_file(path, "get_config", "configs")
+    try:
+        return flatten(dict(config))
+    except (TypeError, ValueError):
+        raise UserError(f"{path}: get_config() returned {type(config).__name__}; it must return a ConfigDict") from None
+
+
+def run_file(path: str, function: str, folder: str) -> Any:
+    """What `function` of a Python file returns; `folder` is where such files usually are. Raises UserError."""
     if not Path(path).is_file():
-        near = difflib.get_close_matches(Path(path).name, [p.name for p in Path("configs").glob("*.py")], n=1)
-        hint = f"; did you mean configs/{near[0]}?" if near else ""
+        near = difflib.get_close_matches(Path(path).name, [p.name for p in Path(folder).glob("*.py")], n=1)
+        hint = f"; did you mean {folder}/{near[0]}?" if near else ""
         raise UserError(f"--config: there is no file {path}{hint}")
     if not path.endswith(".py"):
-        raise UserError(f"--config: {path} is not a Python file; give one such as configs/shakespeare.py")
+        raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        return dict(module.get_config())
+        return getattr(module, function)()
     except Exception as error:  # a config file is the user's own code: whatever it raises is theirs to mend
         raise UserError(f"{path}: {type(error).__name__}: {error}") from error
 

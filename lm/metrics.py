@@ -21,6 +21,13 @@ TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+def _numbers(value):
+    """What files.to_json wrote for non-finite numbers as floats again, also within lists."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
 def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
     """The lines of a metrics.jsonl, non-finite numbers as floats again; a torn last line is left out.
 
@@ -28,10 +35,9 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
     Raises UserError if a line that is not the last is not JSON.
     """
     return [
-        {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in line.items()
-         if timing or key not in TIMING_FIELDS}
+        {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
         for _, line in _whole_lines(Path(path))
-    ]  # fmt: skip
+    ]
 
 
 def cut_back(path: str | Path, step: int) -> None:

@@ -175,7 +175,9 @@ class Transformer(nn.Module):
 
     def _blocks(self, x_BTD, context: Context):
         c = self.config
-        windows = layer_windows(c)
+        # A window that nothing lies beyond is none: the same program, and a sweep can tell that it changes nothing.
+        seq_len = x_BTD.shape[-2] if context.positions is None else UNLIMITED
+        windows = [w if w < seq_len else 0 for w in layer_windows(c)]
         if not c.scan_layers:
             block = _rematerialized(c, static_window=True)
             for i, window in enumerate(windows):

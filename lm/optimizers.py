@@ -69,7 +69,7 @@ def _update_rule(o: OptimizerConfig, schedule: optax.Schedule, table: parameters
         return optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0)
     if o.name == "sgd":
         return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
-    ratio = (o.adam_learning_rate or o.learning_rate) / o.learning_rate
+    ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     return optax.contrib.muon(
         schedule,
         beta=o.muon_beta,
@@ -91,7 +91,7 @@ def make_optimizer(o: OptimizerConfig, steps: int, table: parameters.Table) -> o
     schedule = learning_rate_schedule(o, steps)
     chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
     chain.append(_update_rule(o, schedule, table))
-    if o.weight_decay:
+    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # it may be traced: see lm/cohort.py
         chain.append(
             optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         )

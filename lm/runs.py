@@ -210,10 +210,10 @@ def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
-    lock = _lock(workdir)
+    taken = lock(workdir)
     try:
         notices = check(workdir, config, resume=resume, data=data)
-        run = Run(workdir, lock, notices, experiment_digest(config))
+        run = Run(workdir, taken, notices, experiment_digest(config))
         record = _read_json(workdir / "run.json") or {"starts": []}
         this_start = describe_start() | {"execution_digest": execution_digest(config)}
         if record["starts"]:
@@ -225,11 +225,12 @@ def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool
         )
         return run
     except BaseException:
-        lock.close()
+        taken.close()
         raise
 
 
-def _lock(workdir: Path):
+def lock(workdir: Path):
+    """The lock of a workdir as an open file, held until it is closed; raises UserError if another process has it."""
     import fcntl  # POSIX only, as is everything that shares a workdir
 
     file = open(workdir / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held open for as long as the run lives

@@ -92,6 +92,7 @@ def test_the_metrics(bench):  # noqa: F811
     assert lines[-2]["loss"] < lines[4]["loss"]  # it learned
 
 
+@pytest.mark.slow
 def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):  # noqa: F811
     import jax
 
@@ -105,6 +106,7 @@ def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):  # noqa: F81
     assert "MFU" in said
 
 
+@pytest.mark.slow
 def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path):  # noqa: F811
     """With eval.max_batches the losses that choose the best checkpoint are all over the same windows."""
     rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # nothing changes from step to step

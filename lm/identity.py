@@ -1,0 +1,62 @@
+"""What makes one experiment another: the programs it runs, what they are given, and the data.
+
+Two configs may differ in a key that does nothing (rope_theta without RoPE). Their programs are then equal to the
+letter, and a sweep over that key would compare a thing with itself.
+"""
+
+import functools
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.cohort import split_config, with_values
+from lm.config import Config, flatten, to_dict
+from lm.data import Corpus, windows
+from lm.feeds import eval_feeds, to_device, train_feed
+from lm.step import eval_step, init_state, train_steps
+
+
+def identity(config: Config, corpus: Corpus) -> str:
+    """sha256 of a resolved config's experiment; equal for two configs whose runs could not differ.
+
+    Over the lowered StableHLO of init, train step and evaluation step (constants included, source locations not), the
+    values they are given (seed and traced hyperparameters), the corpus and its tokenizer, and the first and last
+    thousand steps' window numbers.
+    """
+    t, d = config.train, config.data
+    program, values = split_config(config)
+    split = corpus.split("train")
+    resident = to_device(split, d.device_bytes)
+    feed = train_feed(split, resident is not None, program, 0, 1)
+    evaluation = next(eval_feeds(split, resident is not None, program))
+    seed, traced = jnp.uint32(0), {name: jnp.float32(value) for name, value in values.items()}
+    init = functools.partial(init_state, program)
+    state = jax.eval_shape(init, seed)
+
+    def steps(state, resident, feed, values, n):
+        return train_steps(state, resident, feed, n, with_values(program, values))
+
+    def evaluate(params, resident, feed):
+        return eval_step(params, resident, feed, program)
+
+    found = hashlib.sha256()
+    for function, arguments in (
+        (init, (seed,)),
+        (steps, (state, resident, feed, traced, jnp.int32(1))),
+        (evaluate, (state.params, resident, evaluation)),
+    ):
+        found.update(jax.jit(function).lower(*arguments).as_text().encode())
+    n_windows = split.n_windows(t.seq_len, d.order, d.stride)
+    some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
+    drawn = windows.window_numbers(t.seed, some, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
+    found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
+    found.update(repr((t.seed, sorted(values.items()), t.steps, corpus.fingerprint)).encode())
+    return found.hexdigest()
+
+
+def differing_keys(a: Config, b: Config) -> list[str]:
+    """The dotted names of the keys in which two configs differ."""
+    flat_a, flat_b = flatten(to_dict(a)), flatten(to_dict(b))
+    return [key for key in flat_a if flat_a[key] != flat_b[key]]

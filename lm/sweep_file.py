@@ -1,0 +1,178 @@
+"""What a sweep file says: the question, the base config, the variants, the seeds, the budgets and the comparisons.
+
+A file in configs/sweeps/ has a function `get_sweep()` that returns a Sweep. This module imports no jax.
+"""
+
+import dataclasses
+import difflib
+import itertools
+from pathlib import Path
+from typing import Any
+
+from lm.config import Config
+from lm.config_file import load_values, run_file
+from lm.errors import UserError
+
+LEARNING_RATE = "optimizer.learning_rate"
+BUDGETS = ("quick", "full")
+MIN_SEEDS = 5  # of a budget that may make a claim
+
+Values = dict[str, Any]  # dotted config keys and their values
+Variants = dict[str, Values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """The value of model.d_ff for which a variant has as many parameters ("params") or FLOPs a token as another."""
+
+    what: str
+    variant: str
+
+
+def match_params(variant: str) -> Match:
+    """In place of model.d_ff: the width whose number of parameters is nearest to that of `variant`."""
+    return Match("params", variant)
+
+
+def match_flops(variant: str) -> Match:
+    """In place of model.d_ff: the width whose FLOPs a token are nearest to those of `variant`."""
+    return Match("flops", variant)
+
+
+def each(key: str, *values) -> Variants:
+    """One variant for each value of a key, named by the value."""
+    return {str(value): {key: value} for value in values}
+
+
+def product(*axes: Variants) -> Variants:
+    """Every combination of one variant from each axis, "a, b"."""
+    return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
+
+
+def zipped(*axes: Variants) -> Variants:
+    """The first variants of all axes together, the second, and so on; raises ValueError for unequal lengths."""
+    return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
+
+
+def _merged(axes, names) -> Values:
+    merged = {}
+    for axis, name in zip(axes, names, strict=True):
+        merged |= axis[name]
+    return merged
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How much is spent: seeds to tune the learning rate with, fresh seeds for the result, and overrides (steps)."""
+
+    tuning_seeds: int
+    seeds: int
+    values: Values = dataclasses.field(default_factory=dict)
+    learning_rates: tuple[float, ...] | None = None  # in place of the sweep's
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """One ablation.
+
+    base: a config file, with `values` changed for all variants. variants: by name what each changes; the value of
+    optimizer.learning_rate may be a tuple, a grid of the variant's own. comparisons: (variant, against) pairs, the
+    claims that the sweep is made for: the report corrects for their number.
+    """
+
+    question: str
+    base: str
+    variants: Variants
+    baseline: str
+    comparisons: tuple[tuple[str, str], ...]
+    learning_rates: tuple[float, ...]
+    budgets: dict[str, Budget]
+    values: Values = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sweep under one budget: each variant's grid of learning rates, and its config at the first of them.
+
+    `matches` holds the widths that are still to be computed; the configs have the base's in their place.
+    """
+
+    name: str
+    budget_name: str
+    sweep: Sweep
+    budget: Budget
+    configs: dict[str, Config]
+    grids: dict[str, tuple[float, ...]]
+    matches: dict[str, Match]
+
+    @property
+    def tuning_seeds(self) -> range:
+        return range(1_000_000, 1_000_000 + self.budget.tuning_seeds)
+
+    @property
+    def seeds(self) -> range:
+        return range(self.budget.seeds)
+
+
+def load(path: str, budget_name: str) -> Plan:
+    """The plan of a sweep file under a budget; raises UserError with everything that is wrong with it."""
+    sweep = run_file(path, "get_sweep", "configs/sweeps")
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
+    if problems := list(_problems(sweep)):
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+    budget, problems, configs, grids, matches = sweep.budgets[budget_name], {}, {}, {}, {}
+    for name, changes in sweep.variants.items():
+        values = sweep.values | budget.values | changes
+        grid = values.pop(LEARNING_RATE, None)
+        grid = grid if isinstance(grid, tuple) else (grid,) if grid else budget.learning_rates or sweep.learning_rates
+        if isinstance(values.get("model.d_ff"), Match):
+            matches[name] = values.pop("model.d_ff")
+        for rate in reversed(grid):
+            try:
+                configs[name] = load_values(sweep.base, values | {LEARNING_RATE: rate})
+            except UserError as error:
+                problems |= {f"{path}: variant {name!r}: {problem}": None for problem in error.problems}
+        grids[name] = grid
+    if problems:
+        raise UserError(*problems)
+    return Plan(Path(path).stem, budget_name, sweep, budget, configs, grids, matches)
+
+
+def _problems(sweep: Sweep):
+    """What is wrong with a sweep apart from its configs."""
+    names = list(sweep.variants)
+    if len(names) < 2:
+        yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
+    where = [("baseline", sweep.baseline)]
+    where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
+    for variant, changes in sweep.variants.items():
+        where += [(f"variant {variant!r}", v.variant) for v in changes.values() if isinstance(v, Match)]
+        if any(isinstance(v, Match) and key != "model.d_ff" for key, v in changes.items()):
+            yield f"variant {variant!r}: only model.d_ff can be matched"
+    for place, name in where:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            yield f"{place}: there is no variant {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if not sweep.comparisons:
+        yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
+    yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
+    grids = {"learning_rates": sweep.learning_rates}
+    grids |= {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
+    grids |= {
+        f"variant {name!r}: {LEARNING_RATE}": changes.get(LEARNING_RATE) for name, changes in sweep.variants.items()
+    }
+    for place, grid in grids.items():
+        if isinstance(grid, tuple) and (not grid or list(grid) != sorted(set(grid))):
+            yield f"{place}: {grid} must be rates in ascending order, at least one and none twice"
+    for name in BUDGETS:
+        if name not in sweep.budgets:
+            yield f"budgets: there is no {name!r}; a sweep has {' and '.join(BUDGETS)}"
+    for name, budget in sweep.budgets.items():
+        if name not in BUDGETS:
+            yield f"budgets: unknown {name!r}; there are {' and '.join(BUDGETS)}"
+        least = MIN_SEEDS if name == "full" else 2
+        if budget.seeds < least:
+            yield f"budget {name!r}: {budget.seeds} seeds; it needs at least {least}"
+        if budget.tuning_seeds < 1:
+            yield f"budget {name!r}: tuning_seeds is {budget.tuning_seeds}; it needs at least 1"
