@@ -92,12 +92,13 @@ class Cohort:
     workdir: metrics.jsonl (lists over the members) and checkpoints, from which a cohort that was stopped goes on.
     """
 
-    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int | None, progress):
+    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int | None, stream):
         splits = [split_config(config) for config in configs]
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("a cohort's members may differ in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.workdir, self._progress = configs, corpus, workdir, progress
+        self.configs, self.corpus, self.workdir = configs, corpus, workdir
+        self._progress = metrics.Progress(self.config.train.steps, stream)
         # Members that fill up the last device's share are trained and thrown away.
         padded = configs + [configs[-1]] * (-len(configs) % jax.device_count())
         self._seeds = [config.train.seed for config in padded]
@@ -123,6 +124,7 @@ class Cohort:
         try:
             return self._train(signals, checkpoints)
         finally:
+            self._progress.close()
             checkpoints.close()
 
     def _train(self, signals: Signals, checkpoints: Checkpoints) -> bool:

@@ -374,8 +374,9 @@ def carry_out(plan: Plan, variants: dict[str, Variant], results: Results, togeth
 
 def train(phase: str, members, variants, results: Results, together, progress, signals) -> int:
     """Train what is missing of a phase, runs of one program together; returns how many cohorts failed."""
-    from lm.cohort import Cohort, cohorts_of, together_on_this_machine
     import jax
+
+    from lm.cohort import Cohort, cohorts_of, together_on_this_machine
 
     missing = [m for m in members if (phase, *m) not in results.found]
     if not missing:
@@ -395,7 +396,7 @@ def train(phase: str, members, variants, results: Results, together, progress, s
         try:
             cohort = Cohort(
                 [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
-                together=together, progress=progress,
+                together=together, stream=sys.stdout,
             )  # fmt: skip
             if not cohort.train(signals):
                 break
