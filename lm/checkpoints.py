@@ -44,7 +44,9 @@ def leaf_checksums(state) -> dict[str, str]:
     modulo 2^32 is blind to exchanging x and -x: their words differ by 2^31 and odd factors by an even number.)
     """
     leaves = _leaves(state)
-    sums = jax.device_get([_checksum(leaf) for leaf in leaves.values()])
+    # One at a time: XLA's CPU client has a thread a device, and with several programs under way that sum over devices
+    # each thread may come to wait for another one's program, for ever.
+    sums = [jax.device_get(_checksum(leaf)) for leaf in jax.block_until_ready(list(leaves.values()))]
     return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
 
 

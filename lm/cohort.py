@@ -179,7 +179,6 @@ class Cohort:
         tokens_per_second = speed.after(n)
         alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
         line = {"loss": float(np.median(alive)) if len(alive) else math.nan, "tokens_per_second": tokens_per_second}
-        writer.write({"step": step + n, "tokens_per_second": tokens_per_second})
         self._progress.update({"step": step + n, **line})
 
     def _write_evaluation(self, writer, step: int, split_name: str, max_batches: int) -> None:
@@ -196,10 +195,7 @@ class Cohort:
     def results(self) -> list[dict]:
         """What each member came to, from metrics.jsonl; nothing is measured after its update was not finite."""
         lines = metrics.read_metrics(self.workdir / "metrics.jsonl")
-        speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
-        return [
-            self._result(i, lines) | {"tokens_per_second": float(np.median(speeds))} for i in range(len(self.configs))
-        ]
+        return [self._result(i, lines) for i in range(len(self.configs))]
 
     def _result(self, i: int, lines: list[dict]) -> dict:
         halted_at, steps = int(self._halted_at[i]), self.config.train.steps

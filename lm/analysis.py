@@ -1,0 +1,173 @@
+"""From a sweep's finished runs to what they say: per variant, per comparison, and in one sentence each."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from lm import statistics
+from lm.errors import UserError
+from lm.sweep_results import Results, around, at_edge, choose, identical
+
+
+@dataclasses.dataclass(frozen=True)
+class VariantResult:
+    """One variant at its best learning rate; losses are of the test split in nats per token, None if diverged."""
+
+    name: str
+    rate: float
+    at_edge: bool  # the best rate is the first or last of its grid: a better one may lie beyond
+    runs: list[dict]  # at the best rate, by fresh seed
+    losses: list[float | None]
+    n_params: int
+    flops: float
+    loss: statistics.Interval | None  # None if a run diverged: its mean would not mean anything
+    median: float  # a diverged run counts as infinite
+    sampling_error: float  # of the test loss, over blocks of text; the mean over the runs that finished
+    tokens_per_second: float
+
+    @property
+    def n_diverged(self) -> int:
+        return self.losses.count(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """variant - against on the test split, paired by seed; difference is None if a run of either diverged."""
+
+    variant: str
+    against: str
+    difference: statistics.Difference | None
+    p_adjusted: float
+    sampling_error: float  # of the difference, over the same blocks of text
+    answer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    record: dict  # sweep.json
+    results: Results
+    variants: dict[str, VariantResult]
+    comparisons: list[Comparison]
+    notices: list[str]
+
+    @property
+    def claims(self) -> bool:
+        return self.record["budget"] == "full"
+
+
+def analyse(workdir: Path) -> Analysis:
+    """Raises UserError where there is no sweep, or one that is not finished."""
+    path = workdir / "sweep.json"
+    if not path.is_file():
+        raise UserError(f"{workdir} holds no sweep; give the directory that python -m lm.sweep printed")
+    record, results = json.loads(path.read_text(encoding="utf-8")), Results(workdir)
+    if missing := _missing(record, results):
+        command = f"python -m lm.sweep --config configs/sweeps/{record['name']}.py --budget {record['budget']}"
+        raise UserError(
+            f"{workdir} is not finished, {missing} runs or measurements are missing; "
+            f"{command} --workdir {workdir} goes on"
+        )
+    variants = {name: _variant(name, record, results) for name in record["variants"]}
+    pairs = [(variants[a], variants[b]) for a, b in record["comparisons"]]
+    differences = [_difference(a, b) for a, b in pairs]
+    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
+    comparisons = [
+        Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record["budget"]))
+        for (a, b), d, p in zip(pairs, differences, adjusted, strict=True)
+    ]
+    notices = identical(results, list(variants))
+    for v in variants.values():
+        notices += dict.fromkeys(record["variants"][v.name]["data"]["notices"])
+        if v.at_edge:
+            notices.append(f"{v.name}: the best learning rate, {v.rate:g}, is at the edge of its grid")
+        if v.n_diverged:
+            notices.append(f"{v.name}: {v.n_diverged} of {len(v.losses)} runs at learning rate {v.rate:g} diverged")
+    return Analysis(record, results, variants, comparisons, list(dict.fromkeys(notices)))
+
+
+def _missing(record: dict, results: Results) -> int:
+    """How many runs the plan still lacks; those of fresh seeds are known only once the tuning is done."""
+    wanted = [
+        ("tuning", name, rate, seed)
+        for name, v in record["variants"].items() for rate in v["grid"] for seed in record["tuning_seeds"]
+    ]  # fmt: skip
+    if missing := sum(key not in results.found for key in wanted):
+        return missing
+    for name, v in record["variants"].items():
+        rates = around(v["grid"], choose(results, name, v["grid"], record["tuning_seeds"]))
+        missing += sum(("final", name, rate, seed) not in results.found for rate in rates for seed in record["seeds"])
+    return missing + (results.speeds is None)
+
+
+def _variant(name: str, record: dict, results: Results) -> VariantResult:
+    described = record["variants"][name]
+    grid = described["grid"]
+    rate = choose(results, name, grid, record["tuning_seeds"])
+    runs = [results.found["final", name, rate, seed] for seed in record["seeds"]]
+    losses = [run["test_loss"] for run in runs]
+    errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
+    return VariantResult(
+        name=name,
+        rate=rate,
+        at_edge=at_edge(grid, rate),
+        runs=runs,
+        losses=losses,
+        n_params=described["n_params"],
+        flops=described["flops_per_token"],
+        loss=None if None in losses else statistics.interval(losses),
+        median=float(np.median([math.inf if loss is None else loss for loss in losses])),
+        sampling_error=float(np.mean(errors)) if errors else math.nan,
+        tokens_per_second=results.speeds[name],
+    )
+
+
+def _difference(a: VariantResult, b: VariantResult) -> statistics.Difference | None:
+    if a.n_diverged or b.n_diverged:
+        return None
+    return statistics.paired_difference(a.losses, b.losses)
+
+
+def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
+    """Of the difference of two mean losses: what is hard for both cancels."""
+    if a.n_diverged or b.n_diverged:
+        return math.nan
+    if a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:  # another text or tokenizer: nothing to pair
+        return math.hypot(a.sampling_error, b.sampling_error)
+    sums = [np.mean([run["test_sums"] for run in v.runs], axis=0) for v in (a, b)]
+    return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
+
+
+def _answer(a: VariantResult, b: VariantResult, d, p: float, budget: str) -> str:
+    """One sentence that the numbers support."""
+    n = len(a.losses)
+    if budget != "full":
+        return f"No claim about {a.name} and {b.name}: the budget was {budget}, which only proves the machinery."
+    if d is None:
+        return (
+            f"{a.name} against {b.name}: no mean difference, because runs diverged "
+            f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
+        )
+    range_ = f"95 % CI {d.low:+.4f} to {d.high:+.4f}"
+    if p < 1 - statistics.LEVEL:
+        direction = "lower" if d.mean < 0 else "higher"
+        return (
+            f"{a.name} ends {abs(d.mean):.4f} nats per token {direction} than {b.name} "
+            f"(n = {n} paired seeds, {range_}, p = {p:.2g} after Holm's correction)."
+        )
+    return (
+        f"No difference found between {a.name} and {b.name} at n = {n} ({range_}, p = {p:.2g} after Holm's "
+        f"correction; a difference of {d.detectable:.4f} would have been found in 8 of 10 such sweeps)."
+    )
+
+
+def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
+    """(steps, losses (runs, points)) of the validations of runs that all finished; nan after a divergence."""
+    steps = sorted({step for run in runs for step, _ in run["validation"]})
+    losses = np.full((len(runs), len(steps)), np.nan)
+    for i, run in enumerate(runs):
+        for step, loss in run["validation"]:
+            losses[i, steps.index(step)] = loss
+    return steps, losses

@@ -1,0 +1,131 @@
+"""A sweep's directory: what it is (sweep.json), which runs are finished (results/), and what was chosen from them."""
+
+import hashlib
+import itertools
+import json
+import math
+from pathlib import Path
+
+from lm import runs
+from lm.config import to_dict
+from lm.errors import UserError
+from lm.files import to_json, write_text
+from lm.sweep_file import Plan
+
+
+def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
+    """sweep.json: all that the runs follow from, and all that the report needs beside their results."""
+    described = {
+        name: {
+            "changes": {key: str(value) for key, value in plan.sweep.variants[name].items()},
+            "grid": list(v.grid),
+            "n_params": v.n_params,
+            "flops_per_token": v.flops,
+            "identity": v.identity,
+            "experiment_digest": runs.experiment_digest(v.config),
+            "data": {"name": v.corpus.name, "fingerprint": v.corpus.fingerprint, "notices": list(v.corpus.notices)},
+            "config": to_dict(v.config),
+        }
+        for name, v in variants.items()
+    }
+    fixed = {
+        "name": plan.name,
+        "budget": plan.budget_name,
+        "baseline": plan.sweep.baseline,
+        "comparisons": [list(pair) for pair in plan.sweep.comparisons],
+        "tuning_seeds": list(plan.tuning_seeds),
+        "seeds": list(plan.seeds),
+        "experiments": {
+            name: [d["experiment_digest"], d["data"]["fingerprint"], d["grid"]] for name, d in described.items()
+        },
+    }
+    digest = hashlib.sha256(to_json(fixed).encode()).hexdigest()
+    return {
+        **fixed,
+        "digest": digest,
+        "question": plan.sweep.question,
+        "base": plan.sweep.base,
+        "variants": described,
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "starts": [],
+    }
+
+
+def start(workdir: Path, record: dict):
+    """Take the directory and record the sweep in it; raises UserError if it holds another sweep, or is in use."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    taken = runs.lock(workdir)
+    path = workdir / "sweep.json"
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    others = [p.name for p in workdir.iterdir() if p.name not in (".lock", "sweep.json")]
+    if old is None and others:
+        taken.close()
+        raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
+    if old is not None and old["digest"] != record["digest"]:
+        taken.close()
+        parts = [
+            k for k in ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds") if old[k] != record[k]
+        ]
+        names = old["experiments"].keys() | record["experiments"].keys()
+        parts += [f"variant {n!r}" for n in sorted(names) if old["experiments"].get(n) != record["experiments"].get(n)]
+        raise UserError(f"--workdir {workdir} holds another sweep ({', '.join(parts)} differ); give another --workdir")
+    record = record | {"starts": [*(old["starts"] if old else []), runs.describe_start()]}
+    write_text(path, to_json(record, indent=1) + "\n")
+    return taken
+
+
+class Results:
+    """The finished runs of a sweep by (phase, variant, learning rate, seed), in workdir/results."""
+
+    def __init__(self, workdir: Path):
+        self.workdir, self.found = workdir, {}
+        speeds = workdir / "speeds.json"
+        self.speeds = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else None
+        for path in sorted((workdir / "results").glob("*.json")):
+            self._take(json.loads(path.read_text(encoding="utf-8")))
+
+    def set_speeds(self, speeds: dict[str, float]) -> None:
+        """Tokens per second of each variant, measured beside each other."""
+        write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
+        self.speeds = speeds
+
+    def _take(self, members: list[dict]) -> None:
+        for member in members:
+            self.found[member["phase"], member["variant"], member["learning_rate"], member["seed"]] = member
+
+    def add(self, name: str, members: list[dict]) -> None:
+        (self.workdir / "results").mkdir(exist_ok=True)
+        write_text(self.workdir / "results" / f"{name}.json", to_json(members) + "\n")
+        self._take(members)
+
+
+def choose(results: Results, variant: str, grid, seeds) -> float:
+    """The rate with the smallest mean validation loss over the tuning seeds; a diverged run makes it infinite."""
+
+    def mean(rate: float) -> float:
+        losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in seeds]
+        return math.inf if None in losses else math.fsum(losses) / len(losses)
+
+    return min(grid, key=mean)
+
+
+def at_edge(grid, rate: float) -> bool:
+    """Whether a better rate may lie beyond the grid."""
+    return len(grid) > 1 and rate in (grid[0], grid[-1])
+
+
+def around(grid, rate: float) -> list[float]:
+    """The rate and its neighbours in the grid."""
+    i = grid.index(rate)
+    return list(grid[max(0, i - 1) : i + 2])
+
+
+def identical(results: Results, variants: list[str]) -> list[str]:
+    """Pairs of variants whose runs at the same rates and seeds all ended with the same loss, to the last bit."""
+    notices = []
+    for a, b in itertools.combinations(variants, 2):
+        ends = {n: {k[2:]: m["test_sums"] for k, m in results.found.items() if k[:2] == ("final", n)} for n in (a, b)}
+        shared = [key for key in ends[a].keys() & ends[b].keys() if ends[a][key] is not None]
+        if shared and all(ends[a][key] == ends[b][key] for key in shared):
+            notices.append(f"{a!r} and {b!r} have identical losses for all seeds: check the switch")
+    return notices
