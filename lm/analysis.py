@@ -72,7 +72,7 @@ def analyse(workdir: Path) -> Analysis:
         )
     variants = {name: _variant(name, record, results) for name in record["variants"]}
     pairs = [(variants[a], variants[b]) for a, b in record["comparisons"]]
-    differences = [_difference(a, b) for a, b in pairs]
+    differences = [_difference(a, b, len(pairs)) for a, b in pairs]
     adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
     comparisons = [
         Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record["budget"]))
@@ -120,14 +120,14 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         loss=None if None in losses else statistics.interval(losses),
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
-        tokens_per_second=results.speeds[name],
+        tokens_per_second=results.speeds["variants"][name],
     )
 
 
-def _difference(a: VariantResult, b: VariantResult) -> statistics.Difference | None:
+def _difference(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
     if a.n_diverged or b.n_diverged:
         return None
-    return statistics.paired_difference(a.losses, b.losses)
+    return statistics.paired_difference(a.losses, b.losses, comparisons)
 
 
 def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:

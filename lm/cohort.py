@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -41,49 +42,52 @@ def with_values(config: Config, values: dict, seed=None) -> Config:
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
 
 
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """The jitted functions of a cohort; every array has a leading axis of members."""
+class Programs(NamedTuple):
+    """The jitted functions of a cohort, in which every array has a leading axis of members, and where arrays live."""
 
     init: Callable  # (seeds) -> states
     steps: Callable  # (states, corpus, feeds, values, n_steps) -> (states, metrics (R, k))
     evaluate: Callable  # (params, corpus, feeds (n, ...)) -> (sums (R, n), counts (R, n))
+    by_member: NamedSharding
+    shared: NamedSharding
 
 
-def make_programs(program: Config, together: int | None) -> tuple[Programs, NamedSharding, NamedSharding]:
-    """The programs, how members are laid out over the devices, and how what they share is.
-
-    together: members of one device that are vectorized (vmap); the others follow one after another within the same
-    program. None: each by itself.
-    """
-    mesh = jax.make_mesh((jax.device_count(),), ("member",), axis_types=(AxisType.Auto,))
+@functools.cache
+def make_programs(program: Config, together: int, n_devices: int | None = None) -> Programs:
+    """For together x n_devices (none: all) members of one program: each device vectorizes its share of them (vmap)."""
+    devices = jax.devices()[:n_devices]
+    mesh = jax.make_mesh((len(devices),), ("member",), axis_types=(AxisType.Auto,), devices=devices)
     members, shared = PartitionSpec("member"), PartitionSpec()
 
-    def over_members(f, in_specs):
+    def over_members(f):
+        if together > 1:
+            return jax.vmap(f)
+        # For one alone vmap would only cost time: its batched products are slower on CPU.
+        alone = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
+        return lambda *trees: jax.tree.map(lambda a: a[None], f(*alone(trees)))
+
+    def over_devices(f, in_specs):
         return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=members, check_vma=False)
 
     def init(seeds):
-        return jax.vmap(functools.partial(init_state, program))(seeds)
+        return over_members(functools.partial(init_state, program))(seeds)
 
     def steps(states, corpus, feeds, values, n_steps):
-        def member(arguments):
-            state, feed, own = arguments
+        def member(state, feed, own):
             return train_steps(state, corpus, feed, n_steps, with_values(program, own))
 
-        return jax.lax.map(member, (states, feeds, values), batch_size=together)
+        return over_members(member)(states, feeds, values)
 
     def evaluate(params, corpus, feeds):
-        def member(params):
-            return jax.lax.map(lambda feed: eval_step(params, corpus, feed, program), feeds)
+        return over_members(lambda p: jax.lax.map(lambda feed: eval_step(p, corpus, feed, program), feeds))(params)
 
-        return jax.lax.map(member, params, batch_size=together)
-
-    programs = Programs(
-        jax.jit(over_members(init, members)),
-        jax.jit(over_members(steps, (members, shared, members, members, shared)), donate_argnums=0),
-        jax.jit(over_members(evaluate, (members, shared, shared))),
+    return Programs(
+        jax.jit(over_devices(init, members)),
+        jax.jit(over_devices(steps, (members, shared, members, members, shared)), donate_argnums=0),
+        jax.jit(over_devices(evaluate, (members, shared, shared))),
+        NamedSharding(mesh, members),
+        NamedSharding(mesh, shared),
     )
-    return programs, NamedSharding(mesh, members), NamedSharding(mesh, shared)
 
 
 class Cohort:
@@ -92,7 +96,7 @@ class Cohort:
     workdir: metrics.jsonl (lists over the members) and checkpoints, from which a cohort that was stopped goes on.
     """
 
-    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int | None, stream):
+    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int, stream):
         splits = [split_config(config) for config in configs]
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
@@ -100,22 +104,20 @@ class Cohort:
         self.configs, self.corpus, self.workdir = configs, corpus, workdir
         self._progress = metrics.Progress(self.config.train.steps, stream)
         # Members that fill up the last device's share are trained and thrown away.
-        padded = configs + [configs[-1]] * (-len(configs) % jax.device_count())
+        padded = configs + [configs[-1]] * (together * jax.device_count() - len(configs))
         self._seeds = [config.train.seed for config in padded]
-        programs, self._by_member, shared = make_programs(self.config, together)
-        self._steps, self._evaluate, self._init = programs.steps, programs.evaluate, programs.init
+        self._programs = make_programs(self.config, together)
         names = splits[0][1]
         values = [split_config(config)[1] for config in padded]
         self._values = self._spread({name: np.array([v[name] for v in values]) for name in names})
         self._split = corpus.split("train")
-        self._resident = jax.device_put(to_device(self._split, self.config.data.device_bytes), shared)
-        self._shared = shared
+        self._resident = jax.device_put(to_device(self._split, self.config.data.device_bytes), self._programs.shared)
         self._halted_at = np.zeros(len(configs), int)  # the step whose update was not finite; 0: none
 
     def _spread(self, tree):
         dtype = jax.dtypes.canonicalize_dtype(float)
         cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
-        return jax.device_put(jax.tree.map(cast, tree), self._by_member)
+        return jax.device_put(jax.tree.map(cast, tree), self._programs.by_member)
 
     def train(self, signals: Signals) -> bool:
         """Train to the end, from the last checkpoint where there is one; False if a signal came first."""
@@ -131,21 +133,21 @@ class Cohort:
         seeds = self._spread(np.array(self._seeds, np.uint32))
         seconds, first = 0.0, None
         if checkpoints.steps():
-            abstract = jax.eval_shape(self._init, seeds)
+            abstract = jax.eval_shape(self._programs.init, seeds)
             abstract = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._by_member), abstract
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._programs.by_member), abstract
             )
             first, self.states, meta = checkpoints.restore(abstract)
             self._halted_at, seconds = np.array(meta["halted_at"]), meta["seconds"]
         else:
-            self.states = self._init(seeds)
+            self.states = self._programs.init(seeds)
         writer = metrics.MetricsWriter(self.workdir, resume_step=first, tensorboard=False)
         saved = began = time.monotonic()
         steps, speed = self.config.train.steps, _Speed(self)
         for step, n in dispatches(first or 0, self.config):
             feeds = [train_feed(self._split, self._resident is not None, self._member(s), step, n) for s in self._seeds]
-            feeds = jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._by_member)
-            self.states, out = self._steps(self.states, self._resident, feeds, self._values, np.int32(n))
+            feeds = jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._programs.by_member)
+            self.states, out = self._programs.steps(self.states, self._resident, feeds, self._values, np.int32(n))
             self._record(step, n, jax.device_get(out), writer, speed)
             made, every = step + n, self.config.eval.every
             if every and made % every == 0 and made < steps:
@@ -187,8 +189,8 @@ class Cohort:
         resident = to_device(split, self.config.data.device_bytes)
         feeds = list(eval_feeds(split, resident is not None, self.config, max_batches))
         feeds = jax.tree.map(lambda *a: np.stack(a), *feeds)
-        resident, feeds = jax.device_put((resident, feeds), self._shared)
-        sums, counts = jax.device_get(self._evaluate(self.states.params, resident, feeds))
+        resident, feeds = jax.device_put((resident, feeds), self._programs.shared)
+        sums, counts = jax.device_get(self._programs.evaluate(self.states.params, resident, feeds))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         writer.write({"step": step, "split": split_name, "sums": sums, "counts": [int(n) for n in counts[0]]})
 
@@ -235,21 +237,21 @@ class _Speed:
         return n_steps * self._tokens / max(self._mark - before, 1e-9)
 
 
-def cohorts_of(configs: dict[str, Config], largest: int | None) -> list[list[str]]:
-    """The keys of the configs, those of one program together, in their order; at most `largest` in one list."""
-    groups: dict[Config, list[str]] = {}
+def cohorts_of(configs: dict, size: int) -> list[list]:
+    """The keys of the configs, those of one program together, in their order; at most `size` in one list."""
+    groups: dict[tuple, list] = {}
     for key, config in configs.items():
-        groups.setdefault((split_config(config)[0], tuple(split_config(config)[1])), []).append(key)
-    size = largest or len(configs)
+        program, values = split_config(config)
+        groups.setdefault((program, tuple(values)), []).append(key)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 
-def together_on_this_machine(config: Config, corpus: Corpus) -> int | None:
-    """How many members to vectorize on each device: as many as fit in its memory; on CPU none (see README)."""
+def together_on_this_machine(config: Config, corpus: Corpus) -> int:
+    """How many members to vectorize on each device: as many as fit in its memory; on CPU one."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if limit is None:
-        return None
+        return 1
     program, values = split_config(config)
     split = corpus.split("train")
     resident = to_device(split, config.data.device_bytes)

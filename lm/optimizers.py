@@ -1,5 +1,6 @@
 """Optax chains and learning-rate schedules from the config."""
 
+import jax.numpy as jnp
 import optax
 
 from lm import parameters
@@ -13,7 +14,8 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
     `decay_steps` (`steps` if none), and the rate stays there. "wsd" (warm-up, stable, decay) holds the peak and decays
     linearly over the last decay_fraction of decay_steps (Hu et al. 2024, MiniCPM, with a linear decay).
     """
-    peak, final = o.learning_rate, o.final_fraction * o.learning_rate
+    peak = jnp.asarray(o.learning_rate, jnp.result_type(float))  # one precision, whether it is traced or not
+    final = o.final_fraction * peak
     end = o.decay_steps or steps
     length = end - o.warmup_steps
     if o.schedule == "constant":

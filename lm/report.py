@@ -104,17 +104,21 @@ def variant_rows(a: Analysis) -> list[dict]:
 
 
 def at_equal(a: Analysis, v: VariantResult, cost_per_token) -> float | None:
-    """The mean validation loss at the cost that the cheapest variant's whole training has, by linear interpolation."""
+    """The mean validation loss at the cost that the cheapest variant's whole training has, by linear interpolation.
+
+    None where that is before the first validation, or a run diverged.
+    """
     from lm.figures import tokens_per_step
 
     budget = min(
-        cost_per_token(w) * tokens_per_step(a, w) * a.record["variants"][w.name]["config"]["train"]["steps"]
+        a.record["variants"][w.name]["config"]["train"]["steps"] * tokens_per_step(a, w) * cost_per_token(w)
         for w in a.variants.values()
     )
     steps, losses = curve(v.runs)
     if v.n_diverged or not steps:
         return None
-    return float(np.interp(budget, np.array(steps) * tokens_per_step(a, v) * cost_per_token(v), losses.mean(axis=0)))
+    costs = np.array(steps) * tokens_per_step(a, v) * cost_per_token(v)
+    return None if budget < costs[0] else float(np.interp(budget, costs, losses.mean(axis=0)))
 
 
 def run_rows(a: Analysis) -> list[dict]:
@@ -178,12 +182,13 @@ def comparison_table(a: Analysis) -> list[list[str]]:
 NOTES = (
     "Losses are of the test split in nats per token, every token predicted once; learning rates were chosen on the "
     "validation split with tuning seeds of their own, and every run in these tables has a fresh seed. Differences are "
-    "paired by seed: same data order and, for shared parameters, same initial values; t intervals; p after Holm's "
-    "correction over the comparisons that the sweep declared. Seeds and text are two sources of error and are told "
-    "apart: sd over seeds, and sampling error, the standard error over blocks of the test text (what another text of "
-    "the same kind would change). Detectable: the true difference that 8 of 10 such sweeps would have found. At equal "
-    "FLOPs or time: validation loss at the cost of the cheapest variant's whole run. Tokens/s: of as "
-    "many runs at once as there are devices, measured at the end with the variants taking turns (medians of 9 rounds)."
+    "paired by seed: same data order and, for shared parameters, same initial values; t intervals, each by itself; p "
+    "after Holm's correction over the comparisons that the sweep declared. Seeds and text are two sources of error "
+    "and are told apart: sd over seeds, and sampling error, the standard error over blocks of the test text (what "
+    "another text of the same kind would change). Detectable: the true difference that 8 of 10 such sweeps would have "
+    "found, at the first step of that correction. At equal FLOPs or time: validation loss at the cost of the cheapest "
+    "variant's whole run. Tokens/s: of as many runs at once as there are devices, measured at the end with the "
+    "variants taking turns (medians of 9 rounds)."
 )
 
 
@@ -209,12 +214,21 @@ def repetition(a: Analysis) -> list[str]:
         f"{runs} runs of {t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, "
         f"{t['steps'] * t['batch_size'] * t['seq_len']:,} tokens each; "
         f"seeds {r['seeds']}, for tuning {r['tuning_seeds']}",
+        speed_up(a),
     ]
+
+
+def speed_up(a: Analysis) -> str:
+    """What training runs together was worth."""
+    speeds, baseline = a.results.speeds, a.record["baseline"]
+    ratio = speeds["variants"][baseline] / speeds["alone"]
+    return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
 
 
 def _relative(arguments: list[str]) -> list[str]:
     """Command-line arguments without the directories of the machine they were typed on."""
-    return [Path(a).name if a.startswith("/") else a for a in arguments]
+    parts = [a.rpartition("=") for a in arguments]  # --key=/directory too
+    return [key + equals + (Path(value).name if value.startswith("/") else value) for key, equals, value in parts]
 
 
 def to_markdown(a: Analysis, figures: str) -> str:

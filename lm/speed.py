@@ -4,6 +4,7 @@ share slows all of them alike."""
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,17 +17,27 @@ from lm.feeds import to_device, train_feed
 ROUNDS = 9
 
 
-def timer(config: Config, corpus: Corpus) -> Callable[[], float]:
-    """A function that trains one run on each device for a dispatch and returns tokens per second over all of them."""
-    program, values = split_config(config)
-    programs, by_member, shared = make_programs(program, None)
-    n, split, t = jax.device_count(), corpus.split("train"), program.train
-    resident = jax.device_put(to_device(split, program.data.device_bytes), shared)
+class Runs(NamedTuple):
+    """What is timed: together x n_devices runs of one config at once."""
+
+    config: Config
+    corpus: Corpus
+    together: int
+    n_devices: int
+
+
+def timer(runs: Runs) -> Callable[[], float]:
+    """A function that trains the runs for one dispatch and returns tokens per second over all of them."""
+    program, values = split_config(runs.config)
+    programs, n = make_programs(program, runs.together, runs.n_devices), runs.together * runs.n_devices
+    split, t = runs.corpus.split("train"), program.train
+    resident = jax.device_put(to_device(split, program.data.device_bytes), programs.shared)
     k = min(t.steps_per_dispatch, t.steps)
     feed = train_feed(split, resident is not None, program, 0, k)
-    feeds = jax.device_put(jax.tree.map(lambda a: np.stack([a] * n), feed), by_member)
-    values = jax.device_put({name: np.full(n, value, np.float32) for name, value in values.items()}, by_member)
-    states = programs.init(jax.device_put(np.zeros(n, np.uint32), by_member))
+    feeds = jax.tree.map(lambda a: np.stack([a] * n), feed)
+    values = {name: np.full(n, value, np.float32) for name, value in values.items()}
+    feeds, values, seeds = jax.device_put((feeds, values, np.zeros(n, np.uint32)), programs.by_member)
+    states = programs.init(seeds)
 
     def dispatch() -> float:
         nonlocal states
@@ -39,11 +50,20 @@ def timer(config: Config, corpus: Corpus) -> Callable[[], float]:
     return dispatch
 
 
-def measure(runs: dict[str, tuple[Config, Corpus]], rounds: int = ROUNDS) -> dict[str, float]:
+def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, float]:
     """Median tokens per second of each, over rounds that go through all of them, forwards and backwards in turn."""
-    timers = {name: timer(config, corpus) for name, (config, corpus) in runs.items()}
+    timers = {name: timer(one) for name, one in runs.items()}
     speeds = {name: [] for name in timers}
     for i in range(rounds):
         for name in list(timers)[:: -1 if i % 2 else 1]:
             speeds[name].append(timers[name]())
     return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, together: int) -> dict:
+    """speeds.json: tokens per second by variant, all devices busy, and of the baseline one run at a time."""
+    n = jax.device_count()
+    runs = {name: Runs(*variant, together, n) for name, variant in variants.items()}
+    alone = "one run of the baseline at a time"
+    speeds = measure(runs | {alone: Runs(*variants[baseline], 1, 1)})
+    return {"alone": speeds.pop(alone), "at_once": together * n, "variants": speeds}

@@ -1,5 +1,6 @@
 """What a few seeds can tell: intervals, paired differences, corrections for many comparisons, sampling error."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ class Interval(NamedTuple):
 class Difference(NamedTuple):
     """The mean of n paired differences, its confidence interval, and the two-sided p-value of "there is none".
 
-    detectable: the smallest true difference that would have been found (p < 0.05) with a probability of POWER,
-    given the spread of these differences.
+    detectable: the smallest true difference that would have been found with a probability of POWER, given the spread
+    of these differences: with p < 0.05, divided by the number of comparisons as in the first step of Holm's correction.
     """
 
     mean: float
@@ -46,8 +47,11 @@ def interval(values) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def paired_difference(a, b) -> Difference:
-    """a - b, paired by position (by seed): the one-sample t test of the differences."""
+def paired_difference(a, b, comparisons: int = 1) -> Difference:
+    """a - b, paired by position (by seed): the one-sample t test of the differences, one of `comparisons` tests.
+
+    Only `detectable` takes their number into account; the interval and p do not (see `holm`).
+    """
     d = np.asarray(a, float) - np.asarray(b, float)
     mean, low, high, sd, n = interval(d)
     if n < 2:
@@ -56,18 +60,21 @@ def paired_difference(a, b) -> Difference:
     if error == 0:  # all differences are equal: to the bit, or there is none
         return Difference(mean, low, high, 1.0 if mean == 0 else 0.0, n, 0.0)
     p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
-    return Difference(mean, low, high, p, n, detectable(sd, n))
+    return Difference(mean, low, high, p, n, detectable(sd, n, comparisons))
 
 
-def detectable(sd: float, n: int) -> float:
-    """The true mean that a two-sided t test of n values with this spread finds with probability POWER.
+def detectable(sd: float, n: int, comparisons: int = 1) -> float:
+    """The true mean that a two-sided t test of n values with this spread finds with probability POWER."""
+    return _shift(n, comparisons) * sd / math.sqrt(n)
 
-    The non-central t distribution is solved for its shift (Cohen 1988, chapter 2).
-    """
-    critical = stats.t.ppf((1 + LEVEL) / 2, n - 1)
 
-    def power(shift: float) -> float:
-        return stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift)
+@functools.cache
+def _shift(n: int, comparisons: int) -> float:
+    """The same in standard errors: the non-central t distribution solved for its shift (Cohen 1988, chapter 2)."""
+    critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, n - 1)
+
+    def power(shift: float) -> float:  # without the far tail: below 0.0001 at this power, and scipy's is often nan
+        return stats.nct.sf(critical, n - 1, shift)
 
     low, high = 0.0, 1.0
     while power(high) < POWER:
@@ -75,7 +82,7 @@ def detectable(sd: float, n: int) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if power(middle) < POWER else (low, middle)
-    return high * sd / math.sqrt(n)
+    return high
 
 
 def holm(p_values) -> list[float]:

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from lm import sweep_file
@@ -56,7 +57,10 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workdir", metavar="DIR", help="where the sweep lives (sweeps/NAME-BUDGET)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and what they cost, and stop")
     parser.add_argument(
-        "--together", type=int, metavar="N", help="runs vectorized on each device (what its memory holds; on CPU 1)"
+        "--together",
+        type=int,
+        metavar="N",
+        help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
     )
     return parser.parse_args(argv)
 
@@ -64,17 +68,22 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> int:
     """A whole sweep; returns the exit code."""
     jax = start_jax(plan)
+    from lm.cohort import together_on_this_machine
     from lm.metrics import Progress
-    from lm.speed import measure
+    from lm.speed import Runs, measure
     from lm.variants import describe, flops_of_runs, prepare
 
     progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
     say = progress.say
     variants = prepare(plan, say)
     say(describe(plan, variants))
+    if together is None:
+        biggest = max(variants.values(), key=lambda v: v.n_params)
+        together = together_on_this_machine(biggest.config, biggest.corpus)
     if dry_run:
         base, total = variants[plan.sweep.baseline], flops_of_runs(plan, variants)
-        speed = base.flops * measure({"": (base.config, base.corpus)}, rounds=3)[""]
+        at_once = Runs(base.config, base.corpus, together, jax.device_count())
+        speed = base.flops * measure({"": at_once}, rounds=3)[""]
         say(
             f"training takes {total:.3g} FLOPs at most: {total / speed / 60:,.0f} minutes at the baseline's "
             f"{speed / 1e9:,.1f} GFLOP/s, measured here and now; evaluations and compilation come on top"
@@ -82,7 +91,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
         return 0
     record = describe_sweep(plan, variants, jax)
     with start(workdir, record):
-        say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}")
+        say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}, {together} runs at once on each")
         return carry_out(plan, variants, Results(workdir), together, progress)
 
 
@@ -98,10 +107,10 @@ def start_jax(plan: Plan):
     return jax
 
 
-def carry_out(plan: Plan, variants: dict, results: Results, together: int | None, progress) -> int:
+def carry_out(plan: Plan, variants: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
-    from lm.speed import measure
+    from lm.speed import measure_variants
 
     say = progress.say
     with Signals(say) as signals:
@@ -119,13 +128,15 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int | None
             failed += train("final", final, variants, results, together, say, signals)
         if not (signals.received or failed or results.speeds):
             say("measuring the speeds of the variants beside each other")
-            results.set_speeds(measure({name: (v.config, v.corpus) for name, v in variants.items()}))
+            pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
+            results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
     if signals.received:
         say("stopped; the same command goes on")
         return 128 + signals.received
     if failed:
         say(f"{failed} cohorts of runs failed; the same command tries them again")
         return 1
+    shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)  # what a cohort of other members left unfinished
     for notice in identical(results, list(variants)):
         say(f"NOTICE: {notice}")
     say(f"finished; now: python -m lm.report {results.workdir}")
@@ -136,22 +147,22 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     """Train what is missing of a phase, runs of one program together; returns how many cohorts failed."""
     import jax
 
-    from lm.cohort import Cohort, cohorts_of, together_on_this_machine
+    from lm.cohort import Cohort, cohorts_of
+    from lm.metrics import duration
 
     missing = [m for m in members if (phase, *m) not in results.found]
     if not missing:
         return 0
     configs = {m: variants[m[0]].member(m[1], m[2]) for m in missing}
-    if together is None:
-        biggest = max(missing, key=lambda m: variants[m[0]].n_params)
-        together = together_on_this_machine(configs[biggest], variants[biggest[0]].corpus)
-    cohorts = cohorts_of(configs, together and together * jax.device_count())
-    failed = 0
+    cohorts = cohorts_of(configs, together * jax.device_count())
+    failed, began = 0, time.monotonic()
     for number, keys in enumerate(cohorts, start=1):
         if signals.received:
             break
         names = sorted({name for name, _, _ in keys})
-        say(f"{phase} {number}/{len(cohorts)}: {len(keys)} runs of {', '.join(names)}")
+        left = (time.monotonic() - began) / max(number - 1, 1) * (len(cohorts) - number + 1)
+        ahead = f", {duration(left)} left of the {phase} runs" if number > 1 else ""
+        say(f"{phase} {number}/{len(cohorts)}: {len(keys)} runs of {', '.join(names)}{ahead}")
         name = f"{phase}-{hashlib.sha256(to_json(keys).encode()).hexdigest()[:12]}"
         try:
             cohort = Cohort(

@@ -84,8 +84,8 @@ class Results:
         for path in sorted((workdir / "results").glob("*.json")):
             self._take(json.loads(path.read_text(encoding="utf-8")))
 
-    def set_speeds(self, speeds: dict[str, float]) -> None:
-        """Tokens per second of each variant, measured beside each other."""
+    def set_speeds(self, speeds: dict) -> None:
+        """What lm.speed.measure_variants found."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
 

@@ -79,7 +79,8 @@ def check_that_they_differ(variants: dict[str, Variant]) -> None:
     for (a, first), (b, second) in itertools.combinations(variants.items(), 2):
         if first.identity == second.identity:
             keys = differing_keys(first.config, second.config)
-            reason = f"; {', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'} and does nothing" if keys else ""
+            verbs = "differs and does" if len(keys) == 1 else "differ and do"
+            reason = f"; {', '.join(keys)} {verbs} nothing" if keys else ""
             problems.append(f"variants {a!r} and {b!r} are the same experiment{reason}")
     if problems:
         raise UserError(*problems)

@@ -35,7 +35,10 @@ def get_sweep():
         learning_rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         budgets={
             "quick": Budget(
-                tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20}, learning_rates=(2e-3, 4e-3, 8e-3)
+                tuning_seeds=1,
+                seeds=2,
+                values={"train.steps": 60, "eval.every": 20},
+                learning_rates=(4e-3, 8e-3, 1.6e-2),
             ),
             "full": Budget(tuning_seeds=2, seeds=5, values={"train.steps": 400}),
         },

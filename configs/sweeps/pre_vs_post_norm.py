@@ -1,0 +1,57 @@
+"""Where do the norms belong in a block, and does post-norm need a warm-up?
+
+    python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget quick
+    python -m lm.report sweeps/pre_vs_post_norm-quick
+
+Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not. Here with plain SGD
+and with Adam, each with and without; the grids of learning rates go on until training diverges.
+"""
+
+from lm.sweep_file import LEARNING_RATE, Budget, Sweep, each, product
+
+SGD = {
+    "optimizer.name": "sgd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None,
+    LEARNING_RATE: (0.03, 0.125, 0.5, 2.0, 8.0),
+}  # fmt: skip
+ADAM = {"optimizer.name": "adamw", LEARNING_RATE: (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
+
+
+def get_sweep():
+    variants = product(
+        each("model.norm_placement", "pre", "post", "sandwich", "parallel", "none"),
+        {"SGD": SGD, "Adam": ADAM},
+        {"warm-up": {"optimizer.warmup_steps": 40}, "no warm-up": {"optimizer.warmup_steps": 0}},
+    )
+    return Sweep(
+        question="Does pre-norm reach a lower loss than post-norm, and does post-norm need a warm-up?",
+        base="configs/shakespeare.py",
+        values={
+            "model.d_model": 64,
+            "model.zero_init_residual": False,
+            "model.qk_norm": False,
+            "optimizer.schedule": "cosine",
+            "optimizer.adam_learning_rate": None,
+            "optimizer.clip_norm": None,
+            "train.seq_len": 64,
+            "train.batch_size": 32,
+            "eval.every": 50,
+            "eval.max_batches": 8,
+            "log.every": 50,
+        },
+        variants=variants,
+        baseline="pre, Adam, warm-up",
+        comparisons=(
+            ("post, Adam, warm-up", "pre, Adam, warm-up"),
+            ("post, Adam, no warm-up", "post, Adam, warm-up"),
+            ("pre, Adam, no warm-up", "pre, Adam, warm-up"),
+            ("post, SGD, warm-up", "pre, SGD, warm-up"),
+            ("sandwich, Adam, warm-up", "pre, Adam, warm-up"),
+            ("parallel, Adam, warm-up", "pre, Adam, warm-up"),
+            ("none, Adam, warm-up", "pre, Adam, warm-up"),
+        ),
+        learning_rates=(1e-3, 3e-3, 1e-2),
+        budgets={
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 50, "eval.every": 25}),
+            "full": Budget(tuning_seeds=2, seeds=5, values={"train.steps": 400}),
+        },
+    )

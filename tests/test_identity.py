@@ -1,0 +1,73 @@
+"""Which configs are one experiment: those whose runs could not differ."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm.data.corpus import Corpus, Split
+from lm.identity import differing_keys, identity
+
+TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
+CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "fingerprint")
+
+
+@pytest.fixture(scope="module")
+def base():
+    return identity(tiny(), CORPUS)
+
+
+DIFFERENT = [
+    {"model": {"rope_theta": 500.0}},
+    {"model": {"init": "he"}},
+    {"model": {"embed_std": 0.5}},
+    {"model": {"window_pattern": (7,)}},
+    {"model": {"norm": "layer"}},
+    {"model": {"dropout": 0.1}},
+    {"optimizer": {"learning_rate": 2e-3}},
+    {"optimizer": {"weight_decay": 0.0}},
+    {"optimizer": {"b2": 0.9}},
+    {"train": {"seed": 1}},
+    {"train": {"steps": 21}},
+    {"train": {"z_loss": 1e-4}},
+    {"data": {"order": "epochs"}},
+    {"data": {"order": "epochs", "shuffle": False}},
+]
+SAME = [
+    {"model": {"window_pattern": (8,)}},
+    {"model": {"window_pattern": (0, 100)}},
+    {"model": {"norm_algorithm": "welford"}},
+    {"model": {"norm_bias": False}},
+    {"model": {"sinusoidal_order": "cosine_first"}},
+    {"model": {"d_ff": 24}},
+    {"optimizer": {"momentum": 0.9}},
+    {"data": {"shuffle": False}},
+    {"log": {"every": 3}},
+]
+
+
+def named(changes) -> str:
+    return ",".join(f"{key}={value}" for section in changes.values() for key, value in section.items())
+
+
+@pytest.mark.parametrize("changes", DIFFERENT, ids=named)
+def test_what_makes_another_experiment(base, changes):
+    assert identity(tiny(**changes), CORPUS) != base
+
+
+@pytest.mark.parametrize("changes", SAME, ids=named)
+def test_what_does_nothing(base, changes):
+    """Windows that nothing lies beyond, LayerNorm's options under RMSNorm, crops that are shuffled, ..."""
+    assert identity(tiny(**changes), CORPUS) == base
+
+
+def test_other_data_is_another_experiment(base):
+    assert identity(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+
+
+def test_the_keys_that_differ_are_named():
+    assert differing_keys(tiny(), tiny(model={"rope_theta": 5.0}, train={"seed": 4})) == [
+        "model.rope_theta",
+        "train.seed",
+    ]

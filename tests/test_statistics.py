@@ -1,0 +1,129 @@
+"""Intervals and tests against scipy, corrections by hand, power and error rates by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lm import statistics
+
+A = [2.41, 2.44, 2.38, 2.47, 2.40]
+B = [2.43, 2.45, 2.41, 2.48, 2.44]
+
+
+def within_binomial_error(count: int, n: int, probability: float) -> bool:
+    """Fails once in 5000 times where the probability is right."""
+    return stats.binom.ppf(1e-4, n, probability) <= count <= stats.binom.ppf(1 - 1e-4, n, probability)
+
+
+def test_interval_is_scipys():
+    found = statistics.interval(A)
+    low, high = stats.t.interval(0.95, df=4, loc=np.mean(A), scale=stats.sem(A))
+    assert found == pytest.approx((np.mean(A), low, high, stats.tstd(A), 5), rel=1e-12)
+
+
+def test_interval_by_hand():
+    # 1, 2, 3: mean 2, standard deviation 1, t_2 = 4.302653 in every table.
+    found = statistics.interval([1, 2, 3])
+    assert (found.mean, found.sd, found.n) == (2, 1, 3)
+    assert found.high - 2 == 2 - found.low == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+
+
+def test_one_value_has_no_spread():
+    found = statistics.interval([2.5])
+    assert (found.mean, found.low, found.high, found.n) == (2.5, -math.inf, math.inf, 1)
+    assert math.isnan(found.sd)
+    difference = statistics.paired_difference([2.5], [2.0])
+    assert (difference.mean, difference.detectable, difference.n) == (0.5, math.inf, 1)
+    assert math.isnan(difference.p)
+
+
+def test_paired_difference_is_scipys():
+    found, expected = statistics.paired_difference(A, B), stats.ttest_rel(A, B)
+    low, high = expected.confidence_interval(0.95)
+    assert found[:5] == pytest.approx((np.mean(A) - np.mean(B), low, high, expected.pvalue, 5), rel=1e-9)
+    assert found.p == pytest.approx(stats.ttest_1samp(np.subtract(A, B), 0).pvalue, rel=1e-12)
+    assert found.p < 0.05 < stats.ttest_ind(A, B).pvalue  # pairs tell what groups do not
+
+
+def test_paired_difference_turned_round():
+    there, back = statistics.paired_difference(A, B), statistics.paired_difference(B, A)
+    assert (back.mean, back.low, back.high) == (-there.mean, -there.high, -there.low)
+    assert (back.p, back.detectable) == (there.p, there.detectable)
+
+
+def test_equal_differences():
+    assert statistics.paired_difference(A, A) == (0, 0, 0, 1, 5, 0)
+    assert statistics.paired_difference([1.5, 2.5], [1, 2]) == (0.5, 0.5, 0.5, 0, 2, 0)
+
+
+def test_only_detectable_knows_of_other_comparisons():
+    one, four = statistics.paired_difference(A, B), statistics.paired_difference(A, B, 4)
+    assert one[:5] == four[:5]
+    assert four.detectable == statistics.detectable(np.std(np.subtract(A, B), ddof=1), 5, 4) > one.detectable
+
+
+@pytest.mark.parametrize(("n", "effect"), [(5, 1.682), (10, 0.996), (20, 0.660)])
+def test_detectable_is_that_of_power_tables(n, effect):
+    # Two-sided paired t test, level 0.05, power 0.8.
+    assert statistics.detectable(1.0, n) == pytest.approx(effect, abs=5e-4)
+    assert statistics.detectable(0.02, n) == pytest.approx(0.02 * effect, rel=1e-3)
+
+
+@pytest.mark.parametrize("comparisons", [1, 4])
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_detectable_is_found_in_8_of_10_sweeps(n, comparisons):
+    sweeps = 40_000
+    noise = np.random.default_rng(n).normal(scale=0.3, size=(sweeps, n))
+    p = stats.ttest_1samp(noise + statistics.detectable(0.3, n, comparisons), 0, axis=1).pvalue
+    assert within_binomial_error(np.sum(p < 0.05 / comparisons), sweeps, 0.8)
+
+
+def test_holm_by_hand():
+    # In ascending order: 4 x 0.005 = 0.02, 3 x 0.01 = 0.03, 2 x 0.03 = 0.06, and 1 x 0.04 may not be below 0.06.
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], rel=1e-15)
+
+
+def test_holm_at_its_ends():
+    assert statistics.holm([]) == []
+    assert statistics.holm([0.03]) == [0.03]
+    assert statistics.holm([0.6, 0.9, 0.0]) == [1, 1, 0]
+
+
+def test_holm_counts_what_is_not_a_number():
+    assert statistics.holm([0.02, math.nan, 0.01]) == pytest.approx([0.04, math.nan, 0.03], nan_ok=True)
+    assert all(math.isnan(p) for p in statistics.holm([math.nan, math.nan]))
+
+
+def test_sweeps_without_a_difference():
+    """4 variants against one baseline, 5 seeds, noise that a seed shares: any rejection is a false one."""
+    sweeps, draw = 2000, np.random.default_rng(20260101)
+    losses = 2 + draw.normal(scale=0.02, size=(sweeps, 5, 5)) + draw.normal(scale=0.05, size=(sweeps, 1, 5))
+    p = np.array([[statistics.paired_difference(v, w[0], 4).p for v in w[1:]] for w in losses])
+    adjusted = np.array([statistics.holm(row) for row in p])
+    single, any_adjusted, any_raw = (p[:, 0] < 0.05).sum(), (adjusted < 0.05).any(1).sum(), (p < 0.05).any(1).sum()
+    assert within_binomial_error(single, sweeps, 0.05)
+    assert 0.02 * sweeps < any_adjusted <= stats.binom.ppf(1 - 1e-4, sweeps, 0.05)
+    assert any_raw > 0.1 * sweeps
+
+
+def test_sampling_error_of_equal_blocks():
+    # The ratio of sums is then the mean of the blocks' means.
+    means = np.random.default_rng(1).normal(2.4, 0.1, size=30)
+    assert statistics.sampling_error(means * 2048, [2048] * 30) == pytest.approx(stats.sem(means), rel=1e-12)
+
+
+def test_sampling_error_of_unequal_blocks_is_the_bootstraps():
+    draw = np.random.default_rng(2)
+    counts = draw.integers(500, 2048, size=60)
+    sums = counts * draw.normal(2.4, 0.1, size=60)
+    taken = draw.integers(60, size=(20_000, 60))
+    bootstrap = np.std(sums[taken].sum(axis=1) / counts[taken].sum(axis=1))
+    # The bootstrap divides by n where the estimate divides by n - 1.
+    assert statistics.sampling_error(sums, counts) == pytest.approx(bootstrap * math.sqrt(60 / 59), rel=0.03)
+
+
+def test_sampling_error_at_its_ends():
+    assert statistics.sampling_error([20, 40, 10], [10, 20, 5]) == 0
+    assert statistics.sampling_error([20], [10]) == math.inf

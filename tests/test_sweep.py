@@ -1,0 +1,150 @@
+"""A sweep as its user runs it: planned, refused, killed, resumed and reported."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from running import ROOT, bench  # noqa: F401 - a fixture
+
+SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
+# Checkpoints after every dispatch, so that a kill at any moment finds one.
+EAGER = "import sys; from lm import cohort, sweep; cohort.SAVE_EVERY = 0; sys.exit(sweep.main(sys.argv[1:]))"
+
+
+def run(bench, *arguments, module="lm.sweep", config=SWEEP):  # noqa: F811
+    config = [f"--config={config}"] if config else []
+    command = [sys.executable, "-m", module, *config, *map(str, arguments)]
+    return subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
+
+
+def results(workdir) -> dict:
+    """What the runs came to, by (phase, variant, learning rate, seed), without what a clock measured."""
+    found = {}
+    for path in (workdir / "results").glob("*.json"):
+        for run in json.loads(path.read_text()):
+            key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
+            assert key not in found, "a run was made twice"
+            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "together")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(bench):  # noqa: F811
+    """A whole quick sweep that nothing disturbed, and what it said."""
+    workdir = bench.base / "sweep"
+    done = run(bench, "--workdir", workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir, done.stdout
+
+
+def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):  # noqa: F811
+    done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
+    assert done.returncode == 0, done.stderr
+    # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
+    assert "model.d_ff=43 (params of 'mlp', +16 parameters)" in done.stdout
+    assert "6 runs to tune the learning rate (1 seeds), then at most 12" in done.stdout
+    assert "FLOPs at most" in done.stdout
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.slow
+def test_every_run_is_made_once_and_a_divergence_is_a_result(finished):
+    workdir, said = finished
+    found = results(workdir)
+    tuning = [("tuning", n, r, 1_000_000) for n in ("mlp", "glu") for r in (1e-3, 1e-2)]
+    tuning += [("tuning", "wild", r, 1_000_000) for r in (0.1, 1e30)]
+    final = [("final", n, r, s) for (_, n, r, _), s in itertools.product(tuning, (0, 1))]
+    assert set(found) == {*tuning, *final}
+    for (_, variant, rate, _), run in found.items():
+        diverged = rate == 1e30
+        assert run["status"] == ("diverged" if diverged else "finished"), (variant, rate)
+        assert (run["test_loss"] is None) == diverged
+        assert len(run["train_loss"]) == 8
+    assert found["final", "wild", 1e30, 0]["diverged_at"] in (1, 2)
+    assert found["final", "mlp", 1e-2, 0]["train_loss"][0] == found["final", "mlp", 1e-3, 0]["train_loss"][0]
+    assert found["final", "mlp", 1e-2, 0]["train_loss"] != found["final", "mlp", 1e-2, 1]["train_loss"]
+    assert "wild: best learning rate 0.1" in said
+    assert set(json.loads((workdir / "speeds.json").read_text())) == {"mlp", "glu", "wild"}
+    assert not list((workdir / "cohorts").iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):  # noqa: F811
+    record = json.loads((finished[0] / "sweep.json").read_text())["variants"]["mlp"]["config"]
+    assert record["train"]["steps"] == 8
+    changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8", "--config.train.seed=1"]
+    changes += ["--config.optimizer.warmup_steps=1", "--config.optimizer.learning_rate=1e-2"]
+    assert bench.train(tmp_path / "run", *changes).returncode == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    ours = results(finished[0])["final", "mlp", 1e-2, 1]
+    assert ours["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
+    assert ours["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # noqa: F811
+    workdir, reference = tmp_path / "sweep", results(finished[0])
+    command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]
+    moments = ["step 4/8", "tuning 2/3", "final 1/3", "step 6/8", "final 3/3"]
+    ends = [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL]
+    for moment, end in zip(moments, ends, strict=True):
+        before = results(workdir)
+        with subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if line.startswith(moment):
+                    time.sleep(0.2)
+                    process.send_signal(end)
+                    break
+            process.stdout.read()
+            expected = -end if end == signal.SIGKILL else 128 + end
+            assert process.wait(timeout=300) == expected
+        assert before.items() <= results(workdir).items()  # what was finished stays as it was
+    done = run(bench, "--workdir", workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results(workdir) == reference
+    assert "measuring" in done.stdout
+    again = run(bench, "--workdir", workdir)
+    assert (again.returncode, "step" in again.stdout.partition("device")[2]) == (0, False)
+
+
+@pytest.mark.slow
+def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
+    done = run(bench, "--workdir", finished[0], "--budget", "full")
+    assert done.returncode == 2
+    assert "holds another sweep (budget, tuning_seeds, seeds differ)" in done.stderr
+    (tmp_path / "something").write_text("")
+    done = run(bench, "--workdir", tmp_path)
+    assert done.returncode == 2
+    assert "holds something else (something)" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_report_of_a_quick_sweep_makes_no_claim(bench, finished):  # noqa: F811
+    done = run(bench, finished[0], module="lm.report", config=None)
+    assert done.returncode == 0, done.stderr
+    assert "No claim" in done.stdout
+    assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
+
+
+def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):  # noqa: F811
+    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
+    text = text.replace('{"model.ffn": "mlp"}', '{"model.window_pattern": (16,)}')
+    text = text.replace('"model.d_ff": match_params("mlp")', '"model.norm_bias": False')
+    (tmp_path / "idle.py").write_text(text)
+    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "idle.py")
+    assert done.returncode == 2
+    assert "variants 'mlp' and 'glu' are the same experiment" in done.stderr
+    assert "model.norm_bias, model.window_pattern differ and do nothing" in done.stderr
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_help_needs_no_jax(bench):  # noqa: F811
+    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
+    command = [sys.executable, "-m", "lm.sweep", "--help"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--dry-run" in done.stdout

@@ -1,0 +1,108 @@
+"""What a sweep file may say; whatever is wrong is told before anything runs."""
+
+import dataclasses
+
+import pytest
+from running import ROOT
+
+from lm import sweep_file
+from lm.errors import UserError
+from lm.sweep_file import Match, Sweep, each, match_params, product, zipped
+
+TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
+
+
+def test_combinators():
+    norms, widths = each("model.norm", "rms", "layer"), {"wide": {"model.d_ff": 8}, "narrow": {"model.d_ff": 4}}
+    assert product(norms, widths) == {
+        "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
+        "rms, narrow": {"model.norm": "rms", "model.d_ff": 4},
+        "layer, wide": {"model.norm": "layer", "model.d_ff": 8},
+        "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
+    }
+    assert zipped(norms, widths) == {
+        "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
+        "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
+    }
+    with pytest.raises(ValueError, match="zip"):
+        zipped(norms, each("model.d_ff", 1))
+
+
+def test_the_plan():
+    plan = sweep_file.load(str(TINY), "full")
+    assert plan.name == "tiny_sweep"
+    assert plan.grids == {"mlp": (1e-3, 1e-2), "glu": (1e-3, 1e-2), "wild": (0.1, 1e30)}
+    assert plan.matches == {"glu": Match("params", "mlp")}
+    assert plan.configs["wild"].optimizer.learning_rate == 0.1
+    assert (plan.configs["mlp"].model.ffn, plan.configs["mlp"].model.d_model, plan.configs["mlp"].train.steps) == (
+        "mlp", 16, 8,
+    )  # fmt: skip
+    assert not set(plan.tuning_seeds) & set(plan.seeds)
+    assert (len(plan.tuning_seeds), len(plan.seeds)) == (2, 5)
+
+
+def tiny_with(monkeypatch, **changes) -> str:
+    """The mistakes of the tiny sweep with fields changed."""
+    sweep = dataclasses.replace(sweep_file.run_file(str(TINY), "get_sweep", ""), **changes)
+    monkeypatch.setattr(sweep_file, "run_file", lambda *_: sweep)
+    with pytest.raises(UserError) as caught:
+        sweep_file.load(str(TINY), "quick")
+    return str(caught.value)
+
+
+TWO = {"a": {}, "b": {"model.norm": "layer"}}
+PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
+QUICK, FULL = sweep_file.Budget(1, 2), sweep_file.Budget(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"variants": {"a": {}, "b": {"model.norn": "layer"}}, **PAIR}, r"variant 'b': config.model.norn: unknown key"),
+        ({"variants": {"a": {}, "b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
+        ({"variants": {}}, "variants: there are 0"),
+        ({"variants": {"mlp": {}}}, "variants: there is 1"),
+        ({"learning_rates": ()}, "learning_rates: () must be rates in ascending order"),
+        ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be rates in ascending order"),
+        ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
+        ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
+        ({"comparisons": ()}, "comparisons: there are none"),
+        ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
+        ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
+        ({"baseline": "base"}, "baseline: there is no variant 'base'"),
+        ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
+        ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
+        ({"budgets": {"quick": QUICK}}, "there is no 'full'"),
+        ({"budgets": {"quick": QUICK, "full": FULL, "huge": FULL}}, "unknown 'huge'"),
+        ({"budgets": {"quick": QUICK, "full": sweep_file.Budget(2, 4)}}, "4 seeds; it needs at least 5"),
+        ({"budgets": {"quick": sweep_file.Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
+        ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_mistakes(monkeypatch, changes, told):
+    assert told in tiny_with(monkeypatch, **changes)
+
+
+def test_all_mistakes_are_told_at_once(monkeypatch):
+    said = tiny_with(monkeypatch, baseline="x", comparisons=(), learning_rates=())
+    assert len(said.splitlines()) == 3
+
+
+def test_what_is_no_sweep(tmp_path):
+    path = tmp_path / "sweep.py"
+    path.write_text("def get_sweep():\n    return {}\n")
+    with pytest.raises(UserError, match="returned dict; it must return a Sweep"):
+        sweep_file.load(str(path), "quick")
+    path.write_text("def get_config():\n    return {}\n")
+    with pytest.raises(UserError, match="get_sweep"):
+        sweep_file.load(str(path), "quick")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("budget", sweep_file.BUDGETS)
+def test_the_sweeps_that_ship(monkeypatch, path, budget):
+    monkeypatch.chdir(ROOT)
+    plan = sweep_file.load(str(path), budget)
+    assert isinstance(plan.sweep, Sweep)
+    assert plan.sweep.question.endswith("?")
