@@ -96,12 +96,12 @@ class Cohort:
     workdir: metrics.jsonl (lists over the members) and checkpoints, from which a cohort that was stopped goes on.
     """
 
-    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int, stream):
+    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int, stream, carried=None):
         splits = [split_config(config) for config in configs]
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("a cohort's members may differ in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.workdir = configs, corpus, workdir
+        self.configs, self.corpus, self.workdir, self._carried = configs, corpus, workdir, carried
         self._progress = metrics.Progress(self.config.train.steps, stream)
         # Members that fill up the last device's share are trained and thrown away.
         padded = configs + [configs[-1]] * (together * jax.device_count() - len(configs))
@@ -141,6 +141,9 @@ class Cohort:
             self._halted_at, seconds = np.array(meta["halted_at"]), meta["seconds"]
         else:
             self.states = self._programs.init(seeds)
+            if self._carried:
+                params = jax.device_put(self._carried.into(self.states.params), self._programs.by_member)
+                self.states = self.states.replace(params=params)
         writer = metrics.MetricsWriter(self.workdir, resume_step=first, tensorboard=False)
         saved = began = time.monotonic()
         steps, speed = self.config.train.steps, _Speed(self)

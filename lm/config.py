@@ -161,7 +161,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: int = key(1000, "optimizer steps", low=1)
+    steps: int = key(1000, "optimizer steps; 0: only evaluate, init_from for example", low=0)
     batch_size: int = key(32, "sequences a step, over all devices", low=1)
     seq_len: int = key(256, "tokens a sequence", low=1)
     seed: int = key(0, "initial values, data order and dropout follow from it", low=0, high=2**32 - 1)
@@ -211,6 +211,7 @@ class LogConfig:
 class Config:
     name: str = key("run", "names the run's directory", execution=True)
     notes: str = key("", "a word to whoever ran it, printed at the end", execution=True)
+    init_from: str | None = key(None, "a run's directory: its best parameters are the initial values, where they fit")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

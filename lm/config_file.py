@@ -99,6 +99,8 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _data_contradictions(config)
     yield from _schedule_contradictions(config)
     yield from _output_contradictions(config)
+    if config.init_from is not None and not Path(config.init_from, "checkpoints").is_dir():
+        yield ("init_from",), f"config.init_from: {config.init_from} holds no run's checkpoints; give a run's directory"
 
 
 def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -249,7 +251,7 @@ def _schedule_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], 
             f"config.optimizer.decay_steps: {decay_steps} is longer than train.steps = {t.steps}, "
             "so the decay would never end; shorten it or train longer",
         )
-    if o.warmup_steps >= decay_steps:
+    if o.warmup_steps >= decay_steps and t.steps:
         yield (
             ("optimizer.warmup_steps", "optimizer.decay_steps", "train.steps"),
             f"config.optimizer.warmup_steps: {o.warmup_steps} leaves nothing of the schedule's {decay_steps} steps; "

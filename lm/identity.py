@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.carry_over import CarriedOver
+from lm.checkpoints import leaf_checksums
 from lm.cohort import split_config, with_values
 from lm.config import Config, flatten, to_dict
 from lm.data import Corpus, windows
@@ -18,12 +20,12 @@ from lm.feeds import eval_feeds, to_device, train_feed
 from lm.step import eval_step, init_state, train_steps
 
 
-def identity(config: Config, corpus: Corpus) -> str:
+def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None) -> str:
     """sha256 of a resolved config's experiment; equal for two configs whose runs could not differ.
 
     Over the lowered StableHLO of init, train step and evaluation step (constants included, source locations not), the
-    values they are given (seed and traced hyperparameters), the corpus and its tokenizer, and the first and last
-    thousand steps' window numbers.
+    values they are given (seed, traced hyperparameters, parameters carried over), the corpus and its tokenizer, and the
+    first and last thousand steps' window numbers.
     """
     t, d = config.train, config.data
     program, values = split_config(config)
@@ -53,6 +55,8 @@ def identity(config: Config, corpus: Corpus) -> str:
     drawn = windows.window_numbers(t.seed, some, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
     found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
     found.update(repr((t.seed, sorted(values.items()), t.steps, corpus.fingerprint)).encode())
+    if carried:
+        found.update(repr(sorted(leaf_checksums(carried.values).items())).encode())
     return found.hexdigest()
 
 

@@ -17,7 +17,7 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
     peak = jnp.asarray(o.learning_rate, jnp.result_type(float))  # one precision, whether it is traced or not
     final = o.final_fraction * peak
     end = o.decay_steps or steps
-    length = end - o.warmup_steps
+    length = max(1, end - o.warmup_steps)
     if o.schedule == "constant":
         course = optax.constant_schedule(peak)
     elif o.schedule == "linear":

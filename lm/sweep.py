@@ -167,7 +167,7 @@ def train(phase: str, members, variants, results: Results, together, say, signal
         try:
             cohort = Cohort(
                 [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
-                together=together, stream=sys.stdout,
+                together=together, stream=sys.stdout, carried=variants[keys[0][0]].carried,
             )  # fmt: skip
             if not cohort.train(signals):
                 break

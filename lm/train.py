@@ -98,11 +98,13 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
         return 0
     jax = start_jax(config)
     from lm import data, parameters
+    from lm.carry_over import carry_over
     from lm.metrics import Progress
 
     progress = Progress(config.train.steps, sys.stdout)
     corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
+    carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     workdir = workdir or runs.default_workdir(resolved.name)
@@ -118,7 +120,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
             run.write_text("tokenizer.json", corpus.tokenizer.to_json())
         progress.say(f"workdir {workdir}  data {corpus.name}  device {jax.devices()[0].device_kind}")
         progress.say(describe(parameters.parameter_table(resolved.model)))
-        return carry_out(resolved, corpus, run, progress, resume)
+        return carry_out(resolved, corpus, run, progress, resume, carried)
 
 
 def is_finished(workdir: Path, config: Config) -> bool:
@@ -221,7 +223,7 @@ def describe(table) -> str:
     return "\n".join(lines)
 
 
-def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
+def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> int:
     """From the state, new or restored, to the summary; returns the exit code. `config` is resolved."""
     from lm import checkpoints, metrics
     from lm.loop import Loop, Signals
@@ -232,7 +234,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
         closing(progress),
         closing(checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)) as saved,
     ):
-        state, meta = first_state(config, saved, resume)
+        state, meta = first_state(config, saved, resume, carried)
         resumed_at = int(state.step) if meta else None
         if meta:
             progress.say(f"resuming at step {resumed_at}")
@@ -254,7 +256,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool) -> int:
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
-def first_state(config: Config, saved, resume: bool):
+def first_state(config: Config, saved, resume: bool, carried):
     """The newest whole checkpoint's state and record where there is one to resume, else the state of step 0 and {}."""
     import functools
 
@@ -264,7 +266,8 @@ def first_state(config: Config, saved, resume: bool):
 
     init = functools.partial(init_state, config)
     if not (resume and saved.steps()):
-        return jax.jit(init)(config.train.seed), {}
+        state = jax.jit(init)(config.train.seed)
+        return state.replace(params=carried.into(state.params)) if carried else state, {}
     return saved.restore(jax.eval_shape(init, config.train.seed))[1:]
 
 

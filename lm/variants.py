@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 from lm import data, flops, parameters, sweep_file
+from lm.carry_over import CarriedOver, carry_over
 from lm.config import Config
 from lm.data import Corpus
 from lm.errors import UserError
@@ -22,6 +23,7 @@ class Variant:
     n_params: int
     flops: float
     identity: str
+    carried: CarriedOver | None
 
     def member(self, rate: float, seed: int) -> Config:
         return dataclasses.replace(
@@ -53,7 +55,9 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
     for name, (config, corpus) in resolved.items():
         n_params = parameters.count(parameters.parameter_table(config.model))
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        variants[name] = Variant(config, corpus, plan.grids[name], n_params, cost, identity(config, corpus))
+        carried = carry_over(config, corpus, lambda text, name=name: say(f"{name}: {text}"))
+        identified = identity(config, corpus, carried)
+        variants[name] = Variant(config, corpus, plan.grids[name], n_params, cost, identified, carried)
     check_that_they_differ(variants)
     return variants
 

@@ -1,0 +1,83 @@
+"""config.init_from: what fits is carried over to the bit, and all else is told."""
+
+import jax
+import numpy as np
+import pytest
+from running import bench, checksums, metrics_of, summary_of, train  # noqa: F401 - fixtures
+
+from lm.checkpoints import restore_params
+from lm.parameters import flat
+
+ONCE = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
+
+
+def evaluated(workdir) -> list[float]:
+    return [line["loss"] for line in metrics_of(workdir) if "split" in line and line["step"] == 0]
+
+
+def test_a_run_without_steps_evaluates_what_was_carried_over(bench, train, tmp_path):  # noqa: F811
+    reference = bench.reference()
+    code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")
+    assert code == 0
+    assert "step 12:" in said
+    assert "freshly initialized: nothing" in said
+    assert "left behind: nothing" in said
+    final = [line["loss"] for line in metrics_of(reference) if "split" in line and line["step"] == 12]
+    assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
+    assert summary_of(tmp_path / "run")["steps"] == 0
+    source, ours = (flat(restore_params(w, "latest")[1]) for w in (reference, tmp_path / "run"))
+    assert all(np.array_equal(source[path], ours[path]) for path in source.keys() | ours.keys())
+
+
+def test_switches_may_change_and_nothing_is_dropped_in_silence(bench, train, tmp_path):  # noqa: F811
+    reference = bench.reference()
+    switches = ("--config.model.ffn=mlp", "--config.model.d_ff=64", "--config.model.qk_norm=true")
+    code, said = train(tmp_path / "run", *ONCE, *switches, f"--config.init_from={reference}")
+    assert code == 0
+    told = {line.partition(":")[0].strip(): line for line in said.splitlines() if line.startswith("  ")}
+    assert "layers/ffn/w_in_DF, layers/ffn/w_out_FD" in told["freshly initialized"]
+    assert "layers/attention/q_scale_K" in told["freshly initialized"]
+    assert "layers/ffn/w_gate_DF" in told["left behind"]
+    assert "embedding" in told["carried over"]
+    n_told = sum(line.count(",") + 1 for line in told.values())
+    table, before = (flat(restore_params(w, "latest")[1]) for w in (tmp_path / "run", reference))
+    assert n_told == len(table.keys() | before.keys())
+    assert np.array_equal(table["embedding"], before["embedding"])
+
+
+def test_another_shape_is_told_with_both(bench, train, tmp_path):  # noqa: F811
+    code, said = train(tmp_path / "run", *ONCE, "--config.model.d_ff=32", f"--config.init_from={bench.reference()}")
+    assert code == 0
+    assert "layers/ffn/w_gate_DF (1, 16, 64) -> (1, 16, 32)" in said
+
+
+def test_what_cannot_be_carried_over_is_refused(bench, train, tmp_path):  # noqa: F811
+    code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={tmp_path}")
+    assert (code, "holds no run's checkpoints" in said) == (2, True)
+    other = ("--config.data.tokenizer=byte", f"--config.init_from={bench.reference()}")
+    code, said = train(tmp_path / "run", *ONCE, *other)
+    assert (code, "another tokenizer" in said) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_does_not_begin_anew(bench, train, tmp_path):  # noqa: F811
+    from_reference = ("--config.optimizer.schedule=constant", f"--config.init_from={bench.reference()}")
+    for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
+        assert train(tmp_path / workdir, *from_reference, f"--config.train.steps={steps}", "--resume")[0] == 0
+    assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
+
+
+def test_members_of_a_cohort_all_start_from_it():
+    from tiny import redrawn, tiny
+
+    from lm.carry_over import CarriedOver
+    from lm.step import init_state
+
+    c = tiny(model={"n_layers": 1})
+    values = flat(redrawn(c.model))
+    states = jax.eval_shape(jax.vmap(lambda seed: init_state(c, seed)), np.zeros(3, np.uint32))
+    params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), states.params)
+    carried = flat(CarriedOver("run", 1, {"embedding": values["embedding"]}, [], []).into(params))
+    assert np.array_equal(carried["embedding"], np.stack([values["embedding"]] * 3))
+    assert not carried["head/w_DV"].any()
