@@ -93,7 +93,7 @@ def make_optimizer(o: OptimizerConfig, steps: int, table: parameters.Table) -> o
     schedule = learning_rate_schedule(o, steps)
     chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
     chain.append(_update_rule(o, schedule, table))
-    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # it may be traced: see lm/cohort.py
+    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # it may be traced: see lm/sweeps/cohort.py
         chain.append(
             optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         )

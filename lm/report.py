@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.analysis import Analysis, VariantResult, analyse, curve
 from lm.errors import UserError
 from lm.files import write_text
+from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve
 
 CAPTIONS = {
     "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, uncorrected.",
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_report(a: Analysis, workdir: Path, publish: Path | None) -> None:
-    from lm.figures import figures, to_bytes
+    from lm.sweeps.figures import figures, to_bytes
 
     drawn = figures(a)
     svgs = {name: to_bytes(figure, "svg") for name, figure in drawn.items()}
@@ -108,7 +108,7 @@ def at_equal(a: Analysis, v: VariantResult, cost_per_token) -> float | None:
 
     None where that is before the first validation, or a run diverged.
     """
-    from lm.figures import tokens_per_step
+    from lm.sweeps.figures import tokens_per_step
 
     budget = min(
         a.record["variants"][w.name]["config"]["train"]["steps"] * tokens_per_step(a, w) * cost_per_token(w)

@@ -11,11 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from lm import sweep_file
 from lm.errors import UserError
 from lm.files import to_json
-from lm.sweep_file import Plan
-from lm.sweep_results import Results, around, at_edge, choose, describe_sweep, identical, start
+from lm.sweeps.plan import BUDGETS, Plan, load
+from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start
 
 EPILOG = """\
 examples:
@@ -34,7 +33,7 @@ exit codes: 0 finished; 1 some runs failed, the same command tries them again; 2
 def main(argv: list[str] | None = None) -> int:
     a = command_line(argv)
     try:
-        plan = sweep_file.load(a.config, a.budget)
+        plan = load(a.config, a.budget)
         return sweep(plan, Path(a.workdir or f"sweeps/{plan.name}-{a.budget}"), a.together, dry_run=a.dry_run)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -53,7 +52,7 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="a file of configs/sweeps/")
-    parser.add_argument("--budget", choices=sweep_file.BUDGETS, default="quick", help="how much to spend (%(default)s)")
+    parser.add_argument("--budget", choices=BUDGETS, default="quick", help="how much to spend (%(default)s)")
     parser.add_argument("--workdir", metavar="DIR", help="where the sweep lives (sweeps/NAME-BUDGET)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and what they cost, and stop")
     parser.add_argument(
@@ -68,10 +67,10 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> int:
     """A whole sweep; returns the exit code."""
     jax = start_jax(plan)
-    from lm.cohort import together_on_this_machine
     from lm.metrics import Progress
-    from lm.speed import Runs, measure
-    from lm.variants import describe, flops_of_runs, prepare
+    from lm.sweeps.cohort import together_on_this_machine
+    from lm.sweeps.speed import Runs, measure
+    from lm.sweeps.variants import describe, flops_of_runs, prepare
 
     progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
     say = progress.say
@@ -90,7 +89,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
         )
         return 0
     record = describe_sweep(plan, variants, jax)
-    with start(workdir, record):
+    with start(workdir, record, {name: v.config for name, v in variants.items()}):
         say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}, {together} runs at once on each")
         return carry_out(plan, variants, Results(workdir), together, progress)
 
@@ -110,7 +109,7 @@ def start_jax(plan: Plan):
 def carry_out(plan: Plan, variants: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
-    from lm.speed import measure_variants
+    from lm.sweeps.speed import measure_variants
 
     say = progress.say
     with Signals(say) as signals:
@@ -147,8 +146,8 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     """Train what is missing of a phase, runs of one program together; returns how many cohorts failed."""
     import jax
 
-    from lm.cohort import Cohort, cohorts_of
     from lm.metrics import duration
+    from lm.sweeps.cohort import Cohort, cohorts_of
 
     missing = [m for m in members if (phase, *m) not in results.found]
     if not missing:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import lm.figures
+import lm.sweeps.figures
 from lm import report
-from lm.analysis import analyse
-from lm.sweep_results import around, at_edge
+from lm.sweeps.analysis import analyse
+from lm.sweeps.results import around, at_edge
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
 LOSSES = {
@@ -33,7 +33,7 @@ STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gate
 
 
 def speeds_json(plain: float, gated: float, wide: float) -> str:
-    """As lm.speed.measure_variants leaves it; one run at a time has half of the baseline's speed."""
+    """As lm.sweeps.speed.measure_variants leaves it; one run at a time has half of the baseline's speed."""
     return json.dumps({"alone": plain / 2, "at_once": 4, "variants": {"plain": plain, "gated": gated, "wide": wide}})
 
 
@@ -119,8 +119,10 @@ def select(runs: list[dict], phase: str, variant: str, rate: float = 0.002) -> l
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    monkeypatch.setattr(lm.figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
-    monkeypatch.setattr(lm.figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    monkeypatch.setattr(lm.sweeps.figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
+    monkeypatch.setattr(
+        lm.sweeps.figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    )
 
 
 def test_variants_are_scipys(tmp_path):

@@ -12,7 +12,13 @@ from running import ROOT, bench  # noqa: F401 - a fixture
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 # Checkpoints after every dispatch, so that a kill at any moment finds one.
-EAGER = "import sys; from lm import cohort, sweep; cohort.SAVE_EVERY = 0; sys.exit(sweep.main(sys.argv[1:]))"
+EAGER = """
+import sys
+from lm import sweep
+from lm.sweeps import cohort
+cohort.SAVE_EVERY = 0
+sys.exit(sweep.main(sys.argv[1:]))
+"""
 
 
 def run(bench, *arguments, module="lm.sweep", config=SWEEP):  # noqa: F811
@@ -115,7 +121,16 @@ def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # 
 def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
     done = run(bench, "--workdir", finished[0], "--budget", "full")
     assert done.returncode == 2
-    assert "holds another sweep (budget, tuning_seeds, seeds differ)" in done.stderr
+    assert "holds another sweep" in done.stderr
+    assert "budget: quick -> full (sweep -> now)" in done.stderr
+    assert "seeds: [0, 1] -> [0, 1, 2, 3, 4] (sweep -> now)" in done.stderr
+    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP))).replace("(0.1, 1e30)", "(0.2, 1e30)")
+    (tmp_path / "tiny_sweep.py").write_text(text.replace('"train.steps": 8', '"train.steps": 9'))
+    done = run(bench, "--workdir", finished[0], config=tmp_path / "tiny_sweep.py")
+    assert done.returncode == 2
+    assert "variant 'glu': config.train.steps: 8 -> 9 (sweep -> now)" in done.stderr
+    assert "variant 'wild': learning rates: [0.1, 1e+30] -> [0.2, 1e+30] (sweep -> now)" in done.stderr
+    (tmp_path / "tiny_sweep.py").unlink()
     (tmp_path / "something").write_text("")
     done = run(bench, "--workdir", tmp_path)
     assert done.returncode == 2

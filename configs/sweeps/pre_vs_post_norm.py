@@ -7,7 +7,7 @@ Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and p
 and with Adam, each with and without; the grids of learning rates go on until training diverges.
 """
 
-from lm.sweep_file import LEARNING_RATE, Budget, Sweep, each, product
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
 
 SGD = {
     "optimizer.name": "sgd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None,

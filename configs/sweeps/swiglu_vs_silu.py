@@ -4,7 +4,7 @@ python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
 python -m lm.report sweeps/swiglu_vs_silu-quick
 """
 
-from lm.sweep_file import Budget, Sweep, match_params
+from lm.sweeps import Budget, Sweep, match_params
 
 
 def get_sweep():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lm.sweep_file import Budget, Sweep, match_params
+from lm.sweeps import Budget, Sweep, match_params
 
 
 def get_sweep():

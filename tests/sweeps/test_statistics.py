@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm import statistics
+from lm.sweeps import statistics
 
 A = [2.41, 2.44, 2.38, 2.47, 2.40]
 B = [2.43, 2.45, 2.41, 2.48, 2.44]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lm import statistics
 from lm.errors import UserError
-from lm.sweep_results import Results, around, at_edge, choose, identical
+from lm.sweeps import statistics
+from lm.sweeps.results import Results, around, at_edge, choose, identical
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from tiny import tiny
 
 from lm.data.corpus import Corpus, Split
-from lm.identity import differing_keys, identity
+from lm.sweeps.identity import differing_keys, identity
 
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
 CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "fingerprint")

@@ -9,8 +9,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lm import statistics
-from lm.analysis import Analysis, VariantResult, curve
+from lm.sweeps import statistics
+from lm.sweeps.analysis import Analysis, VariantResult, curve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":")

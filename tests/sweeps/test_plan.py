@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from running import ROOT
 
-from lm import sweep_file
 from lm.errors import UserError
-from lm.sweep_file import Match, Sweep, each, match_params, product, zipped
+from lm.sweeps import plan as plan_of
+from lm.sweeps.plan import Match, Sweep, each, match_params, product, zipped
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 
@@ -29,7 +29,7 @@ def test_combinators():
 
 
 def test_the_plan():
-    plan = sweep_file.load(str(TINY), "full")
+    plan = plan_of.load(str(TINY), "full")
     assert plan.name == "tiny_sweep"
     assert plan.grids == {"mlp": (1e-3, 1e-2), "glu": (1e-3, 1e-2), "wild": (0.1, 1e30)}
     assert plan.matches == {"glu": Match("params", "mlp")}
@@ -43,16 +43,16 @@ def test_the_plan():
 
 def tiny_with(monkeypatch, **changes) -> str:
     """The mistakes of the tiny sweep with fields changed."""
-    sweep = dataclasses.replace(sweep_file.run_file(str(TINY), "get_sweep", ""), **changes)
-    monkeypatch.setattr(sweep_file, "run_file", lambda *_: sweep)
+    sweep = dataclasses.replace(plan_of.run_file(str(TINY), "get_sweep", ""), **changes)
+    monkeypatch.setattr(plan_of, "run_file", lambda *_: sweep)
     with pytest.raises(UserError) as caught:
-        sweep_file.load(str(TINY), "quick")
+        plan_of.load(str(TINY), "quick")
     return str(caught.value)
 
 
 TWO = {"a": {}, "b": {"model.norm": "layer"}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
-QUICK, FULL = sweep_file.Budget(1, 2), sweep_file.Budget(2, 5)
+QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ QUICK, FULL = sweep_file.Budget(1, 2), sweep_file.Budget(2, 5)
         ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
         ({"budgets": {"quick": QUICK}}, "there is no 'full'"),
         ({"budgets": {"quick": QUICK, "full": FULL, "huge": FULL}}, "unknown 'huge'"),
-        ({"budgets": {"quick": QUICK, "full": sweep_file.Budget(2, 4)}}, "4 seeds; it needs at least 5"),
-        ({"budgets": {"quick": sweep_file.Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
+        ({"budgets": {"quick": QUICK, "full": plan_of.Budget(2, 4)}}, "4 seeds; it needs at least 5"),
+        ({"budgets": {"quick": plan_of.Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
         ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -93,16 +93,16 @@ def test_what_is_no_sweep(tmp_path):
     path = tmp_path / "sweep.py"
     path.write_text("def get_sweep():\n    return {}\n")
     with pytest.raises(UserError, match="returned dict; it must return a Sweep"):
-        sweep_file.load(str(path), "quick")
+        plan_of.load(str(path), "quick")
     path.write_text("def get_config():\n    return {}\n")
     with pytest.raises(UserError, match="get_sweep"):
-        sweep_file.load(str(path), "quick")
+        plan_of.load(str(path), "quick")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("budget", sweep_file.BUDGETS)
+@pytest.mark.parametrize("budget", plan_of.BUDGETS)
 def test_the_sweeps_that_ship(monkeypatch, path, budget):
     monkeypatch.chdir(ROOT)
-    plan = sweep_file.load(str(path), budget)
+    plan = plan_of.load(str(path), budget)
     assert isinstance(plan.sweep, Sweep)
     assert plan.sweep.question.endswith("?")

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from lm.cohort import make_programs, split_config
 from lm.config import Config
 from lm.data import Corpus
 from lm.feeds import to_device, train_feed
+from lm.sweeps.cohort import make_programs, split_config
 
 ROUNDS = 9
 

@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 
-from lm import data, flops, parameters, sweep_file
+from lm import data, flops, parameters
 from lm.carry_over import CarriedOver, carry_over
 from lm.config import Config
 from lm.data import Corpus
 from lm.errors import UserError
-from lm.identity import differing_keys, identity
-from lm.sweep_file import Plan
+from lm.sweeps.identity import differing_keys, identity
+from lm.sweeps.plan import LEARNING_RATE, Match, Plan
 from lm.train import check_with_data
 
 
@@ -62,7 +62,7 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
     return variants
 
 
-def matched(config: Config, match: sweep_file.Match, target: Config) -> Config:
+def matched(config: Config, match: Match, target: Config) -> Config:
     """The config with the width at which parameters or FLOPs come nearest to the target's: both are linear in it."""
 
     def with_width(d_ff: int) -> Config:
@@ -100,7 +100,7 @@ def describe(plan: Plan, variants: dict[str, Variant]) -> str:
             more = v.n_params - variants[plan.matches[name].variant].n_params
             match = plan.matches[name]
             changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}, {more:+,} parameters)"
-        changes.pop(sweep_file.LEARNING_RATE, None)
+        changes.pop(LEARNING_RATE, None)
         described = ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
         grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})"
         rows.append((name, f"{v.n_params:,}", f"{v.flops:,.0f}", grid, described))

@@ -1,16 +1,15 @@
 """A sweep's directory: what it is (sweep.json), which runs are finished (results/), and what was chosen from them."""
 
-import hashlib
 import itertools
 import json
 import math
 from pathlib import Path
 
 from lm import runs
-from lm.config import to_dict
+from lm.config import Config, to_dict
 from lm.errors import UserError
 from lm.files import to_json, write_text
-from lm.sweep_file import Plan
+from lm.sweeps.plan import Plan
 
 
 def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
@@ -22,27 +21,18 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "identity": v.identity,
-            "experiment_digest": runs.experiment_digest(v.config),
             "data": {"name": v.corpus.name, "fingerprint": v.corpus.fingerprint, "notices": list(v.corpus.notices)},
             "config": to_dict(v.config),
         }
         for name, v in variants.items()
     }
-    fixed = {
+    return {
         "name": plan.name,
         "budget": plan.budget_name,
         "baseline": plan.sweep.baseline,
         "comparisons": [list(pair) for pair in plan.sweep.comparisons],
         "tuning_seeds": list(plan.tuning_seeds),
         "seeds": list(plan.seeds),
-        "experiments": {
-            name: [d["experiment_digest"], d["data"]["fingerprint"], d["grid"]] for name, d in described.items()
-        },
-    }
-    digest = hashlib.sha256(to_json(fixed).encode()).hexdigest()
-    return {
-        **fixed,
-        "digest": digest,
         "question": plan.sweep.question,
         "base": plan.sweep.base,
         "variants": described,
@@ -51,7 +41,7 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
     }
 
 
-def start(workdir: Path, record: dict):
+def start(workdir: Path, record: dict, configs: dict[str, Config]):
     """Take the directory and record the sweep in it; raises UserError if it holds another sweep, or is in use."""
     workdir.mkdir(parents=True, exist_ok=True)
     taken = runs.lock(workdir)
@@ -61,17 +51,34 @@ def start(workdir: Path, record: dict):
     if old is None and others:
         taken.close()
         raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
-    if old is not None and old["digest"] != record["digest"]:
+    if old is not None and (found := differences(old, record, configs)):
         taken.close()
-        parts = [
-            k for k in ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds") if old[k] != record[k]
-        ]
-        names = old["experiments"].keys() | record["experiments"].keys()
-        parts += [f"variant {n!r}" for n in sorted(names) if old["experiments"].get(n) != record["experiments"].get(n)]
-        raise UserError(f"--workdir {workdir} holds another sweep ({', '.join(parts)} differ); give another --workdir")
+        raise UserError(f"--workdir {workdir} holds another sweep; give another --workdir:", *found)
     record = record | {"starts": [*(old["starts"] if old else []), runs.describe_start()]}
     write_text(path, to_json(record, indent=1) + "\n")
     return taken
+
+
+def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
+    """What makes the sweep of one sweep.json another than that of `record`, whose variants have these configs."""
+    fixed = ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds")
+    found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
+    if old["variants"].keys() != record["variants"].keys():
+        return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
+    for name, now in record["variants"].items():
+        was = old["variants"][name]
+        lines = runs.compare(was["config"], configs[name])[0]
+        lines += [
+            f"{what}: {before} -> {after} (sweep -> now)"
+            for what, before, after in (
+                ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
+                ("learning rates", was["grid"], now["grid"]),
+                ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
+            )
+            if before != after
+        ]
+        found += [f"  variant {name!r}: {line}" for line in lines]
+    return found
 
 
 class Results:
@@ -85,7 +92,7 @@ class Results:
             self._take(json.loads(path.read_text(encoding="utf-8")))
 
     def set_speeds(self, speeds: dict) -> None:
-        """What lm.speed.measure_variants found."""
+        """What lm.sweeps.speed.measure_variants found."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
 

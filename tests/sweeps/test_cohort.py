@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from lm.cohort import TRACED, cohorts_of, make_programs, split_config, with_values
 from lm.step import init_state, train_steps
+from lm.sweeps.cohort import TRACED, cohorts_of, make_programs, split_config, with_values
 
 N_STEPS = 10
 RULES = {

@@ -13,11 +13,11 @@ import numpy as np
 
 from lm.carry_over import CarriedOver
 from lm.checkpoints import leaf_checksums
-from lm.cohort import split_config, with_values
 from lm.config import Config, flatten, to_dict
 from lm.data import Corpus, windows
 from lm.feeds import eval_feeds, to_device, train_feed
 from lm.step import eval_step, init_state, train_steps
+from lm.sweeps.cohort import split_config, with_values
 
 
 def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None) -> str:
