@@ -45,6 +45,7 @@ def test_switches_may_change_and_nothing_is_dropped_in_silence(bench, train, tmp
     assert np.array_equal(table["embedding"], before["embedding"])
 
 
+@pytest.mark.slow
 def test_another_shape_is_told_with_both(bench, train, tmp_path):  # noqa: F811
     code, said = train(tmp_path / "run", *ONCE, "--config.model.d_ff=32", f"--config.init_from={bench.reference()}")
     assert code == 0

@@ -47,6 +47,7 @@ def finished(bench):  # noqa: F811
     return workdir, done.stdout
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):  # noqa: F811
     done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
     assert done.returncode == 0, done.stderr

@@ -182,9 +182,10 @@ class Cohort:
             losses[self._halted_at > 0, i] = math.nan
             writer.write({"step": step + i + 1, "loss": losses[:, i].tolist()})
         tokens_per_second = speed.after(n)
-        alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
-        line = {"loss": float(np.median(alive)) if len(alive) else math.nan, "tokens_per_second": tokens_per_second}
-        self._progress.update({"step": step + n, **line})
+        if (step + n) % self.config.log.every < n:
+            alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
+            median = float(np.median(alive)) if len(alive) else math.nan
+            self._progress.update({"step": step + n, "loss": median, "tokens_per_second": tokens_per_second})
 
     def _write_evaluation(self, writer, step: int, split_name: str, max_batches: int) -> None:
         """One line: per member the sums of nats and the numbers of tokens of each evaluation batch."""

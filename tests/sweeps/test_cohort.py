@@ -89,6 +89,7 @@ def test_in_float64_they_agree_to_ten_digits(rule):
                 np.testing.assert_allclose(a[i], b, atol=1e-10 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.slow
 def test_every_traced_key_matters():
     """A member with one of them changed ends elsewhere; so the comparisons above can fail."""
     base = members("muon")[0]

@@ -51,12 +51,22 @@ def named(changes) -> str:
     return ",".join(f"{key}={value}" for section in changes.values() for key, value in section.items())
 
 
-@pytest.mark.parametrize("changes", DIFFERENT, ids=named)
+QUICK = ("rope_theta", "init", "window_pattern", "norm_algorithm", "learning_rate", "seed", "order")
+
+
+def cases(of: list[dict]) -> list:
+    """Those that a user is likeliest to sweep over, quickly; the others with the slow tests."""
+    quick = [any(key in named(changes) for key in QUICK) for changes in of]
+    marks = [[] if here else [pytest.mark.slow] for here in quick]
+    return [pytest.param(changes, marks=mark, id=named(changes)) for changes, mark in zip(of, marks, strict=True)]
+
+
+@pytest.mark.parametrize("changes", cases(DIFFERENT))
 def test_what_makes_another_experiment(base, changes):
     assert identity(tiny(**changes), CORPUS) != base
 
 
-@pytest.mark.parametrize("changes", SAME, ids=named)
+@pytest.mark.parametrize("changes", cases(SAME))
 def test_what_does_nothing(base, changes):
     """Windows that nothing lies beyond, LayerNorm's options under RMSNorm, crops that are shuffled, ..."""
     assert identity(tiny(**changes), CORPUS) == base
