@@ -33,6 +33,8 @@ exit codes: 0 finished; 1 some runs failed, the same command tries them again; 2
 def main(argv: list[str] | None = None) -> int:
     a = command_line(argv)
     try:
+        if a.together is not None and a.together < 1:
+            raise UserError(f"--together: {a.together} runs are none; give at least 1")
         plan = load(a.config, a.budget)
         return sweep(plan, Path(a.workdir or f"sweeps/{plan.name}-{a.budget}"), a.together, dry_run=a.dry_run)
     except UserError as error:
@@ -79,6 +81,8 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     if together is None:
         biggest = max(variants.values(), key=lambda v: v.n_params)
         together = together_on_this_machine(biggest.config, biggest.corpus)
+    most = 3 * len(plan.seeds)  # runs of one variant, which are all that share a program for certain
+    together = min(together, -(-most // jax.device_count()))
     if dry_run:
         base, total = variants[plan.sweep.baseline], flops_of_runs(plan, variants)
         at_once = Runs(base.config, base.corpus, together, jax.device_count())
@@ -166,7 +170,7 @@ def train(phase: str, members, variants, results: Results, together, say, signal
         try:
             cohort = Cohort(
                 [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
-                together=together, stream=sys.stdout, carried=variants[keys[0][0]].carried,
+                together=-(-len(keys) // jax.device_count()), stream=sys.stdout, carried=variants[keys[0][0]].carried,
             )  # fmt: skip
             if not cohort.train(signals):
                 break

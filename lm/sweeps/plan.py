@@ -40,7 +40,9 @@ def match_flops(variant: str) -> Match:
 
 
 def each(key: str, *values) -> Variants:
-    """One variant for each value of a key, named by the value."""
+    """One variant for each value of a key, named by the value; raises ValueError if there is none."""
+    if not values:
+        raise ValueError(f"each({key!r}): an axis without values")
     return {str(value): {key: value} for value in values}
 
 

@@ -24,6 +24,8 @@ def test_combinators():
         "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
         "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
     }
+    with pytest.raises(ValueError, match=r"each\('model.norm'\): an axis without values"):
+        each("model.norm")
     with pytest.raises(ValueError, match="zip"):
         zipped(norms, each("model.d_ff", 1))
 
