@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from lm import parameters
 from lm.checkpoints import restore_params
-from lm.config import Config
+from lm.config import Config, init_run
 from lm.data import Corpus
 from lm.errors import UserError
 
@@ -24,10 +23,8 @@ class CarriedOver:
     left: list[str]
 
     def into(self, params: dict) -> dict:
-        """The nested params with these values in their places; a leading axis of members gets them for each."""
-        flat = parameters.flat(params)
-        taken = {path: jnp.broadcast_to(value, flat[path].shape) for path, value in self.values.items()}
-        return parameters.nest(flat | taken)
+        """The nested params with these values in their places."""
+        return parameters.nest(parameters.flat(params) | self.values)
 
     def describe(self) -> str:
         """One line for each kind of parameter; nothing is dropped in silence."""
@@ -41,26 +38,27 @@ def carry_over(config: Config, corpus: Corpus, say: Callable[[str], None]) -> Ca
 
     Raises UserError if the run has no whole checkpoint, another tokenizer, or nothing that fits.
     """
-    if config.init_from is None:
+    run = init_run(config)
+    if run is None:
         return None
     try:
-        step, params, meta = restore_params(config.init_from, "best")
+        step, params, meta = restore_params(run, "best")
     except UserError as error:
         raise UserError(*(f"config.init_from: {problem}" for problem in error.problems)) from None
     tokenizer = corpus.tokenizer.to_json() if corpus.tokenizer else None
     if meta["tokenizer"] != tokenizer:
         raise UserError(
-            f"config.init_from: {config.init_from} was trained with another tokenizer, so its ids mean other things; "
+            f"config.init_from: {run} was trained with another tokenizer, so its ids mean other things; "
             "use its config.data.tokenizer and its text"
         )
     source, table = parameters.flat(params), parameters.parameter_table(config.model)
     fits = {path: x for path, x in source.items() if path in table and x.shape == table[path].shape}
     if not fits:
-        raise UserError(f"config.init_from: no parameter of {config.init_from} has a name and shape of this model's")
+        raise UserError(f"config.init_from: no parameter of {run} has a name and shape of this model's")
     values = {path: x.astype(config.model.param_dtype) for path, x in fits.items()}
     fresh = [path + _shapes(source, table, path) for path in table if path not in fits]
     left = [path + _shapes(table, source, path) for path in source if path not in fits]
-    found = CarriedOver(config.init_from, step, values, fresh, left)
+    found = CarriedOver(run, step, values, fresh, left)
     say(found.describe())
     return found
 

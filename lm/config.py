@@ -211,7 +211,9 @@ class LogConfig:
 class Config:
     name: str = key("run", "names the run's directory", execution=True)
     notes: str = key("", "a word to whoever ran it, printed at the end", execution=True)
-    init_from: str | None = key(None, "a run's directory: its best parameters are the initial values, where they fit")
+    init_from: str | None = key(
+        None, "a run's directory: its best parameters are the initial values where they fit; {seed} in it is train.seed"
+    )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -240,6 +242,11 @@ class _Sections(ml_collections.ConfigDict):
         if name not in self and not name.startswith("_"):
             self[name] = ml_collections.ConfigDict(type_safe=False)
         return super().__getattr__(name)
+
+
+def init_run(config: Config) -> str | None:
+    """The run that init_from names, for this seed."""
+    return config.init_from and config.init_from.replace("{seed}", str(config.train.seed))
 
 
 def layer_windows(model: ModelConfig) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import SPLITS, Config, check, flatten, layer_windows, schema, suggestion
+from lm.config import SPLITS, Config, check, flatten, init_run, layer_windows, schema, suggestion
 from lm.errors import UserError
 
 
@@ -99,8 +99,8 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _data_contradictions(config)
     yield from _schedule_contradictions(config)
     yield from _output_contradictions(config)
-    if config.init_from is not None and not Path(config.init_from, "checkpoints").is_dir():
-        yield ("init_from",), f"config.init_from: {config.init_from} holds no run's checkpoints; give a run's directory"
+    if (run := init_run(config)) is not None and not Path(run, "checkpoints").is_dir():
+        yield ("init_from",), f"config.init_from: {run} holds no run's checkpoints; give a run's directory"
 
 
 def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.files import to_json
 from lm.sweeps.plan import BUDGETS, Plan, load
-from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start
+from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start, tuning_runs
 
 EPILOG = """\
 examples:
@@ -117,11 +117,11 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
 
     say = progress.say
     with Signals(say) as signals:
-        tuning = [(n, r, s) for n, v in variants.items() for r in v.grid for s in plan.tuning_seeds]
+        tuning = tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds)
         failed = train("tuning", tuning, variants, results, together, say, signals)
         final = []
         for name, v in variants.items():
-            if any(("tuning", name, rate, seed) not in results.found for rate in v.grid for seed in plan.tuning_seeds):
+            if any(("tuning", *run) not in results.found for run in tuning if run[0] == name):
                 continue  # its tuning failed or was stopped; the others go on
             rate = choose(results, name, v.grid, plan.tuning_seeds)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
@@ -167,10 +167,12 @@ def train(phase: str, members, variants, results: Results, together, say, signal
         ahead = f", {duration(left)} left of the {phase} runs" if number > 1 else ""
         say(f"{phase} {number}/{len(cohorts)}: {len(keys)} runs of {', '.join(names)}{ahead}")
         name = f"{phase}-{hashlib.sha256(to_json(keys).encode()).hexdigest()[:12]}"
+        carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
+        share = -(-len(keys) // jax.device_count())
         try:
             cohort = Cohort(
                 [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
-                together=-(-len(keys) // jax.device_count()), stream=sys.stdout, carried=variants[keys[0][0]].carried,
+                together=share, stream=sys.stdout, carried=carried,
             )  # fmt: skip
             if not cohort.train(signals):
                 break

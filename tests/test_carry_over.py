@@ -1,6 +1,5 @@
 """config.init_from: what fits is carried over to the bit, and all else is told."""
 
-import jax
 import numpy as np
 import pytest
 from running import bench, checksums, metrics_of, summary_of, train  # noqa: F401 - fixtures
@@ -67,18 +66,3 @@ def test_a_resumed_run_does_not_begin_anew(bench, train, tmp_path):  # noqa: F81
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
         assert train(tmp_path / workdir, *from_reference, f"--config.train.steps={steps}", "--resume")[0] == 0
     assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
-
-
-def test_members_of_a_cohort_all_start_from_it():
-    from tiny import redrawn, tiny
-
-    from lm.carry_over import CarriedOver
-    from lm.step import init_state
-
-    c = tiny(model={"n_layers": 1})
-    values = flat(redrawn(c.model))
-    states = jax.eval_shape(jax.vmap(lambda seed: init_state(c, seed)), np.zeros(3, np.uint32))
-    params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), states.params)
-    carried = flat(CarriedOver("run", 1, {"embedding": values["embedding"]}, [], []).into(params))
-    assert np.array_equal(carried["embedding"], np.stack([values["embedding"]] * 3))
-    assert not carried["head/w_DV"].any()

@@ -164,3 +164,33 @@ def test_help_needs_no_jax(bench):  # noqa: F811
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--dry-run" in done.stdout
+
+
+@pytest.mark.slow
+def test_variants_that_start_from_other_runs(bench, tmp_path):  # noqa: F811
+    """Each seed from its own run; without steps it is that run's model, and one learning rate needs no tuning."""
+    for seed in (0, 1):
+        done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
+        assert done.returncode == 0
+    start = {"init_from": str(tmp_path / "start-{seed}"), "optimizer.learning_rate": (1e-3,)}
+    text = (
+        SWEEP.read_text()
+        .replace("__file__", repr(str(SWEEP)))
+        .replace('(("glu", "mlp"), ("wild", "mlp"))', '(("wild", "mlp"),)')
+    )
+    first, rest = text.split("variants={")
+    _, rest = rest.split("baseline=")
+    variants = {"mlp": start | {"train.steps": 0}, "wild": start | {"train.steps": 4}}
+    (tmp_path / "tiny_sweep.py").write_text(f"{first}variants={variants!r},\n        baseline={rest}")
+    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "tiny_sweep.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left behind: nothing" in done.stdout
+    found = results(tmp_path / "sweep")
+    assert {key[:1] + key[1:2] for key in found} == {("final", "mlp"), ("final", "wild")}
+    for seed in (0, 1):
+        summary = json.loads((tmp_path / f"start-{seed}" / "summary.json").read_text())
+        untouched, tuned = (found["final", name, 1e-3, seed] for name in ("mlp", "wild"))
+        assert untouched["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
+        assert abs(tuned["test_loss"] - summary["test_loss"]) > 1e-4
+        assert (untouched["steps"], tuned["steps"]) == (0, 4)
+    assert run(bench, tmp_path / "sweep", module="lm.report", config=None).returncode == 0

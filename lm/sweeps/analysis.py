@@ -9,7 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
-from lm.sweeps.results import Results, around, at_edge, choose, identical
+from lm.sweeps.results import Results, around, at_edge, choose, identical, tuning_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +90,8 @@ def analyse(workdir: Path) -> Analysis:
 
 def _missing(record: dict, results: Results) -> int:
     """How many runs the plan still lacks; those of fresh seeds are known only once the tuning is done."""
-    wanted = [
-        ("tuning", name, rate, seed)
-        for name, v in record["variants"].items() for rate in v["grid"] for seed in record["tuning_seeds"]
-    ]  # fmt: skip
-    if missing := sum(key not in results.found for key in wanted):
+    wanted = tuning_runs({name: v["grid"] for name, v in record["variants"].items()}, record["tuning_seeds"])
+    if missing := sum(("tuning", *run) not in results.found for run in wanted):
         return missing
     for name, v in record["variants"].items():
         rates = around(v["grid"], choose(results, name, v["grid"], record["tuning_seeds"]))

@@ -93,10 +93,20 @@ def make_programs(program: Config, together: int, n_devices: int | None = None) 
 class Cohort:
     """The members' configs (resolved, of one program), their states, and where both are written.
 
+    carried: what each member starts from; empty where all are freshly initialized.
     workdir: metrics.jsonl (lists over the members) and checkpoints, from which a cohort that was stopped goes on.
     """
 
-    def __init__(self, configs: list[Config], corpus: Corpus, workdir: Path, *, together: int, stream, carried=None):
+    def __init__(
+        self,
+        configs: list[Config],
+        corpus: Corpus,
+        workdir: Path,
+        *,
+        together: int,
+        stream,
+        carried: list | None = None,
+    ):
         splits = [split_config(config) for config in configs]
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
@@ -142,8 +152,7 @@ class Cohort:
         else:
             self.states = self._programs.init(seeds)
             if self._carried:
-                params = jax.device_put(self._carried.into(self.states.params), self._programs.by_member)
-                self.states = self.states.replace(params=params)
+                self.states = self.states.replace(params=self._carried_into(self.states.params))
         writer = metrics.MetricsWriter(self.workdir, resume_step=first, tensorboard=False)
         saved = began = time.monotonic()
         steps, speed = self.config.train.steps, _Speed(self)
@@ -170,6 +179,13 @@ class Cohort:
         self.seconds = seconds + time.monotonic() - began
         writer.close()
         return True
+
+    def _carried_into(self, params):
+        """The stacked parameters with each member's carried over ones in their places."""
+        carried = self._carried + self._carried[-1:] * (len(self._seeds) - len(self._carried))
+        params = jax.device_get(params)
+        members = [c.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, c in enumerate(carried)]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *members), self._programs.by_member)
 
     def _member(self, seed: int) -> Config:
         return with_values(self.config, {}, seed=seed)

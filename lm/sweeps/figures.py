@@ -107,7 +107,8 @@ def learning_rates(a: Analysis) -> plt.Figure:
         grid = a.record["variants"][name]["grid"]
         means = []
         for rate in grid:
-            losses = [a.results.found["tuning", name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
+            phase, seeds = ("tuning", "tuning_seeds") if len(grid) > 1 else ("final", "seeds")
+            losses = [a.results.found[phase, name, rate, seed]["val_loss"] for seed in a.record[seeds]]
             means.append(np.inf if None in losses else np.mean(losses))
         shown = np.minimum(means, roof)
         axes.plot(grid, shown, label=name, marker=_marker(a, name), markersize=4, **_look(a, name))

@@ -143,6 +143,9 @@ def load(path: str, budget_name: str) -> Plan:
 
 def _problems(sweep: Sweep):
     """What is wrong with a sweep apart from its configs."""
+    if wrong := [pair for pair in sweep.comparisons if not (isinstance(pair, tuple) and len(pair) == 2)]:
+        yield f"comparisons: {wrong[0]!r} is not a pair (variant, against)"
+        return
     names = list(sweep.variants)
     if len(names) < 2:
         yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"

@@ -106,8 +106,15 @@ class Results:
         self._take(members)
 
 
+def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
+    """(variant, rate, seed) of the runs that choose the learning rates; a grid of one rate leaves nothing to choose."""
+    return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
+
+
 def choose(results: Results, variant: str, grid, seeds) -> float:
     """The rate with the smallest mean validation loss over the tuning seeds; a diverged run makes it infinite."""
+    if len(grid) == 1:
+        return grid[0]
 
     def mean(rate: float) -> float:
         losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in seeds]

@@ -32,7 +32,7 @@ def timer(runs: Runs) -> Callable[[], float]:
     programs, n = make_programs(program, runs.together, runs.n_devices), runs.together * runs.n_devices
     split, t = runs.corpus.split("train"), program.train
     resident = jax.device_put(to_device(split, program.data.device_bytes), programs.shared)
-    k = min(t.steps_per_dispatch, t.steps)
+    k = t.steps_per_dispatch
     feed = train_feed(split, resident is not None, program, 0, k)
     feeds = jax.tree.map(lambda a: np.stack([a] * n), feed)
     values = {name: np.full(n, value, np.float32) for name, value in values.items()}

@@ -10,6 +10,7 @@ from lm.data import Corpus
 from lm.errors import UserError
 from lm.sweeps.identity import differing_keys, identity
 from lm.sweeps.plan import LEARNING_RATE, Match, Plan
+from lm.sweeps.results import tuning_runs
 from lm.train import check_with_data
 
 
@@ -23,7 +24,7 @@ class Variant:
     n_params: int
     flops: float
     identity: str
-    carried: CarriedOver | None
+    carried: dict[int, CarriedOver]  # by seed, where the variant starts from other runs; else empty
 
     def member(self, rate: float, seed: int) -> Config:
         return dataclasses.replace(
@@ -55,9 +56,16 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
     for name, (config, corpus) in resolved.items():
         n_params = parameters.count(parameters.parameter_table(config.model))
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        carried = carry_over(config, corpus, lambda text, name=name: say(f"{name}: {text}"))
-        identified = identity(config, corpus, carried)
-        variants[name] = Variant(config, corpus, plan.grids[name], n_params, cost, identified, carried)
+        variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
+        if config.init_from is not None:
+            seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
+            configs = {seed: variant.member(variant.grid[0], seed) for seed in seeds}
+            quiet = lambda text: None  # noqa: E731 - what fits is the same for all seeds
+            carried = {s: carry_over(c, corpus, quiet) for s, c in configs.items()}
+            say(f"{name}: {carried[seeds[0]].describe()}")
+            variant = dataclasses.replace(variant, carried=carried)
+        identified = identity(config, corpus, variant.carried.get(plan.seeds[0]))
+        variants[name] = dataclasses.replace(variant, identity=identified)
     check_that_they_differ(variants)
     return variants
 
@@ -112,7 +120,7 @@ def describe(plan: Plan, variants: dict[str, Variant]) -> str:
     for *cells, last in rows:
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + "  " + last)
     t = base.config.train
-    tuning = sum(len(v.grid) for v in variants.values()) * len(plan.tuning_seeds)
+    tuning = len(tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
     lines.append(
         f"{tuning} runs to tune the learning rate ({len(plan.tuning_seeds)} seeds), then at most {final} of the best "
@@ -126,6 +134,6 @@ def flops_of_runs(plan: Plan, variants: dict[str, Variant]) -> float:
     """The floating-point operations of all training, at most; evaluations are left out."""
     total = 0.0
     for v in variants.values():
-        n_runs = len(v.grid) * len(plan.tuning_seeds) + min(3, len(v.grid)) * len(plan.seeds)
+        n_runs = len(tuning_runs({"": v.grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
         total += n_runs * v.flops * v.config.train.steps * v.config.train.batch_size * v.config.train.seq_len
     return total

@@ -70,6 +70,7 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
+        ({"comparisons": ("glu", "mlp")}, "comparisons: 'glu' is not a pair (variant, against)"),
         ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
         ({"baseline": "base"}, "baseline: there is no variant 'base'"),
         ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
