@@ -75,8 +75,9 @@ def test_every_run_is_made_once_and_a_divergence_is_a_result(finished):
     assert found["final", "mlp", 1e-2, 0]["train_loss"][0] == found["final", "mlp", 1e-3, 0]["train_loss"][0]
     assert found["final", "mlp", 1e-2, 0]["train_loss"] != found["final", "mlp", 1e-2, 1]["train_loss"]
     assert "wild: best learning rate 0.1" in said
-    assert set(json.loads((workdir / "speeds.json").read_text())) == {"mlp", "glu", "wild"}
-    assert not list((workdir / "cohorts").iterdir())
+    speeds = json.loads((workdir / "speeds.json").read_text())
+    assert min(speeds["alone"], *(speeds["variants"][name] for name in ("mlp", "glu", "wild"))) > 0
+    assert not (workdir / "cohorts").exists()
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):  # 
 def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # noqa: F811
     workdir, reference = tmp_path / "sweep", results(finished[0])
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]
-    moments = ["step 4/8", "tuning 2/3", "final 1/3", "step 6/8", "final 3/3"]
+    moments = ["step 4/8", "tuning 2/", "final 1/", "step 6/8", "final 2/"]
     ends = [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL]
     for moment, end in zip(moments, ends, strict=True):
         before = results(workdir)
