@@ -9,10 +9,7 @@ and with Adam, each with and without; the grids of learning rates go on until tr
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
 
-SGD = {
-    "optimizer.name": "sgd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None,
-    LEARNING_RATE: (0.03, 0.125, 0.5, 2.0, 8.0),
-}  # fmt: skip
+SGD = {"optimizer.name": "sgd", LEARNING_RATE: (0.03, 0.125, 0.5, 2.0, 8.0)}
 ADAM = {"optimizer.name": "adamw", LEARNING_RATE: (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
 
 
@@ -24,20 +21,8 @@ def get_sweep():
     )
     return Sweep(
         question="Does pre-norm reach a lower loss than post-norm, and does post-norm need a warm-up?",
-        base="configs/shakespeare.py",
-        values={
-            "model.d_model": 64,
-            "model.zero_init_residual": False,
-            "model.qk_norm": False,
-            "optimizer.schedule": "cosine",
-            "optimizer.adam_learning_rate": None,
-            "optimizer.clip_norm": None,
-            "train.seq_len": 64,
-            "train.batch_size": 32,
-            "eval.every": 50,
-            "eval.max_batches": 8,
-            "log.every": 50,
-        },
+        base="configs/shakespeare_small.py",
+        values={"optimizer.clip_norm": None},
         variants=variants,
         baseline="pre, Adam, warm-up",
         comparisons=(
@@ -51,7 +36,7 @@ def get_sweep():
         ),
         learning_rates=(1e-3, 3e-3, 1e-2),
         budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 50, "eval.every": 25}),
-            "full": Budget(tuning_seeds=2, seeds=5, values={"train.steps": 400}),
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 30, "eval.every": 15}),
+            "full": Budget(tuning_seeds=2, seeds=5),
         },
     )

@@ -1,0 +1,28 @@
+"""The model that the CPU sweeps start from: a plain modern block, small enough for a hundred runs in an hour.
+
+    python -m lm.train --config configs/shakespeare_small.py
+
+Measured on 2 cores of a 2.5 GHz Xeon (shared virtual machine, jax 0.10.2), 2026-11-21: MEASURED
+"""
+
+from lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.name = "shakespeare_small"
+    config.data.offline = "python_docs"
+    config.model.d_model = 64
+    config.model.rope_pairing = "halves"
+    config.optimizer.learning_rate = 8e-3
+    config.optimizer.warmup_steps = 20
+    config.optimizer.weight_decay = 0.0
+    config.train.steps = 400
+    config.train.batch_size = 32
+    config.train.seq_len = 64
+    config.train.steps_per_dispatch = 5
+    config.eval.every = 50
+    config.eval.max_batches = 8
+    config.checkpoint.every = 200
+    config.log.every = 50
+    return config
