@@ -18,7 +18,6 @@ def get_config():
     config.optimizer.warmup_steps = 20
     config.optimizer.weight_decay = 0.0
     config.train.steps = 400
-    config.train.batch_size = 32
     config.train.seq_len = 64
     config.train.steps_per_dispatch = 5
     config.eval.every = 50

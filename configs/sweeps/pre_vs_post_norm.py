@@ -36,7 +36,7 @@ def get_sweep():
         ),
         learning_rates=(1e-3, 3e-3, 1e-2),
         budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 30, "eval.every": 15}),
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 50, "eval.every": 25}),
             "full": Budget(tuning_seeds=2, seeds=5),
         },
     )
