@@ -1,12 +1,13 @@
 """Starting from another run's parameters: what has the same name and shape is carried over, and all else is told."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 
 import jax
 
 from lm import parameters
-from lm.checkpoints import restore_params
+from lm.checkpoints import leaf_checksums, restore_params
 from lm.config import Config, init_run
 from lm.data import Corpus
 from lm.errors import UserError
@@ -25,6 +26,10 @@ class CarriedOver:
     def into(self, params: dict) -> dict:
         """The nested params with these values in their places."""
         return parameters.nest(parameters.flat(params) | self.values)
+
+    def checksum(self) -> str:
+        """One for all values, by path."""
+        return hashlib.sha256(repr(sorted(leaf_checksums(self.values).items())).encode()).hexdigest()
 
     def describe(self) -> str:
         """One line for each kind of parameter; nothing is dropped in silence."""

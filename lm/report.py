@@ -187,8 +187,8 @@ NOTES = (
     "and are told apart: sd over seeds, and sampling error, the standard error over blocks of the test text (what "
     "another text of the same kind would change). Detectable: the true difference that 8 of 10 such sweeps would have "
     "found, at the first step of that correction. At equal FLOPs or time: validation loss at the cost of the cheapest "
-    "variant's whole run. Tokens/s: of as many runs at once as there are devices, measured at the end with the "
-    "variants taking turns (medians of 9 rounds)."
+    "variant's whole run. Tokens/s: with all devices busy, measured at the end with the variants taking turns "
+    "(medians of 9 rounds)."
 )
 
 

@@ -75,10 +75,13 @@ def analyse(workdir: Path) -> Analysis:
     differences = [_difference(a, b, len(pairs)) for a, b in pairs]
     adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
     comparisons = [
-        Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record["budget"]))
+        Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record))
         for (a, b), d, p in zip(pairs, differences, adjusted, strict=True)
     ]
     notices = identical(results, list(variants))
+    for a, b in pairs:
+        if _text(record, a) != _text(record, b):
+            notices.append(f"{a.name} and {b.name} have other data or tokenizers: their losses cannot be compared")
     for v in variants.values():
         notices += dict.fromkeys(record["variants"][v.name]["data"]["notices"])
         if v.at_edge:
@@ -86,6 +89,10 @@ def analyse(workdir: Path) -> Analysis:
         if v.n_diverged:
             notices.append(f"{v.name}: {v.n_diverged} of {len(v.losses)} runs at learning rate {v.rate:g} diverged")
     return Analysis(record, results, variants, comparisons, list(dict.fromkeys(notices)))
+
+
+def _text(record: dict, v: VariantResult) -> str:
+    return record["variants"][v.name]["data"]["fingerprint"]
 
 
 def _missing(record: dict, results: Results) -> int:
@@ -137,16 +144,20 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
     return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _answer(a: VariantResult, b: VariantResult, d, p: float, budget: str) -> str:
+def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> str:
     """One sentence that the numbers support."""
-    n = len(a.losses)
+    n, budget = len(a.losses), record["budget"]
     if budget != "full":
         return f"No claim about {a.name} and {b.name}: the budget was {budget}, which only proves the machinery."
+    if _text(record, a) != _text(record, b):
+        return f"No claim about {a.name} and {b.name}: losses on other data or tokens cannot be compared."
     if d is None:
         return (
             f"{a.name} against {b.name}: no mean difference, because runs diverged "
             f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
         )
+    if math.isnan(p):
+        return f"{a.name} - {b.name} is {d.mean:+.4f} for every seed: one measurement, of which no p-value follows."
     range_ = f"95 % CI {d.low:+.4f} to {d.high:+.4f}"
     if p < 1 - statistics.LEVEL:
         direction = "lower" if d.mean < 0 else "higher"
@@ -161,7 +172,7 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, budget: str) -> str
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
-    """(steps, losses (runs, points)) of the validations of runs that all finished; nan after a divergence."""
+    """(steps, losses (runs, points)) of the runs' validations; nan where a run had diverged."""
     steps = sorted({step for run in runs for step, _ in run["validation"]})
     losses = np.full((len(runs), len(steps)), np.nan)
     for i, run in enumerate(runs):

@@ -220,23 +220,28 @@ class Cohort:
         return [self._result(i, lines) for i in range(len(self.configs))]
 
     def _result(self, i: int, lines: list[dict]) -> dict:
-        halted_at, steps = int(self._halted_at[i]), self.config.train.steps
-        curves = {"validation": [], "test": []}
+        """A run has diverged when an update was not finite, or a loss of its final evaluation is not."""
+        halted_at, steps, curve, final = int(self._halted_at[i]), self.config.train.steps, [], {}
         for line in lines:
-            if "split" in line and not (halted_at and line["step"] >= halted_at):
-                sums, counts = line["sums"][i], line["counts"]
-                curves[line["split"]].append([line["step"], math.fsum(sums) / sum(counts)])
-        last = next((line for line in reversed(lines) if line.get("split") == "test"), None)
-        finished = not halted_at
+            if "split" not in line or (halted_at and line["step"] >= halted_at):
+                continue
+            sums, counts = line["sums"][i], line["counts"]
+            if line["step"] == steps:
+                final[line["split"]] = math.fsum(sums) / sum(counts), sums, counts
+            if line["split"] == "validation":  # the curve is of the same windows throughout
+                n = self.config.eval.max_batches or len(counts)
+                curve.append([line["step"], math.fsum(sums[:n]) / sum(counts[:n])])
+        finished = not halted_at and all(math.isfinite(loss) for loss, _, _ in final.values())
+        test_loss, test_sums, test_counts = final["test"] if finished else (None, None, None)
         return {
             "status": "finished" if finished else "diverged",
-            "diverged_at": halted_at or None,
+            "diverged_at": None if finished else halted_at or steps,
             "train_loss": [line["loss"][i] for line in lines if isinstance(line.get("loss"), list)],
-            "validation": curves["validation"],
-            "val_loss": curves["validation"][-1][1] if finished else None,
-            "test_loss": curves["test"][-1][1] if finished else None,
-            "test_sums": last["sums"][i] if finished else None,
-            "test_counts": last["counts"] if finished else None,
+            "validation": [point for point in curve if math.isfinite(point[1])],
+            "val_loss": final["validation"][0] if finished else None,
+            "test_loss": test_loss,
+            "test_sums": test_sums,
+            "test_counts": test_counts,
             "steps": halted_at - 1 if halted_at else steps,
         }
 

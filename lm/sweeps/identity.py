@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.carry_over import CarriedOver
-from lm.checkpoints import leaf_checksums
 from lm.config import Config, flatten, to_dict
 from lm.data import Corpus, windows
 from lm.feeds import eval_feeds, to_device, train_feed
@@ -56,7 +55,7 @@ def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None)
     found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
     found.update(repr((t.seed, sorted(values.items()), t.steps, corpus.fingerprint)).encode())
     if carried:
-        found.update(repr(sorted(leaf_checksums(carried.values).items())).encode())
+        found.update(carried.checksum().encode())
     return found.hexdigest()
 
 

@@ -153,6 +153,9 @@ def _problems(sweep: Sweep):
     where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
     for variant, changes in sweep.variants.items():
         where += [(f"variant {variant!r}", v.variant) for v in changes.values() if isinstance(v, Match)]
+        targets = [sweep.variants.get(v.variant, {}) for v in changes.values() if isinstance(v, Match)]
+        if any(isinstance(value, Match) for target in targets for value in target.values()):
+            yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
         if any(isinstance(v, Match) and key != "model.d_ff" for key, v in changes.items()):
             yield f"variant {variant!r}: only model.d_ff can be matched"
     for place, name in where:

@@ -21,6 +21,7 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "identity": v.identity,
+            "carried": {str(seed): c.checksum() for seed, c in v.carried.items()},
             "data": {"name": v.corpus.name, "fingerprint": v.corpus.fingerprint, "notices": list(v.corpus.notices)},
             "config": to_dict(v.config),
         }
@@ -43,11 +44,14 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
 
 def start(workdir: Path, record: dict, configs: dict[str, Config]):
     """Take the directory and record the sweep in it; raises UserError if it holds another sweep, or is in use."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
     taken = runs.lock(workdir)
     path = workdir / "sweep.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    others = [p.name for p in workdir.iterdir() if p.name not in (".lock", "sweep.json")]
+    others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
     if old is None and others:
         taken.close()
         raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
@@ -57,6 +61,11 @@ def start(workdir: Path, record: dict, configs: dict[str, Config]):
     record = record | {"starts": [*(old["starts"] if old else []), runs.describe_start()]}
     write_text(path, to_json(record, indent=1) + "\n")
     return taken
+
+
+def _measure(variant: dict) -> dict:
+    """The keys that say what is evaluated and when."""
+    return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}
 
 
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
@@ -73,6 +82,8 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
             for what, before, after in (
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
                 ("learning rates", was["grid"], now["grid"]),
+                ("config.eval", _measure(was), _measure(now)),
+                ("initial values", was["carried"], now["carried"]),
                 ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
             )
             if before != after

@@ -57,8 +57,8 @@ def paired_difference(a, b, comparisons: int = 1) -> Difference:
     if n < 2:
         return Difference(mean, low, high, math.nan, n, math.inf)
     error = sd / math.sqrt(n)
-    if error == 0:  # all differences are equal: to the bit, or there is none
-        return Difference(mean, low, high, 1.0 if mean == 0 else 0.0, n, 0.0)
+    if error == 0:  # seeds that do not vary are one measurement, which has no p-value; without a difference p is 1
+        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0)
     p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
     return Difference(mean, low, high, p, n, detectable(sd, n, comparisons))
 

@@ -74,6 +74,7 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
         ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
         ({"baseline": "base"}, "baseline: there is no variant 'base'"),
         ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
+        ({"variants": TWO | {"b": {"model.d_ff": match_params("b")}}, **PAIR}, "a variant that is itself matched"),
         ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
         ({"budgets": {"quick": QUICK}}, "there is no 'full'"),
         ({"budgets": {"quick": QUICK, "full": FULL, "huge": FULL}}, "unknown 'huge'"),

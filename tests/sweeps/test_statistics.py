@@ -55,7 +55,9 @@ def test_paired_difference_turned_round():
 
 def test_equal_differences():
     assert statistics.paired_difference(A, A) == (0, 0, 0, 1, 5, 0)
-    assert statistics.paired_difference([1.5, 2.5], [1, 2]) == (0.5, 0.5, 0.5, 0, 2, 0)
+    once = statistics.paired_difference([1.5, 2.5], [1, 2])  # seeds that do not vary are one measurement
+    assert once[:3] == (0.5, 0.5, 0.5)
+    assert math.isnan(once.p)
 
 
 def test_only_detectable_knows_of_other_comparisons():
