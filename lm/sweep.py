@@ -105,8 +105,9 @@ def start_jax(plan: Plan):
     from lm.train import start_jax
 
     jax = start_jax(plan.configs[plan.sweep.baseline])
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        jax.config.update("jax_num_cpu_devices", n_cores)
     return jax
 
 

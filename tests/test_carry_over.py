@@ -28,6 +28,7 @@ def test_a_run_without_steps_evaluates_what_was_carried_over(bench, train, tmp_p
     assert all(np.array_equal(source[path], ours[path]) for path in source.keys() | ours.keys())
 
 
+@pytest.mark.slow
 def test_switches_may_change_and_nothing_is_dropped_in_silence(bench, train, tmp_path):  # noqa: F811
     reference = bench.reference()
     switches = ("--config.model.ffn=mlp", "--config.model.d_ff=64", "--config.model.qk_norm=true")

@@ -52,7 +52,7 @@ def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):  # noqa: 
     done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
     assert done.returncode == 0, done.stderr
     # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
-    assert "model.d_ff=43 (params of 'mlp', +16 parameters)" in done.stdout
+    assert "model.d_ff=43 (params of 'mlp': +16 parameters, +96 FLOPs/token)" in done.stdout
     assert "6 runs to tune the learning rate (1 seeds), then at most 12" in done.stdout
     assert "FLOPs at most" in done.stdout
     assert not (tmp_path / "sweep").exists()

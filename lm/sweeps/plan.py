@@ -165,6 +165,12 @@ def _problems(sweep: Sweep):
     if not sweep.comparisons:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
+    places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
+    for place, values in places.items():
+        if any(isinstance(v, Match) for v in values.values()) or LEARNING_RATE in values:
+            yield f"{place}: learning rates and matched widths belong to learning_rates and to variants"
+    places |= {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
+    yield from (f"{place}: train.seed is the sweep's to set" for place, v in places.items() if "train.seed" in v)
     grids = {"learning_rates": sweep.learning_rates}
     grids |= {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
     grids |= {

@@ -105,9 +105,9 @@ def describe(plan: Plan, variants: dict[str, Variant]) -> str:
     for name, v in variants.items():
         changes = dict(plan.sweep.variants[name])
         if name in plan.matches:
-            more = v.n_params - variants[plan.matches[name].variant].n_params
-            match = plan.matches[name]
-            changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}, {more:+,} parameters)"
+            match, target = plan.matches[name], variants[plan.matches[name].variant]
+            more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
+            changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}: {more})"
         changes.pop(LEARNING_RATE, None)
         described = ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
         grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})"

@@ -49,9 +49,8 @@ def all_together(configs, dtype):
     return programs.steps(states, None, feeds, values, np.int32(N_STEPS))
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=[] if rule == "sgd" else [pytest.mark.slow]) for rule in RULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
 def test_ten_steps_together_are_ten_steps_apart(rule):
     configs = members(rule)
     states, metrics = all_together(configs, "float32")

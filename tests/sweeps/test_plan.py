@@ -68,6 +68,8 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
         ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be rates in ascending order"),
         ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
+        ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong to"),
+        ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is the sweep's to set"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
         ({"comparisons": ("glu", "mlp")}, "comparisons: 'glu' is not a pair (variant, against)"),
