@@ -18,7 +18,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve
+from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve, tokens_per_step
 
 CAPTIONS = {
     "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, uncorrected.",
@@ -108,8 +108,6 @@ def at_equal(a: Analysis, v: VariantResult, cost_per_token) -> float | None:
 
     None where that is before the first validation, or a run diverged.
     """
-    from lm.sweeps.figures import tokens_per_step
-
     budget = min(
         a.record["variants"][w.name]["config"]["train"]["steps"] * tokens_per_step(a, w) * cost_per_token(w)
         for w in a.variants.values()
@@ -202,7 +200,6 @@ def repetition(a: Analysis) -> list[str]:
     git, versions = last["git"], last["versions"]
     commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
     t = r["variants"][r["baseline"]]["config"]["train"]
-    runs = sum(1 for key in a.results.found)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         f"python -m lm.sweep --config configs/sweeps/{r['name']}.py --budget {r['budget']}",
@@ -211,7 +208,7 @@ def repetition(a: Analysis) -> list[str]:
         "versions " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         f"device {r['device']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
-        f"{runs} runs of {t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, "
+        f"{len(a.results.found)} runs of {t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, "
         f"{t['steps'] * t['batch_size'] * t['seq_len']:,} tokens each; "
         f"seeds {r['seeds']}, for tuning {r['tuning_seeds']}",
         speed_up(a),

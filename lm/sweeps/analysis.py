@@ -179,3 +179,8 @@ def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
         for step, loss in run["validation"]:
             losses[i, steps.index(step)] = loss
     return steps, losses
+
+
+def tokens_per_step(a: Analysis, v: VariantResult) -> int:
+    t = a.record["variants"][v.name]["config"]["train"]
+    return t["batch_size"] * t["seq_len"]

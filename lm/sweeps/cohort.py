@@ -117,8 +117,7 @@ class Cohort:
         padded = configs + [configs[-1]] * (together * jax.device_count() - len(configs))
         self._seeds = [config.train.seed for config in padded]
         self._programs = make_programs(self.config, together)
-        names = splits[0][1]
-        values = [split_config(config)[1] for config in padded]
+        names, values = splits[0][1], [split_config(config)[1] for config in padded]
         self._values = self._spread({name: np.array([v[name] for v in values]) for name in names})
         self._split = corpus.split("train")
         self._resident = jax.device_put(to_device(self._split, self.config.data.device_bytes), self._programs.shared)

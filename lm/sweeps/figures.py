@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, VariantResult, curve
+from lm.sweeps.analysis import Analysis, curve, tokens_per_step
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":")
@@ -138,8 +138,3 @@ def equal_cost(a: Analysis) -> plt.Figure:
     by_flops.legend()
     figure.tight_layout()
     return figure
-
-
-def tokens_per_step(a: Analysis, v: VariantResult) -> int:
-    t = a.record["variants"][v.name]["config"]["train"]
-    return t["batch_size"] * t["seq_len"]
