@@ -127,10 +127,6 @@ class Checkpoints:
         """The step with the smallest validation loss, None if none has one."""
         return self._best_of(self.steps())
 
-    def best_val_loss(self) -> float | None:
-        """The smallest validation loss of a checkpoint, None if none has one."""
-        return self._val_losses.get(self.best_step())
-
     def _best_of(self, steps) -> int | None:
         return _best(steps, self._val_losses)
 

@@ -1,5 +1,6 @@
 """Checkpoints: restores bit for bit, and real damage of every kind."""
 
+import json
 import logging
 import math
 import os
@@ -112,7 +113,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path, reopen):
         checkpoints.save(step, make_state(step), {})
     checkpoints.wait()
     assert checkpoints.steps() == [2, 6, 7]  # neither step 4 nor 5, nor the ones without a loss
-    assert (checkpoints.best_step(), checkpoints.best_val_loss(), checkpoints.latest_step()) == (2, 2.0, 7)
+    assert (checkpoints.best_step(), checkpoints.latest_step()) == (2, 7)
+    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 3.0, "2": 2.0, "6": 2.5}
     checkpoints.close()
     assert directories(tmp_path) == {"2", "6", "7"}
     assert restore_params(tmp_path, "best")[0] == 2
@@ -122,7 +124,8 @@ def test_without_validation_losses_only_the_newest_are_kept(tmp_path):
     save_steps(tmp_path, range(1, 6), keep=1)
     assert directories(tmp_path) == {"5"}
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.best_step() is checkpoints.best_val_loss() is None
+    assert checkpoints.best_step() is None
+    assert not (tmp_path / "val_losses.json").exists()
     checkpoints.close()
     assert restore_params(tmp_path, "best")[0] == 5
 
