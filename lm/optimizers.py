@@ -15,18 +15,17 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
     linearly over the last decay_fraction of decay_steps (Hu et al. 2024, MiniCPM, with a linear decay).
     """
     peak = jnp.asarray(o.learning_rate, jnp.result_type(float))  # one precision, whether it is traced or not
-    final = o.final_fraction * peak
     end = o.decay_steps or steps
     length = max(1, end - o.warmup_steps)
     if o.schedule == "constant":
         course = optax.constant_schedule(peak)
     elif o.schedule == "linear":
-        course = optax.linear_schedule(peak, final, length)
+        course = optax.linear_schedule(peak, o.final_fraction * peak, length)
     elif o.schedule == "cosine":
         course = optax.cosine_decay_schedule(peak, length, o.final_fraction)
     else:
         decay = min(length, max(1, round(o.decay_fraction * end)))
-        course = optax.linear_schedule(peak, final, decay, transition_begin=length - decay)
+        course = optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
     if o.warmup_steps == 0:
         return course
     # A rate of exactly 0 would waste the first step.

@@ -194,23 +194,29 @@ def headline(a: Analysis) -> str:
     return a.comparisons[0].answer
 
 
+def _code(started: dict) -> tuple[str, str]:
+    """The commit and the versions of one start; a sweep that was continued may have several."""
+    git = started["git"]
+    commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
+    versions = ", ".join(f"{name} {version}" for name, version in started["versions"].items() if version)
+    return f"commit {commit}", f"versions {versions}"
+
+
 def repetition(a: Analysis) -> list[str]:
     """Everything needed to repeat the sweep, a line each."""
     r, last = a.record, a.record["starts"][-1]
-    git, versions = last["git"], last["versions"]
-    commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
+    seconds = sum(run["seconds"] for run in a.results.found.values())
     t = r["variants"][r["baseline"]]["config"]["train"]
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         f"python -m lm.sweep --config configs/sweeps/{r['name']}.py --budget {r['budget']}",
         "started as: python -m lm.sweep " + shlex.join(_relative(last["argv"][1:])),
-        f"commit {commit}",
-        "versions " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        *dict.fromkeys(line for started in r["starts"] for line in _code(started)),
         f"device {r['device']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         f"{len(a.results.found)} runs of {t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, "
         f"{t['steps'] * t['batch_size'] * t['seq_len']:,} tokens each; "
-        f"seeds {r['seeds']}, for tuning {r['tuning_seeds']}",
+        f"seeds {r['seeds']}, for tuning {r['tuning_seeds']}; {seconds / 60:,.0f} minutes in all",
         speed_up(a),
     ]
 
@@ -250,12 +256,17 @@ def to_markdown(a: Analysis, figures: str) -> str:
         table(variant_table(a)),
         NOTES,
         *(f"![{name}]({figures}{name}.png)\n\n{CAPTIONS[name]}" for name in list(CAPTIONS)[1:]),
-        f"Base: `{r['base']}`. Changed:",
+        f"Base: {_base(r)}. Changed:",
         table(changes),
         "To repeat it:",
         "```\n" + "\n".join(repetition(a)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _base(record: dict) -> str:
+    """The base config and what the sweep and its budget change in it for all variants."""
+    return ", ".join([record["base"], *(f"{key} = {value}" for key, value in record["values"].items())])
 
 
 def _changes(variant: dict) -> str:
@@ -309,7 +320,7 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
         f"<p class=claim>{html.escape(headline(a))}</p><ul>{others}</ul>",
         table(comparison_table(a)), figure("differences"), table(variant_table(a)), f"<p>{html.escape(NOTES)}</p>",
         *(figure(name) for name in list(CAPTIONS)[1:]),
-        f"<h2>What was changed</h2><p>Base: {html.escape(r['base'])}</p>", table(changes),
+        f"<h2>What was changed</h2><p>Base: {html.escape(_base(r))}</p>", table(changes),
         "<h2>To repeat it</h2><pre>" + html.escape("\n".join(repetition(a))) + "</pre>",
         "<h2>Base config of each variant</h2>",
         *(f"<details><summary>{html.escape(n)}</summary><pre>{html.escape(_pretty(v['config']))}</pre></details>"

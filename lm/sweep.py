@@ -79,8 +79,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     variants = prepare(plan, say)
     say(describe(plan, variants))
     if together is None:
-        biggest = max(variants.values(), key=lambda v: v.n_params)
-        together = together_on_this_machine(biggest.config, biggest.corpus)
+        together = min(together_on_this_machine(v.config, v.corpus) for v in variants.values())
     most = 3 * len(plan.seeds)  # runs of one variant, which are all that share a program for certain
     together = min(together, -(-most // jax.device_count()))
     if dry_run:
@@ -167,9 +166,11 @@ def train(phase: str, members, variants, results: Results, together, say, signal
         left = (time.monotonic() - began) / max(number - 1, 1) * (len(cohorts) - number + 1)
         ahead = f", {duration(left)} left of the {phase} runs" if number > 1 else ""
         say(f"{phase} {number}/{len(cohorts)}: {len(keys)} runs of {', '.join(names)}{ahead}")
-        name = f"{phase}-{hashlib.sha256(to_json(keys).encode()).hexdigest()[:12]}"
         carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
         share = -(-len(keys) // jax.device_count())
+        # What was saved fits the same members on as many devices; any others start anew.
+        layout = to_json([keys, share, jax.device_count()])
+        name = f"{phase}-{hashlib.sha256(layout.encode()).hexdigest()[:12]}"
         try:
             cohort = Cohort(
                 [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
@@ -179,10 +180,11 @@ def train(phase: str, members, variants, results: Results, together, say, signal
                 break
         except Exception as error:  # whatever ends these runs must not keep the others from running
             say(f"{phase} {number}/{len(cohorts)} failed: {type(error).__name__}: {str(error)[:500]}")
+            shutil.rmtree(results.workdir / "cohorts" / name, ignore_errors=True)  # so that it is not what fails again
             failed += 1
             continue
         about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
-        shared = {"seconds": cohort.seconds / len(keys), "together": len(keys)}
+        shared = {"seconds": cohort.seconds / len(keys)}
         results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
         shutil.rmtree(cohort.workdir)
     return failed

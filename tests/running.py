@@ -1,5 +1,6 @@
 """Runs of the entry point for the tests of it, as subprocesses or in this process."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lm.files import write_text
 from lm.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -17,18 +19,15 @@ CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 
 
 class Bench:
-    """A directory shared by the tests of a session: a text, caches, and one finished run, the reference."""
+    """A directory shared by the tests and workers of a session: a text, caches, and one finished run, the reference."""
 
     def __init__(self, base: Path):
         self.base, self.text = base, base / "text.txt"
         base.mkdir(exist_ok=True)
-        if not self.text.exists():
-            draw = random.Random(0)
-            words = ("the", "cat", "sat", "on", "a", "mat", "and", "ran", "far", "home")
-            self.text.write_text("".join(draw.choice(words) + draw.choice("  \n") for _ in range(800)))
+        draw = random.Random(0)
+        words = ("the", "cat", "sat", "on", "a", "mat", "and", "ran", "far", "home")
+        write_text(self.text, "".join(draw.choice(words) + draw.choice("  \n") for _ in range(800)))
         self.env = os.environ | {"XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT)}
-        if self.env.pop("PYTHONDONTWRITEBYTECODE", None):  # it would make every start compile all of jax's source
-            self.env["PYTHONPYCACHEPREFIX"] = str(base / "pycache")
 
     def arguments(self, workdir: Path | None, *more: str) -> list[str]:
         """The tiny config on the bench's text; a later argument overrides an earlier one of the same key."""
@@ -53,17 +52,20 @@ class Bench:
 
     def reference(self) -> Path:
         """The workdir of a run that nothing disturbed; its output is beside it."""
-        workdir = self.base / "reference"
-        if not (workdir / "summary.json").exists():
-            done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
-            assert done.returncode == 0, done.stderr
-            (self.base / "reference.txt").write_text(done.stdout + done.stderr)
+        workdir, said = self.base / "reference", self.base / "reference.txt"
+        with open(self.base / "reference.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be at it
+            if not said.exists():
+                done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
+                assert done.returncode == 0, done.stderr
+                said.write_text(done.stdout + done.stderr)
         return workdir
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory):
-    return Bench(tmp_path_factory.getbasetemp() / "bench")
+def bench(tmp_path_factory, worker_id):
+    base = tmp_path_factory.getbasetemp()
+    return Bench((base if worker_id == "master" else base.parent) / "bench")
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ MUON = OptimizerConfig(
 )
 
 
+@pytest.mark.slow
 def test_muon_treats_stacked_parameters_as_layers():
     """The update of a stack is the stack of the updates of its layers, each a parameter of its own."""
     config = tiny(model=EVERYTHING)

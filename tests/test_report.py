@@ -51,6 +51,7 @@ def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> dict:
         "test_sums": (loss * np.array(COUNTS) + BLOCKS[variant]).tolist(),
         "test_counts": COUNTS,
         "steps": 100,
+        "seconds": 30.0,
     }
 
 
@@ -82,6 +83,7 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
         "seeds": list(range(n)),
         "question": "Do gates help?",
         "base": "configs/shakespeare.py",
+        "values": {"optimizer.clip_norm": "None"},
         "variants": variants,
         "device": "1 x cpu",
         "starts": [

@@ -143,6 +143,7 @@ def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):  # noqa: F811
 
 # Orbax leaves a coroutine behind when a file cannot be read.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(bench, train, tmp_path):  # noqa: F811
     reference = bench.reference()
     workdir = unfinished_copy(reference, tmp_path / "run")

@@ -265,6 +265,7 @@ def trained_on_markov(n_steps=300):
     return float(loss / count), surprisal.std() / math.sqrt(len(surprisal))
 
 
+@pytest.mark.slow
 def test_the_loss_stays_above_the_entropy_of_markov_text():
     loss, standard_error = trained_on_markov()
     assert loss > markov.entropy_rate() - 4 * standard_error

@@ -296,6 +296,7 @@ def bad_step(workdir) -> int:
     return last["step"]
 
 
+@pytest.mark.slow
 def test_a_diverging_run_stops_with_a_report(train, tmp_path):  # noqa: F811
     code, said = train(tmp_path / "run", *DIVERGING)
     assert code == 3

@@ -84,7 +84,7 @@ def analyse(workdir: Path) -> Analysis:
             notices.append(f"{a.name} and {b.name} have other data or tokenizers: their losses cannot be compared")
     for v in variants.values():
         notices += dict.fromkeys(record["variants"][v.name]["data"]["notices"])
-        if v.at_edge:
+        if v.at_edge and v.n_diverged < len(v.losses):
             notices.append(f"{v.name}: the best learning rate, {v.rate:g}, is at the edge of its grid")
         if v.n_diverged:
             notices.append(f"{v.name}: {v.n_diverged} of {len(v.losses)} runs at learning rate {v.rate:g} diverged")

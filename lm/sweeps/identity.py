@@ -43,20 +43,27 @@ def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None)
         return eval_step(params, resident, feed, program)
 
     found = hashlib.sha256()
-    for function, arguments in (
-        (init, (seed,)),
-        (steps, (state, resident, feed, traced, jnp.int32(1))),
-        (evaluate, (state.params, resident, evaluation)),
-    ):
-        found.update(jax.jit(function).lower(*arguments).as_text().encode())
+    training = jax.jit(steps).trace(state, resident, feed, traced, jnp.int32(1))
+    evaluating = jax.jit(evaluate).trace(state.params, resident, evaluation)
+    for traced_program in (jax.jit(init).trace(seed), training, evaluating):
+        found.update(traced_program.lower().as_text().encode())
     n_windows = split.n_windows(t.seq_len, d.order, d.stride)
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
     drawn = windows.window_numbers(t.seed, some, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
     found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
-    found.update(repr((t.seed, sorted(values.items()), t.steps, corpus.fingerprint)).encode())
+    read = [(name, values[name]) for name in _read(training, traced, before=(state, resident, feed))]
+    found.update(repr((t.seed, read, t.steps, corpus.fingerprint)).encode())
     if carried:
         found.update(carried.checksum().encode())
     return found.hexdigest()
+
+
+def _read(traced_program, values: dict, *, before: tuple) -> list[str]:
+    """Which of the values, arguments that come after those of `before`, the traced program reads anywhere."""
+    jaxpr = traced_program.jaxpr.jaxpr
+    read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+    inputs = jaxpr.invars[len(jax.tree.leaves(before)) :]
+    return [name for name, variable in zip(sorted(values), inputs, strict=False) if id(variable) in read]
 
 
 def differing_keys(a: Config, b: Config) -> list[str]:

@@ -36,6 +36,7 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
         "seeds": list(plan.seeds),
         "question": plan.sweep.question,
         "base": plan.sweep.base,
+        "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "variants": described,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "starts": [],

@@ -61,8 +61,11 @@ def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, float]:
 
 
 def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, together: int) -> dict:
-    """speeds.json: tokens per second by variant, all devices busy, and of the baseline one run at a time."""
-    n = jax.device_count()
+    """speeds.json: tokens per second by variant, all devices busy, and of the baseline one run at a time.
+
+    together: how many runs fit on a device; here those of all variants are on it at once.
+    """
+    n, together = jax.device_count(), max(1, together // (len(variants) + 1))
     runs = {name: Runs(*variant, together, n) for name, variant in variants.items()}
     alone = "one run of the baseline at a time"
     speeds = measure(runs | {alone: Runs(*variants[baseline], 1, 1)})

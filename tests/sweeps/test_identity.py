@@ -72,6 +72,14 @@ def test_what_does_nothing(base, changes):
     assert identity(tiny(**changes), CORPUS) == base
 
 
+def test_a_value_that_the_program_never_reads_does_nothing():
+    """A constant schedule has no end, so what its end would be does not matter."""
+    constant = {"schedule": "constant", "final_fraction": 0.1}
+    twice = [identity(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    assert twice[0] == twice[1]
+    assert identity(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
+
+
 def test_other_data_is_another_experiment(base):
     assert identity(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
 

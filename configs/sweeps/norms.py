@@ -1,0 +1,33 @@
+"""Does it matter whether a norm subtracts the mean, or has a bias?
+
+    python -m lm.sweep --config configs/sweeps/norms.py --budget quick
+    python -m lm.report sweeps/norms-quick
+
+Zhang and Sennrich 2019 (arXiv:1910.07467) find that RMSNorm does as well as LayerNorm and costs less.
+"""
+
+from lm.sweeps import Budget, Sweep
+
+
+def get_sweep():
+    return Sweep(
+        question="Does LayerNorm reach a lower loss than RMSNorm, and does its bias help?",
+        base="configs/shakespeare_small.py",
+        variants={
+            "RMSNorm": {"model.norm": "rms"},
+            "LayerNorm": {"model.norm": "layer"},
+            "LayerNorm without bias": {"model.norm": "layer", "model.norm_bias": False},
+        },
+        baseline="RMSNorm",
+        comparisons=(("LayerNorm", "RMSNorm"), ("LayerNorm", "LayerNorm without bias")),
+        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        budgets={
+            "quick": Budget(
+                tuning_seeds=1,
+                seeds=2,
+                values={"train.steps": 60, "eval.every": 20},
+                learning_rates=(4e-3, 8e-3, 1.6e-2),
+            ),
+            "full": Budget(tuning_seeds=2, seeds=5),
+        },
+    )
