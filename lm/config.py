@@ -16,6 +16,7 @@ import ml_collections
 
 from lm.errors import UserError
 
+MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
 
 
@@ -178,6 +179,15 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    replica: int = key(-1, "copies of the model, each with its share of a batch; -1: the rest of the devices", low=-1,
+                       execution=True)  # fmt: skip
+    fsdp: int = key(1, "devices that share parameters, optimizer state and batch; -1: the rest", low=-1, execution=True)
+    tensor: int = key(1, "devices that share heads, features and vocabulary; -1: the rest", low=-1, execution=True)
+    sequence: int = key(1, "devices that share the positions of a sequence; -1: the rest", low=-1, execution=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     every: int = key(0, "steps between validations; 0: only at the end", low=0, execution=True)
     max_batches: int = key(0, "batches of a validation during training; 0: the whole split", low=0, execution=True)
@@ -218,6 +228,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     log: LogConfig = dataclasses.field(default_factory=LogConfig)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import SPLITS, Config, check, flatten, init_run, layer_windows, schema, suggestion
+from lm.config import MESH_AXES, SPLITS, Config, check, flatten, init_run, layer_windows, schema, suggestion
 from lm.errors import UserError
 
 
@@ -99,8 +99,19 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _data_contradictions(config)
     yield from _schedule_contradictions(config)
     yield from _output_contradictions(config)
+    yield from _mesh_contradictions(config)
     if (run := init_run(config)) is not None and not Path(run, "checkpoints").is_dir():
         yield ("init_from",), f"config.init_from: {run} holds no run's checkpoints; give a run's directory"
+
+
+def _mesh_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
+    for axis, size in sizes.items():
+        if size == 0:
+            yield (f"mesh.{axis}",), f"config.mesh.{axis}: 0 devices are none; use 1, or -1 for the rest"
+    if len(open_axes := [axis for axis, size in sizes.items() if size == -1]) > 1:
+        keys = tuple(f"mesh.{axis}" for axis in open_axes)
+        yield keys, f"config.mesh: {' and '.join(open_axes)} are both -1, and only one axis can take the rest; use 1"
 
 
 def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -8,6 +8,7 @@ import jax
 from lm.config import Config
 from lm.data import Split
 from lm.feeds import eval_feeds, to_device
+from lm.sharding import mesh_in_force
 from lm.step import eval_step
 
 _eval_step = jax.jit(eval_step, static_argnames="config")
@@ -21,9 +22,10 @@ def evaluate(
     Every token but the first is predicted once, in consecutive windows at the trained context length, or as many as
     max_batches hold. Returns None if `stop` says so between two batches.
     """
-    corpus = to_device(split, config.data.device_bytes)
+    mesh = mesh_in_force()
+    corpus = to_device(split, config.data.device_bytes, mesh)
     sums = []
-    for feed in eval_feeds(split, corpus is not None, config, max_batches):
+    for feed in eval_feeds(split, corpus is not None, config, max_batches, mesh):
         if stop():
             return None
         sums.append(_eval_step(params, corpus, feed, config))

@@ -18,6 +18,7 @@ from lm.data.batches import prefetch
 from lm.evaluation import evaluate
 from lm.feeds import to_device, train_feed
 from lm.optimizers import learning_rate_schedule
+from lm.sharding import mesh_in_force
 from lm.step import TrainState, inspect, take_batch, train_steps
 
 
@@ -83,7 +84,8 @@ class Loop:
         self.writer, self.progress, self.checkpoints = writer, progress, checkpoints
         self.step = int(state.step)  # steps made, and by now sent
         self.split = corpus.split("train")
-        self.resident = to_device(self.split, config.data.device_bytes)
+        self.mesh = mesh_in_force()  # feeds are formed in a thread of their own, in which none is in force
+        self.resident = to_device(self.split, config.data.device_bytes, self.mesh)
         self._meta, self._wall_before, self._began = meta, meta.get("wall_seconds", 0.0), time.monotonic()
         self._unread = None  # (first step, number of steps, metrics) of the dispatch sent last
         self._mark, self._steps_since = time.monotonic(), 0  # for the speed shown by the next training line
@@ -94,7 +96,7 @@ class Loop:
         self._profiling = False
 
     def feed(self, step: int, n: int) -> dict:
-        return train_feed(self.split, self.resident is not None, self.config, step, n)
+        return train_feed(self.split, self.resident is not None, self.config, step, n, self.mesh)
 
     def compile(self) -> float:
         """Compile the training program ahead of the first step; returns the seconds it took."""
@@ -102,7 +104,8 @@ class Loop:
         if self.config.train.debug:
             self._train_steps = lambda state, corpus, feed, n: train_steps(state, corpus, feed, n, self.config)
         else:
-            jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state")
+            out = (jax.tree.map(lambda a: a.sharding, self.state), None)
+            jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=out)
             feed = self.feed(self.step, 1)
             self._train_steps = jitted.lower(self.state, self.resident, feed, np.int32(1), self.config).compile()
         self._inspect = jax.jit(inspect, static_argnames="config")
@@ -169,8 +172,8 @@ class Loop:
             "tokens": step * t.batch_size * t.seq_len,
             "tokens_per_second": tokens_per_second,
             "flops_per_second": tokens_per_second * self.flops,
-            "mfu": flops.mfu(tokens_per_second, self.flops, 1, self._peak),
-            "mfu_full_square": flops.mfu(tokens_per_second, self.flops_full_square, 1, self._peak),
+            "mfu": flops.mfu(tokens_per_second, self.flops, jax.device_count(), self._peak),
+            "mfu_full_square": flops.mfu(tokens_per_second, self.flops_full_square, jax.device_count(), self._peak),
         }
         self.writer.write(line)
         self.progress.update(line)

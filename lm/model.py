@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from lm import parameters
+from lm import parameters, sharding
 from lm.config import ModelConfig, layer_windows
 from lm.layers import feed_forward, norms, positions
 from lm.layers.attention import UNLIMITED, causal_attention
@@ -42,9 +42,13 @@ POSITIONS = {
 
 
 def _declare(module: nn.Module, table: parameters.Table) -> dict:
-    """The module's parameters by name, as nested dicts; their values come from parameters.init_params."""
-    dtype = module.config.param_dtype
-    return {path: module.param(path, lambda _, p=p: jnp.zeros(p.shape, dtype)) for path, p in table.items()}
+    """The module's parameters by name, whole over fsdp; their values come from parameters.init_params."""
+    c = module.config
+
+    def declared(path, p):
+        return module.param(path, lambda _: jnp.zeros(sharding.local_shape(p), c.param_dtype))
+
+    return {path: sharding.gather(declared(path, p), p, c.compute_dtype) for path, p in table.items()}
 
 
 class Norm(nn.Module):
@@ -71,19 +75,21 @@ class Attention(nn.Module):
             q_BTHK = positions.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
             k_BTGK = positions.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
         plain = context.positions is None
-        at = jnp.arange(x_BTD.shape[-2]) if plain else context.positions
+        at = sharding.positions(x_BTD.shape[-2]) if plain else context.positions
+        segments = context.segments
+        all_positions = sharding.gather_positions(at, -1)
         out_BTHK = causal_attention(
             q_BTHK,
-            k_BTGK,
-            v_BTGK,
+            sharding.gather_positions(k_BTGK, -3),
+            sharding.gather_positions(v_BTGK, -3),
             q_positions=at,
-            k_positions=at,
-            q_segments=context.segments,
-            k_segments=context.segments,
+            k_positions=all_positions,
+            q_segments=segments,
+            k_segments=None if segments is None else sharding.gather_positions(segments, -1),
             window=window,
             softcap=c.attn_softcap,
             implementation=c.attention,
-            contiguous=plain and context.segments is None,
+            contiguous=plain and segments is None and at.shape == all_positions.shape,
         )
         return einsum("...HK,HKD->...D", out_BTHK, p["w_o_HKD"], p.get("b_o_D"))
 
@@ -161,7 +167,7 @@ class Transformer(nn.Module):
         c = self.config
         table = parameters.parameter_table(c)
         outer = _declare(self, {path: p for path, p in table.items() if "/" not in path})
-        given = jnp.arange(tokens_BT.shape[-1]) if positions is None else positions
+        given = sharding.positions(tokens_BT.shape[-1]) if positions is None else positions
         added, rotation = POSITIONS[c.positions](given, c)
         if c.positions == "learned":
             added = outer["positions"][given]
@@ -176,7 +182,7 @@ class Transformer(nn.Module):
     def _blocks(self, x_BTD, context: Context):
         c = self.config
         # A window that nothing lies beyond is none: the same program, and a sweep can tell that it changes nothing.
-        seq_len = x_BTD.shape[-2] if context.positions is None else UNLIMITED
+        seq_len = sharding.n_positions(x_BTD.shape[-2]) if context.positions is None else UNLIMITED
         windows = [w if w < seq_len else 0 for w in layer_windows(c)]
         if not c.scan_layers:
             block = _rematerialized(c, static_window=True)
@@ -199,11 +205,15 @@ class Transformer(nn.Module):
 
 
 def _rematerialized(c: ModelConfig, static_window: bool) -> type[Block]:
-    """Block, recomputing in the backward pass what config.remat says."""
-    if c.remat == "none":
+    """Block, recomputing in the backward pass what config.remat says, and always completing its parameters anew."""
+    if c.remat == "none" and not sharding.gathers_parameters():
         return Block
     policies = jax.checkpoint_policies
-    policy = {"dots": policies.dots_with_no_batch_dims_saveable, "block": policies.nothing_saveable}[c.remat]
+    policy = {
+        "none": policies.save_anything_except_these_names(sharding.GATHERED),
+        "dots": policies.dots_with_no_batch_dims_saveable,
+        "block": policies.nothing_saveable,
+    }[c.remat]
     static = (4,) if static_window else ()  # the window's place among the arguments of Block.__call__
     return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, static_argnums=static)
 
@@ -217,9 +227,10 @@ def _dropout(c: ModelConfig, y_BTD, keys_B, site):
 
 def head(params: dict, c: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
     """The head's weight, (V, D) if tied and (D, V) if not, and its bias (V,) or None."""
-    if c.tie_embeddings:
-        return params["embedding"], None
-    return params["head"]["w_DV"], params["head"].get("b_V")
+    table = parameters.parameter_table(c)
+    path = "embedding" if c.tie_embeddings else "head/w_DV"
+    w = sharding.gather(parameters.flat(params)[path], table[path], c.compute_dtype)
+    return w, None if c.tie_embeddings else params["head"].get("b_V")
 
 
 def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):

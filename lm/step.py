@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm import model, parameters
+from lm import model, parameters, sharding
 from lm.config import Config
 from lm.data.batches import gather, gather_rows
 from lm.layers import losses
@@ -64,27 +64,41 @@ def _positions(segments_BT):
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
 
 
-def _inputs(batch: dict) -> tuple[jax.Array, dict]:
-    """The model's arguments for a batch."""
-    tokens_BT = batch["tokens"][:, :-1]
-    if "segments" not in batch:
-        return tokens_BT, {}
-    segments = batch["segments"][:, :-1]
-    return tokens_BT, {"segments": segments, "positions": _positions(segments)}
+def _fields(batch: dict) -> dict:
+    """What a batch has for each position, (B, T): devices that share its examples and positions take it apart."""
+    fields = {"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "weights": target_weights(batch)}
+    if "segments" in batch:
+        segments = batch["segments"][:, :-1]
+        fields |= {"segments": segments, "positions": _positions(segments)}
+    return fields
 
 
-def loss_sum(params: dict, batch: dict, config: Config, *, dropout_keys_B=None, z_loss: float = 0.0):
-    """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
+def _hidden(params: dict, fields: dict, config: Config, **options):
+    given = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
+    return model.hidden(params, config.model, fields["inputs"], **given, **options)
+
+
+def _loss_sum(params: dict, fields: dict, config: Config, z_loss: float):
+    """loss_sum of the examples and positions that this device has."""
     c, chunk = config.model, config.train.loss_chunk
-    tokens_BT, inputs = _inputs(batch)
-    h_BTD = model.hidden(params, c, tokens_BT, dropout_keys_B=dropout_keys_B, **inputs)
-    (w, b), targets, weights = model.head(params, c), batch["tokens"][:, 1:], target_weights(batch)
+    h_BTD, (w, b) = _hidden(params, fields, config), model.head(params, c)
     options = {"softcap": c.logit_softcap, "transposed": c.tie_embeddings}
+    targets, weights = fields["targets"], fields["weights"]
     if chunk:
+        chunk = max(1, chunk // sharding.n_shards())
         return losses.chunked_softmax_cross_entropy(
             h_BTD, w, b, targets, weights, chunk_size=chunk, z_loss=z_loss, **options
         )
     return losses.softmax_cross_entropy(losses.head_logits(h_BTD, w, b, **options), targets, weights, z_loss=z_loss)
+
+
+def loss_sum(params: dict, batch: dict, config: Config):
+    """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
+
+    def local(params, fields):
+        return sharding.add_up(_loss_sum(params, fields, config, 0.0))
+
+    return sharding.over_data(local, parameters.parameter_table(config.model))(params, _fields(batch))
 
 
 def gradients(state: TrainState, batch: dict, config: Config):
@@ -93,26 +107,34 @@ def gradients(state: TrainState, batch: dict, config: Config):
     Each micro-batch's sum is divided by the number of targets of the *whole* batch, so that unequal micro-batches weigh
     as they would in one. Dropout's keys follow the example's number in the whole batch.
     """
-    t = config.train
-    n_targets = jnp.maximum(jnp.sum(target_weights(batch)), 1)
-    step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
-    keys_B = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(jnp.arange(batch["tokens"].shape[0]))
+    t, table, fields = config.train, parameters.parameter_table(config.model), _fields(batch)
+    n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
+    if config.model.dropout:
+        step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
+        fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(
+            jnp.arange(len(fields["inputs"]))
+        )
 
-    def mean_loss(params, micro_batch, keys):
-        keys = keys if config.model.dropout else None
-        return loss_sum(params, micro_batch, config, dropout_keys_B=keys, z_loss=t.z_loss)[0] / n_targets
+    def mean_loss(params, fields):
+        return _loss_sum(params, fields, config, t.z_loss)[0] / n_targets
 
-    if t.accumulation == 1:
-        return jax.value_and_grad(mean_loss)(state.params, batch, keys_B)
+    def local(params, fields):
+        """Of this device's examples; over devices, loss and gradients are added up once."""
+        if t.accumulation == 1:
+            loss, grads = jax.value_and_grad(mean_loss)(params, fields)
+            return sharding.add_up(loss), sharding.add_up_gradients(grads, table)
 
-    def add(carry, micro):
-        loss, grads = jax.value_and_grad(mean_loss)(state.params, *micro)
-        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), carry, (loss, grads)), None
+        def add(carry, micro):
+            loss, grads = jax.value_and_grad(mean_loss)(params, micro)
+            return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), carry, (loss, grads)), None
 
-    micro = jax.tree.map(lambda a: a.reshape(t.accumulation, -1, *a.shape[1:]), (batch, keys_B))
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), state.params))
-    loss, grads = jax.lax.scan(add, zeros, micro)[0]
-    return loss, jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        micro = jax.tree.map(lambda a: a.reshape(t.accumulation, -1, *a.shape[1:]), fields)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))
+        loss, grads = jax.lax.scan(add, zeros, micro)[0]
+        grads = sharding.add_up_gradients(grads, table)
+        return sharding.add_up(loss), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+
+    return sharding.over_data(local, table, params_out=True)(state.params, fields)
 
 
 def _all_finite(tree):
@@ -205,14 +227,22 @@ def inspect(state: TrainState, batch: dict, config: Config) -> dict:
 
     _, grads = gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
-    tokens_BT, inputs = _inputs(batch)
-    _, sown = model.hidden(state.params, config.model, tokens_BT, mutable=["intermediates"], **inputs)
-    outputs = sown["intermediates"]
-    if not config.model.scan_layers:
-        outputs = parameters.stack_layers(outputs)
+
+    def mean_squares(params, fields):
+        """Of each layer's output, (N,)."""
+        _, sown = _hidden(params, fields, config, mutable=["intermediates"])
+        outputs = sown["intermediates"]
+        if not config.model.scan_layers:
+            outputs = parameters.stack_layers(outputs)
+        x_NBTD = outputs["layers"]["x_BTD"][0].astype(jnp.float32)
+        return sharding.add_up(jnp.mean(jnp.square(x_NBTD), (1, 2, 3))) / sharding.n_shards()
+
+    table = parameters.parameter_table(config.model)
     return {
         "gradients": by_path(grads),
         "parameters": by_path(state.params),
         "updates": by_path(updates),
-        "activations": by_path({"layers": {"output": outputs["layers"]["x_BTD"][0]}}),
+        "activations": {
+            "layers/output": jnp.sqrt(sharding.over_data(mean_squares, table)(state.params, _fields(batch)))
+        },
     }

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import textwrap
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from lm import runs
@@ -97,13 +97,14 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
         print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
     jax = start_jax(config)
-    from lm import data, parameters
+    from lm import data, parameters, sharding
     from lm.carry_over import carry_over
     from lm.metrics import Progress
 
     progress = Progress(config.train.steps, sys.stdout)
     corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
+    sizes = sharding.check(resolved, jax.device_count())
     carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
@@ -112,6 +113,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
     with (
         runs.start(workdir, config, data=data_found, resume=resume) as run,
         jax.disable_jit(config.train.debug),
+        jax.set_mesh(sharding.make_mesh(sizes)) if jax.device_count() > 1 else nullcontext(),
         logging_to(progress),
     ):
         for notice in run.notices:
@@ -262,13 +264,18 @@ def first_state(config: Config, saved, resume: bool, carried):
 
     import jax
 
+    from lm import parameters, sharding
     from lm.step import init_state
 
     init = functools.partial(init_state, config)
-    if not (resume and saved.steps()):
-        state = jax.jit(init)(config.train.seed)
-        return state.replace(params=carried.into(state.params)) if carried else state, {}
-    return saved.restore(jax.eval_shape(init, config.train.seed))[1:]
+    abstract = sharding.spread(jax.eval_shape(init, config.train.seed), parameters.parameter_table(config.model))
+    if resume and saved.steps():
+        return saved.restore(abstract)[1:]
+    shardings = jax.tree.map(lambda a: a.sharding, abstract)
+    state = jax.jit(init, out_shardings=shardings)(config.train.seed)  # born spread, never whole on one device
+    if carried:
+        state = state.replace(params=jax.device_put(carried.into(state.params), shardings.params))
+    return state, {}
 
 
 def finish(loop, run, signals) -> str:

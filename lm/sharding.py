@@ -1,0 +1,266 @@
+"""The mesh, the rules that spread parameters over it, and the few collectives that are written by hand.
+
+The mesh has four axes. `replica` and `fsdp` share the examples of a batch; `fsdp` also shares the parameters (ZeRO-3,
+Rajbhandari et al. 2020, arXiv:1910.02054) and `tensor` their heads and feed-forward features (Shoeybi et al. 2019,
+arXiv:1909.08053); `sequence` shares the positions. Inside `over_data` a device sees its own examples and positions, and
+its own slices of parameters over `fsdp`, which `gather` completes where they are used: its derivative scatters the
+gradient, so what travels is exactly what is written here. Over `tensor` XLA's partitioner does the work.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from lm.config import MESH_AXES, Config, MeshConfig
+from lm.errors import UserError
+from lm.parameters import Parameter, Table, flat, nest
+
+DATA = ("replica", "fsdp")  # what a batch's examples are spread over
+BY_HAND = ("replica", "fsdp", "sequence")  # what `over_data` spreads; `tensor` is left to the partitioner
+GATHERED = "gathered"  # the name of completed parameters, which need not be kept for the backward pass
+
+# The mesh axis of each logical axis of a parameter; what is not here is whole on every device.
+RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"}
+
+
+# ---- The mesh --------------------------------------------------------------------------------------------------------
+
+
+def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
+    """The size of each axis, -1 filled in; raises UserError if they do not make up the devices."""
+    sizes = {axis: getattr(c, axis) for axis in MESH_AXES}
+    given = math.prod(size for size in sizes.values() if size > 0)
+    shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+    open_axis = next((axis for axis, size in sizes.items() if size < 0), None)
+    if n_devices % given or (open_axis is None and given != n_devices):
+        fits = [n for n in range(1, n_devices + 1) if n_devices % n == 0]
+        raise UserError(
+            f"config.mesh: {shown} does not make up {n_devices} devices; "
+            + (f"without the -1 their product must divide {n_devices}: {fits}" if open_axis else "set one axis to -1")
+        )
+    return sizes | ({open_axis: n_devices // given} if open_axis else {})
+
+
+def check(config: Config, n_devices: int) -> dict[str, int]:
+    """The mesh's sizes for a resolved config; raises UserError for what cannot be spread so, with what would fit."""
+    m, t, sizes = config.model, config.train, mesh_sizes(config.mesh, n_devices)
+    data = sizes["replica"] * sizes["fsdp"]
+    eval_batch = config.eval.batch_size or t.batch_size
+    found = []
+    for key, value, parts, what in (
+        ("train.batch_size", t.batch_size, data * t.accumulation, "replica x fsdp x config.train.accumulation"),
+        ("eval.batch_size", eval_batch, data, "replica x fsdp"),
+        ("model.d_model", m.d_model, sizes["fsdp"], "fsdp"),
+        ("model.n_heads", m.n_heads, sizes["tensor"], "tensor"),
+        ("model.n_kv_heads", m.n_kv_heads, sizes["tensor"], "tensor"),
+        ("model.d_ff", m.d_ff, sizes["tensor"], "tensor"),
+        ("train.seq_len", t.seq_len, sizes["sequence"], "sequence"),
+    ):
+        if value % parts:
+            near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
+            found.append(
+                f"config.{key}: {value} is not divisible by {what} = {parts}; use {' or '.join(map(str, near))}, "
+                "or another config.mesh"
+            )
+    if m.dropout and sizes["sequence"] > 1:
+        found.append("config.model.dropout: its masks cannot be spread over config.mesh.sequence; use dropout 0")
+    if m.attention == "cudnn" and sizes["sequence"] > 1:
+        found.append("config.model.attention: cudnn needs every position; use auto, or config.mesh.sequence 1")
+    if found:
+        raise UserError(*found)
+    return sizes
+
+
+def make_mesh(sizes: dict[str, int]) -> jax.sharding.Mesh:
+    """The mesh over all devices, for jax.set_mesh."""
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def mesh_in_force() -> jax.sharding.Mesh | None:
+    """The mesh of devices that jax.set_mesh put in force in this thread; None for one device alone."""
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
+
+
+def _mesh():
+    """The mesh under which this is traced, None if there is none of ours (one device alone, a sweep's own mesh)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.axis_names == MESH_AXES else None
+
+
+def _size(axis: str) -> int:
+    mesh = _mesh()
+    return mesh.shape[axis] if mesh else 1
+
+
+# ---- Where arrays live -----------------------------------------------------------------------------------------------
+
+
+def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
+    """How a parameter is spread. Gains and biases are whole over fsdp: a gather would cost more than it saves."""
+
+    def axis_of(letter: str, length: int) -> str | None:
+        axis = RULES.get(letter)
+        if axis is None or (axis == "fsdp" and p.kind in ("norm", "bias")) or length % sizes[axis]:
+            return None  # the last: a vocabulary that tensor does not divide is whole over it
+        return axis
+
+    return PartitionSpec(*map(axis_of, p.axes, p.shape))
+
+
+def spread(abstract_state, table: Table):
+    """A train state's shapes with their shardings: parameters by the rules, moments as the parameter they belong to.
+
+    A leaf belongs to the parameter with whose path its own ends and whose shape it has; all others (counters) are whole
+    on every device. Without a mesh nothing changes.
+    """
+    if (mesh := mesh_in_force()) is None:
+        return abstract_state
+    specs = {path: parameter_spec(p, dict(mesh.shape)) for path, p in table.items()}
+
+    def with_sharding(path, leaf):
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        ends = ("/".join(names[i:]) for i in range(len(names)))
+        owner = next((end for end in ends if end in specs), None)
+        belongs = owner is not None and table[owner].shape == leaf.shape
+        sharding = NamedSharding(mesh, specs[owner] if belongs else PartitionSpec())
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(with_sharding, abstract_state)
+
+
+def by_examples(mesh, shape: tuple[int, ...], axis: int, rows):
+    """An array whose dimension `axis` are a batch's examples, spread over the mesh (None: as it comes, on the host).
+
+    rows(index) gives the part of the array at a tuple of slices for dimensions 0 .. axis; a process asks for its own.
+    """
+    if mesh is None:
+        return rows((slice(None),) * (axis + 1))
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+    return jax.make_array_from_callback(shape, sharding, lambda index: rows(index[: axis + 1]))
+
+
+def whole(mesh, array):
+    """The host's array on every device of the mesh (None: on the one device)."""
+    if mesh is None:
+        return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, PartitionSpec()), array.__getitem__)
+
+
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+
+def over_data(f, table: Table, params_out: bool = False):
+    """f(params, fields) with each device on its own slices; without a mesh f itself.
+
+    fields: arrays (B, T, ...) or, for names that end in _B, (B, ...). What f returns it has added up over devices
+    (`add_up`); with params_out that is followed by something spread as the parameters are.
+    """
+    mesh = _mesh()
+    if mesh is None:
+        return f
+    params = nest({path: _by_hand(parameter_spec(p, dict(mesh.shape))) for path, p in table.items()})
+
+    def by_device(params_, fields):
+        specs = {name: PartitionSpec(DATA, *(() if name.endswith("_B") else ("sequence",))) for name in fields}
+        whole = PartitionSpec()
+        return jax.shard_map(
+            f, in_specs=(params, specs), out_specs=(whole, params) if params_out else whole,
+            axis_names=set(BY_HAND), check_vma=False,
+        )(params_, fields)  # fmt: skip
+
+    return by_device
+
+
+def _by_hand(spec: PartitionSpec) -> PartitionSpec:
+    return PartitionSpec(*(axis if axis in BY_HAND else None for axis in spec))
+
+
+def _inside(axis: str) -> bool:
+    """Whether this is inside `over_data`, and the axis has more than one device."""
+    mesh = _mesh()
+    return mesh is not None and axis in mesh.manual_axes and mesh.shape[axis] > 1
+
+
+def add_up(tree):
+    """Sums over all devices that share the batch."""
+    return jax.lax.psum(tree, BY_HAND) if any(map(_inside, BY_HAND)) else tree
+
+
+def add_up_gradients(grads: dict, table: Table) -> dict:
+    """Gradients of each device's own loss, added up over the devices that share the batch, once.
+
+    Over fsdp the derivative of `gather` has added up already, except for what is whole there.
+    """
+    if not any(map(_inside, BY_HAND)):
+        return grads
+    sizes = dict(_mesh().shape)
+    specs = {path: parameter_spec(p, sizes) for path, p in table.items()}
+    return nest(
+        {
+            path: jax.lax.psum(g, tuple(axis for axis in BY_HAND if axis not in specs[path]))
+            for path, g in flat(grads).items()
+        }
+    )
+
+
+def local_shape(p: Parameter) -> tuple[int, ...]:
+    """The shape that a device has of a parameter inside `over_data`, its own everywhere else."""
+    if not _inside("fsdp"):
+        return p.shape
+    spec = parameter_spec(p, dict(_mesh().shape))
+    return tuple(n // _size("fsdp") if axis == "fsdp" else n for n, axis in zip(p.shape, spec, strict=True))
+
+
+def gather(w, p: Parameter, dtype):
+    """A parameter completed over fsdp, in the dtype that it is used in; its gradient is added up in its own."""
+    if not _inside("fsdp") or "fsdp" not in (spec := parameter_spec(p, dict(_mesh().shape))):
+        return w
+    axis, wide = spec.index("fsdp"), w.dtype
+    tensor = PartitionSpec(*(name if name == "tensor" else None for name in spec))
+
+    def over_fsdp(f):
+        if _size("tensor") == 1:
+            return f
+        # Told so, the partitioner leaves the slices over tensor alone.
+        return jax.shard_map(f, in_specs=tensor, out_specs=tensor, axis_names={"tensor"}, check_vma=False)
+
+    @jax.custom_vjp
+    def complete(w):
+        return over_fsdp(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True))(w)
+
+    def scatter(_, g):
+        add = lambda g: jax.lax.psum_scatter(g.astype(wide), "fsdp", scatter_dimension=axis, tiled=True)  # noqa: E731
+        return (over_fsdp(add)(g),)
+
+    complete.defvjp(lambda w: (complete(w), None), scatter)
+    return checkpoint_name(complete(w), GATHERED)
+
+
+def gather_positions(x, axis: int):
+    """Keys, values or what belongs to them, completed over the sequence axis."""
+    return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _inside("sequence") else x
+
+
+def n_positions(n_local: int) -> int:
+    """The length of the sequences of which a device has n_local positions."""
+    return n_local * _size("sequence") if _inside("sequence") else n_local
+
+
+def positions(n_local: int):
+    """The positions that a device has: 0 .. n_local-1 where it has all."""
+    mine = jnp.arange(n_local)
+    return mine + jax.lax.axis_index("sequence") * n_local if _inside("sequence") else mine
+
+
+def gathers_parameters() -> bool:
+    """Whether parameters are completed where they are used, and should then not be kept for the backward pass."""
+    return _inside("fsdp")
+
+
+def n_shards() -> int:
+    """How many devices share a batch's tokens inside `over_data`."""
+    return math.prod(_size(axis) for axis in BY_HAND if _inside(axis))
