@@ -46,9 +46,11 @@ def _declare(module: nn.Module, table: parameters.Table) -> dict:
     c = module.config
 
     def declared(path, p):
-        return module.param(path, lambda _: jnp.zeros(sharding.local_shape(p), c.param_dtype))
+        w = module.param(path, lambda _: jnp.zeros(sharding.local_shape(p), c.param_dtype))
+        with jax.named_scope(path):  # names the communication in profiles, and in tests that count it
+            return sharding.gather(w, p, c.compute_dtype)
 
-    return {path: sharding.gather(declared(path, p), p, c.compute_dtype) for path, p in table.items()}
+    return {path: declared(path, p) for path, p in table.items()}
 
 
 class Norm(nn.Module):
@@ -210,7 +212,7 @@ def _rematerialized(c: ModelConfig, static_window: bool) -> type[Block]:
         return Block
     policies = jax.checkpoint_policies
     policy = {
-        "none": policies.save_anything_except_these_names(sharding.GATHERED),
+        "none": sharding.keep_all_but_gathered,
         "dots": policies.dots_with_no_batch_dims_saveable,
         "block": policies.nothing_saveable,
     }[c.remat]
@@ -229,7 +231,8 @@ def head(params: dict, c: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
     """The head's weight, (V, D) if tied and (D, V) if not, and its bias (V,) or None."""
     table = parameters.parameter_table(c)
     path = "embedding" if c.tie_embeddings else "head/w_DV"
-    w = sharding.gather(parameters.flat(params)[path], table[path], c.compute_dtype)
+    with jax.named_scope(path):
+        w = sharding.gather(parameters.flat(params)[path], table[path], c.compute_dtype)
     return w, None if c.tie_embeddings else params["head"].get("b_V")
 
 

@@ -20,7 +20,6 @@ from lm.parameters import Parameter, Table, flat, nest
 
 DATA = ("replica", "fsdp")  # what a batch's examples are spread over
 BY_HAND = ("replica", "fsdp", "sequence")  # what `over_data` spreads; `tensor` is left to the partitioner
-GATHERED = "gathered"  # the name of completed parameters, which need not be kept for the backward pass
 
 # The mesh axis of each logical axis of a parameter; what is not here is whole on every device.
 RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"}
@@ -187,7 +186,8 @@ def _inside(axis: str) -> bool:
 
 def add_up(tree):
     """Sums over all devices that share the batch."""
-    return jax.lax.psum(tree, BY_HAND) if any(map(_inside, BY_HAND)) else tree
+    axes = tuple(filter(_inside, BY_HAND))
+    return jax.lax.psum(tree, axes) if axes else tree
 
 
 def add_up_gradients(grads: dict, table: Table) -> dict:
@@ -195,16 +195,15 @@ def add_up_gradients(grads: dict, table: Table) -> dict:
 
     Over fsdp the derivative of `gather` has added up already, except for what is whole there.
     """
-    if not any(map(_inside, BY_HAND)):
+    if not (axes := tuple(filter(_inside, BY_HAND))):
         return grads
-    sizes = dict(_mesh().shape)
-    specs = {path: parameter_spec(p, sizes) for path, p in table.items()}
-    return nest(
-        {
-            path: jax.lax.psum(g, tuple(axis for axis in BY_HAND if axis not in specs[path]))
-            for path, g in flat(grads).items()
-        }
-    )
+    specs = {path: parameter_spec(p, dict(_mesh().shape)) for path, p in table.items()}
+
+    def add(path, g):
+        left = tuple(axis for axis in axes if axis not in specs[path])
+        return jax.lax.psum(g, left) if left else g
+
+    return nest({path: add(path, g) for path, g in flat(grads).items()})
 
 
 def local_shape(p: Parameter) -> tuple[int, ...]:
@@ -228,7 +227,6 @@ def gather(w, p: Parameter, dtype):
         # Told so, the partitioner leaves the slices over tensor alone.
         return jax.shard_map(f, in_specs=tensor, out_specs=tensor, axis_names={"tensor"}, check_vma=False)
 
-    @jax.custom_vjp
     def complete(w):
         return over_fsdp(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True))(w)
 
@@ -236,8 +234,9 @@ def gather(w, p: Parameter, dtype):
         add = lambda g: jax.lax.psum_scatter(g.astype(wide), "fsdp", scatter_dimension=axis, tiled=True)  # noqa: E731
         return (over_fsdp(add)(g),)
 
-    complete.defvjp(lambda w: (complete(w), None), scatter)
-    return checkpoint_name(complete(w), GATHERED)
+    completed = jax.custom_vjp(complete)
+    completed.defvjp(lambda w: (complete(w), None), scatter)
+    return checkpoint_name(completed(w), "gathered")
 
 
 def gather_positions(x, axis: int):
@@ -257,8 +256,14 @@ def positions(n_local: int):
 
 
 def gathers_parameters() -> bool:
-    """Whether parameters are completed where they are used, and should then not be kept for the backward pass."""
+    """Whether parameters are completed where they are used; `keep_all_but_gathered` then forgets them again."""
     return _inside("fsdp")
+
+
+def keep_all_but_gathered(primitive, *_, **options) -> bool:
+    """A policy for jax.checkpoint: completed parameters are completed anew in the backward pass, all else is kept."""
+    gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
+    return not gathered and primitive.name != "name"  # the name's own output is as large as what it names
 
 
 def n_shards() -> int:

@@ -33,6 +33,8 @@ config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
 def main(argv: list[str] | None = None) -> int:
     try:
         arguments, config = command_line(argv)
+        if arguments.plan:
+            return plan(config, arguments.device)
         return train(config, arguments.workdir, resume=arguments.resume)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -59,6 +61,8 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --workdir, or start it if there is none"
     )
+    parser.add_argument("--plan", action="store_true", help="print what the run would take on --device, and stop")
+    parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the machines, h100:64 for example")
     arguments, rest = parser.parse_known_args(argv)
     overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
     problems = [
@@ -68,6 +72,8 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     ]
     if arguments.resume and not arguments.workdir:
         problems.append("--resume: say which run to continue with --workdir DIR")
+    if arguments.plan != bool(arguments.device):
+        problems.append("--plan and --device NAME:COUNT belong together; --plan --device h100:64, for example")
     try:
         config = load(arguments.config, overrides)
     except UserError as error:
@@ -123,6 +129,24 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
         progress.say(f"workdir {workdir}  data {corpus.name}  device {jax.devices()[0].device_kind}")
         progress.say(describe(parameters.parameter_table(resolved.model)))
         return carry_out(resolved, corpus, run, progress, resume, carried)
+
+
+def plan(config: Config, device: str) -> int:
+    """Print what a run would take on machines that need not be here; returns the exit code."""
+    import lm.plan
+
+    name, count = lm.plan.named_device(device)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax = start_jax(config)
+    jax.config.update("jax_num_cpu_devices", count)
+    from lm import data, parameters
+
+    vocab_size = config.model.vocab_size
+    if vocab_size is None:  # it is the tokenizer's, which the text makes
+        corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=print)
+        vocab_size = check_with_data(config, corpus).model.vocab_size
+    print(lm.plan.plan(parameters.resolve(config, vocab_size), name, count))
+    return 0
 
 
 def is_finished(workdir: Path, config: Config) -> bool:

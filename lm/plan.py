@@ -1,0 +1,276 @@
+"""What a run would take on machines that are not here: python -m lm.train --config FILE --plan --device h100:64
+
+Nothing is allocated. Memory of parameters and optimizer follows from their shardings, and is checked against the
+compiled program's arguments; activations, logits, communication and time are formulas for the named device. What XLA
+would really keep in flight on it is not known before it is compiled there.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from lm import flops, parameters, sharding
+from lm.config import Config
+from lm.errors import UserError
+from lm.step import init_state, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the vendor says of one device; bytes and bytes a second, links in one direction.
+
+    kind: as in lm/flops.py, which has its peaks. link: to other devices of its node or slice, which has n_near of them;
+    network: to devices beyond.
+    """
+
+    kind: str
+    memory: float
+    bandwidth: float
+    link: float
+    n_near: int
+    network: float
+
+
+# NVIDIA's data sheets of the A100 (2021), H100 SXM (2023), H200 (2023) and L4 (2023); NVLink is given for both
+# directions together and halved here. The network is that of NVIDIA's DGX A100 and H100, one port of 200 or 400 Gb/s a
+# GPU; the L4 has PCIe 4.0 x16 and, assumed here, 8 to a node and 100 Gb/s between nodes. Google Cloud's pages "TPU v4",
+# "TPU v5e", "TPU v5p" and "TPU v6e"; the interconnect of a chip, both directions together, is halved; beyond a slice,
+# assumed here, 100 Gb/s for each host of 4 chips.
+DEVICES = {
+    "a100": Device("NVIDIA A100-SXM4-80GB", 80e9, 2.039e12, 300e9, 8, 25e9),
+    "h100": Device("NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 450e9, 8, 50e9),
+    "h200": Device("NVIDIA H200", 141e9, 4.8e12, 450e9, 8, 50e9),
+    "l4": Device("NVIDIA L4", 24e9, 300e9, 32e9, 8, 1.5e9),
+    "v4": Device("TPU v4", 32e9, 1.228e12, 150e9, 4096, 3e9),
+    "v5e": Device("TPU v5 lite", 16e9, 819e9, 100e9, 256, 3e9),
+    "v5p": Device("TPU v5", 95e9, 2.765e12, 300e9, 8960, 3e9),
+    "v6e": Device("TPU v6 lite", 32e9, 1.64e12, 224e9, 256, 3e9),
+}
+
+
+def named_device(text: str) -> tuple[str, int]:
+    """ "h100:64" as (name, how many); raises UserError."""
+    name, _, count = text.partition(":")
+    if name not in DEVICES or not count.isdecimal() or int(count) < 1:
+        raise UserError(
+            f"--device: {text!r} is not NAME:COUNT with a name of {', '.join(DEVICES)}; h100:64, for example"
+        )
+    return name, int(count)
+
+
+def plan(config: Config, name: str, n_devices: int) -> str:
+    """The plan of a resolved config, for people; raises UserError for a mesh that does not fit."""
+    device, sizes, state = DEVICES[name], sharding.check(config, n_devices), State(config, n_devices)
+    table, t = parameters.parameter_table(config.model), config.train
+    per_token = flops.flops_per_token(config.model, t.seq_len)
+    kept = {
+        "parameters": state.parameters,
+        "optimizer state": state.optimizer,
+        "gradients": state.gradients,
+        "completed parameters (two layers)": completed(config, sizes),
+        f"activations (remat {config.model.remat})": activations(config, sizes),
+        "logits and their gradient": logits(config, sizes),
+    }
+    sent = list(communication(config, sizes))
+    peak = flops.peak_flops(device.kind, config.model.compute_dtype)
+    if peak is None:
+        dtype = config.model.compute_dtype
+        raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {name}; use bfloat16")
+    updated = (2 * state.parameters + 2 * state.optimizer + state.gradients) / device.bandwidth
+    fast, slow = step_time(config, peak, sum(s.sent / _speed(device, sizes, s.axes) for s in sent), updated, n_devices)
+    mfu = functools.partial(flops.mfu, flops_per_token=per_token, n_devices=n_devices, peak=peak)
+    tokens = t.batch_size * t.seq_len
+    total = sum(kept.values())
+    lines = [
+        f"{n_devices} x {name}: " + " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
+        f"{parameters.count(table):,} parameters, {per_token:,.0f} FLOPs a token, {tokens:,} tokens a step",
+        "",
+        "memory a device",
+        *(f"  {what:<38}{_bytes(size):>12}" for what, size in kept.items()),
+        f"  {'together':<38}{_bytes(total):>12}  of {_bytes(device.memory)}"
+        + ("" if total < 0.9 * device.memory else ": TOO MUCH (a tenth is left to XLA and fragmentation)"),
+        f"  parameters, optimizer state and batch: {_bytes(state.compiled)} in the compiled program's arguments, "
+        + ("as computed" if state.compiled == state.arguments else f"{_bytes(state.arguments)} COMPUTED"),
+        "",
+        "communication a step and device",
+        *(f"  {s.what:<52}{s.kind:<16}{s.axis:<16}{_bytes(s.sent):>12}" for s in sent),
+        *([] if sent else ["  none"]),
+        "",
+        f"step time {fast:.3g} to {slow:.3g} s: {tokens / slow:,.0f} to {tokens / fast:,.0f} tokens/s, "
+        f"MFU {mfu(tokens / slow):.0%} to {mfu(tokens / fast):.0%}",
+        f"  the first: products at the vendor's peak for {config.model.compute_dtype}, all communication hidden behind "
+        "them;",
+        "  the second: products at 40 % of it, nothing hidden; both with the optimizer's reads and writes, without "
+        "latencies and the host",
+        f"  {t.steps:,} steps, {t.steps * tokens:,} tokens: {_hours(t.steps * fast)} to {_hours(t.steps * slow)}",
+    ]
+    return "\n".join(lines)
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+class State:
+    """Bytes on each device of what a step is given, from the shardings and from the compiled program."""
+
+    def __init__(self, config: Config, n_devices: int):
+        # Compiled with the layers scanned, which has the same arguments and takes a tenth of the time.
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=True))
+        sizes, t = sharding.mesh_sizes(config.mesh, n_devices), config.train
+        with jax.set_mesh(sharding.make_mesh(sizes)):
+            table = parameters.parameter_table(config.model)
+            init = functools.partial(init_state, config)
+            state = sharding.spread(jax.eval_shape(init, 0), table)
+            shape = (t.batch_size, t.seq_len + 1)
+            rows = jax.NamedSharding(sharding.mesh_in_force(), jax.P(sharding.DATA))
+            batch = {"tokens": jax.ShapeDtypeStruct(shape, np.int32, sharding=rows)}
+            self.parameters, self.optimizer = local_bytes(state.params), local_bytes(state.opt_state)
+            self.gradients = self.parameters * (
+                2 if t.accumulation > 1 and config.model.param_dtype != "float32" else 1
+            )
+            self.arguments = local_bytes(state) + local_bytes(batch)
+            out = (jax.tree.map(lambda a: a.sharding, state), None)
+            jitted = jax.jit(train_step, static_argnames="config", out_shardings=out, keep_unused=True)
+            self.compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
+
+
+def local_bytes(tree) -> int:
+    """Bytes that one device holds of arrays with shardings."""
+    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def _tokens(config: Config, sizes: dict) -> float:
+    """Tokens that a device has of a micro-batch."""
+    t = config.train
+    return t.batch_size * t.seq_len / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"] * t.accumulation)
+
+
+def _itemsize(dtype: str) -> int:
+    return {"bfloat16": 2, "float32": 4}[dtype]
+
+
+def completed(config: Config, sizes: dict) -> float:
+    """Bytes of two layers' parameters, completed over fsdp in the dtype they are used in: this one and the next."""
+    if sizes["fsdp"] == 1:
+        return 0
+    table = parameters.block_table(config.model)
+    return 2 * sum(p.size for p in table.values()) / sizes["tensor"] * _itemsize(config.model.compute_dtype)
+
+
+def activations(config: Config, sizes: dict) -> float:
+    """Bytes kept for the backward pass: of all layers what config.model.remat keeps, of one layer everything."""
+    m, tensor = config.model, sizes["tensor"]
+    heads = (m.n_heads + 2 * m.n_kv_heads) * m.d_head / tensor  # queries, keys and values
+    inner = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff / tensor
+    # Both norms' inputs and outputs; queries and keys before and after their rotation; attention's output; the
+    # products of the feed-forward layer and what its activation makes of them.
+    everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
+    if m.attention == "einsum" or m.compute_dtype == "float32" or m.attn_softcap or sizes["sequence"] > 1:
+        everything += 2 * m.n_heads / tensor * config.train.seq_len  # scores and weights of every key, masked or not
+    kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
+    once = everything if m.remat != "none" else 0
+    return (m.n_layers * kept + once) * _tokens(config, sizes) * _itemsize(m.compute_dtype)
+
+
+def logits(config: Config, sizes: dict) -> float:
+    """Bytes of the logits that exist at once, float32, and of as many gradients."""
+    n, chunk = _tokens(config, sizes), config.train.loss_chunk
+    share = sizes["tensor"] if config.model.vocab_size % sizes["tensor"] == 0 else 1
+    n_shards = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
+    return 2 * 4 * (min(n, chunk / n_shards) if chunk else n) * config.model.vocab_size / share
+
+
+# ---- Communication ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """One kind of communication: `times` collectives a step over axes, of `payload` bytes (as in lm/collectives.py)."""
+
+    what: str
+    kind: str
+    axes: tuple[str, ...]
+    n: int
+    payload: float
+    times: int
+
+    @property
+    def axis(self) -> str:
+        return " x ".join(self.axes)
+
+    @property
+    def sent(self) -> float:
+        return {"all-reduce": 2}.get(self.kind, 1) * (self.n - 1) / self.n * self.payload * self.times
+
+
+def communication(config: Config, sizes: dict) -> Iterator[Sent]:
+    """What a step sends, by kind; scalars and gains are left out. lm/sharding.py has the collectives, XLA tensor's."""
+    m, t, table = config.model, config.train, parameters.parameter_table(config.model)
+    wide, narrow = _itemsize(m.param_dtype), _itemsize(m.compute_dtype)
+
+    def of(axes, what, kind, payload, times):
+        axes = tuple(axis for axis in axes if sizes[axis] > 1)
+        if axes and payload and times:
+            yield Sent(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
+
+    def size(p) -> float:
+        """Parameters of p on a device when it is complete over fsdp."""
+        return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
+
+    shared = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
+    layers = sum(size(p) for path, p in shared.items() if path.startswith("layers/"))
+    outer = sum(size(p) for path, p in shared.items() if not path.startswith("layers/"))
+    n = t.accumulation
+    yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
+    yield from of(["fsdp"], "embedding and head", "all-gather", outer * narrow, n)
+    yield from of(["fsdp"], "gradients of both", "reduce-scatter", (layers + outer) * wide, n)
+    reduced = (layers + outer) / sizes["fsdp"] * (wide if n == 1 else 4)
+    yield from of(["replica", "sequence"], "gradients, once a step", "all-reduce", reduced, 1)
+    tokens, forwards = _tokens(config, sizes), 1 + (m.remat == "block")
+    x_BTD = tokens * m.d_model * narrow
+    inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
+    yield from of(
+        ["tensor"], "attention's and feed-forward outputs", "all-reduce", x_BTD, n * 2 * forwards * m.n_layers
+    )
+    yield from of(["tensor"], "gradients of their inputs", "all-reduce", x_BTD, n * inputs * m.n_layers)
+    if m.vocab_size % sizes["tensor"] == 0:
+        yield from of(["tensor"], "embeddings, and the gradient of the head's input", "all-reduce", x_BTD, 2 * n)
+    kv = tokens * sizes["sequence"] * m.n_kv_heads * m.d_head / sizes["tensor"] * narrow
+    yield from of(["sequence"], "keys and values", "all-gather", kv, n * 2 * forwards * m.n_layers)
+    yield from of(["sequence"], "gradients of keys and values", "reduce-scatter", kv, n * 2 * m.n_layers)
+
+
+# ---- Time ------------------------------------------------------------------------------------------------------------
+
+
+def step_time(config: Config, peak: float, travel: float, updated: float, n_devices: int) -> tuple[float, float]:
+    """The range of a step's seconds: communication hidden behind products at their peak, or after them at 40 % of it.
+
+    travel: seconds of all communication. updated: seconds of the optimizer's reads and writes.
+    """
+    t, m = config.train, config.model
+    recomputed = 4 / 3 if m.remat == "block" else 1
+    compute = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len / n_devices / peak
+    return max(compute, travel) + updated, compute / 0.4 + travel + updated
+
+
+def _speed(device: Device, sizes: dict, axes: tuple[str, ...]) -> float:
+    """Bytes a second of a collective: devices are numbered with the last axis fastest, so it spans what lies within."""
+    names = list(sizes)
+    span = math.prod(sizes[name] for name in names[names.index(axes[0]) :])
+    return device.link if span <= device.n_near else device.network
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000 or unit == "GB":
+            return f"{n:.4g} {unit}"
+        n /= 1000
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h"

@@ -1,0 +1,75 @@
+"""Training steps on simulated devices, in a process of their own: python tests/on_devices.py JSON OUT
+
+JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: one device alone.
+OUT.npz gets losses, gradients of the first step and parameters after 10 of case i as i/losses, i/grads/PATH,
+i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it (and then nothing is run).
+"""
+
+import contextlib
+import functools
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from tiny import tiny
+
+from lm import parameters, sharding
+from lm.config import MESH_AXES
+from lm.step import eval_step, gradients, init_state, train_step
+
+N_STEPS, B, T, V = 10, 16, 8, 19
+
+
+def batch(step: int) -> dict:
+    draw = np.random.default_rng(step)
+    arrays = {"tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32), "weights": draw.random((B, T), np.float32)}
+    mesh = sharding.mesh_in_force()
+    return {name: sharding.by_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()}
+
+
+def config_of(case: dict):
+    sections = case["sections"]
+    return tiny(**sections | {"train": {"batch_size": B, "seq_len": T} | sections.get("train", {})})
+
+
+def born(config):
+    """(the state of step 0, its shardings)."""
+    init = functools.partial(init_state, config)
+    abstract = sharding.spread(jax.eval_shape(init, 0), parameters.parameter_table(config.model))
+    shardings = jax.tree.map(lambda a: a.sharding, abstract)
+    return jax.jit(init, out_shardings=shardings)(0), shardings
+
+
+def run(case: dict, hlo: Path) -> dict:
+    config = config_of(case)
+    state, shardings = born(config)
+    step = jax.jit(train_step, static_argnames="config", out_shardings=(shardings, None))
+    if case.get("hlo"):
+        hlo.write_text(step.lower(state, batch(0), config).compile().as_text())
+        return {}
+    found, losses = {}, []
+    _, grads = jax.jit(gradients, static_argnames="config")(state, batch(0), config)
+    found |= {f"grads/{path}": g for path, g in parameters.flat(grads).items()}
+    for i in range(N_STEPS):
+        state, out = step(state, batch(i), config)
+        losses.append(out["loss"])
+    found |= {f"params/{path}": p for path, p in parameters.flat(state.params).items()}
+    found["eval"] = np.array(jax.jit(eval_step, static_argnames="config")(state.params, None, batch(0), config))
+    return found | {"losses": np.array(losses)}
+
+
+def main(job: dict, out: Path) -> None:
+    jax.config.update("jax_num_cpu_devices", job["devices"])
+    results = {}
+    for i, case in enumerate(job["cases"]):
+        sizes = case["mesh"] and dict(zip(MESH_AXES, case["mesh"], strict=True))
+        with jax.set_mesh(sharding.make_mesh(sizes)) if sizes else contextlib.nullcontext():
+            found = jax.device_get(run(case, out.with_suffix(f".{i}.hlo")))
+        results |= {f"{i}/{name}": array for name, array in found.items()}
+    np.savez(out, **results)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

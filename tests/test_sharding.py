@@ -1,0 +1,276 @@
+"""Spread over a mesh, training is what it is on one device, and sends what it should and nothing else."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from on_devices import config_of
+from tiny import tiny
+
+from lm import parameters, plan, sharding
+from lm.collectives import collectives
+from lm.config import MESH_AXES, MeshConfig
+from lm.errors import UserError
+
+HERE = Path(__file__).parent
+MODELS = {
+    "modern": {},
+    "scanned": {"model": {"scan_layers": True, "remat": "block"}},
+    "accumulated": {"train": {"accumulation": 2, "loss_chunk": 16}},
+    "everything": {
+        "model": {
+            "norm": "layer", "ffn": "mlp", "attn_bias": True, "ffn_bias": True, "head_bias": True, "qk_norm": True,
+            "positions": "learned", "remat": "dots", "vocab_size": 20, "window_pattern": [3, 0],
+        }
+    },
+    "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
+    "muon": {"optimizer": {"name": "muon"}},
+}  # fmt: skip
+MESHES = [
+    [8, 1, 1, 1], [1, 8, 1, 1], [4, 1, 2, 1], [2, 1, 1, 4], [4, 2, 1, 1], [2, 2, 2, 1], [1, 1, 2, 4], [1, 2, 1, 4],
+    [1, 2, 2, 2],
+]  # fmt: skip
+
+
+def on_devices(tmp_path, n: int, cases: list[dict]):
+    """What tests/on_devices.py finds: a list of dicts of arrays, and its HLO texts."""
+    out = tmp_path / f"on_{n}.npz"
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    job = json.dumps({"devices": n, "cases": cases})
+    done = subprocess.run(
+        [sys.executable, HERE / "on_devices.py", job, out], env=env, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(out) as arrays:
+        found = [{} for _ in cases]
+        for name, array in arrays.items():
+            i, _, rest = name.partition("/")
+            found[int(i)][rest] = array
+    texts = [out.with_suffix(f".{i}.hlo") for i in range(len(cases))]
+    return found, [text.read_text() if text.exists() else "" for text in texts]
+
+
+def assert_equal(found: dict, reference: dict) -> None:
+    assert found.keys() == reference.keys()
+    for name, array in reference.items():
+        scale = max(1.0, np.abs(array).max())
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+def fits(model: str, mesh: list[int]) -> bool:
+    return not (model == "dropout" and mesh[3] > 1)  # refused: see test_what_cannot_be_spread
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=[] if name == "modern" else [pytest.mark.slow]) for name in MODELS]
+)
+def test_ten_steps_equal_those_of_one_device(tmp_path, model):
+    meshes = [mesh for mesh in MESHES if fits(model, mesh)] if model != "modern" else [[1, 2, 2, 2]]
+    cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in meshes]
+    (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])
+    for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
+        try:
+            assert_equal(found, reference)
+        except AssertionError as error:
+            raise AssertionError(f"mesh {case['mesh']}: {error}") from error
+
+
+@pytest.mark.slow
+def test_every_mesh_of_the_modern_model(tmp_path):
+    cases = [{"mesh": mesh, "sections": {}} for mesh in MESHES]
+    (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": {}}])
+    for found in on_devices(tmp_path, 8, cases)[0]:
+        assert_equal(found, reference)
+
+
+# ---- What is sent ----------------------------------------------------------------------------------------------------
+
+SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_what_the_plan_says(tmp_path):
+    """By kind, group and size: the plan's collectives are the compiled program's, but for 1 % (gains, scalars)."""
+    cases = [{"mesh": mesh, "sections": SCANNED, "hlo": True} for mesh in MESHES]
+    for mesh, text in zip(MESHES, on_devices(tmp_path, 8, cases)[1], strict=True):
+        sizes, config = dict(zip(MESH_AXES, mesh, strict=True)), config_of({"sections": SCANNED})
+        found = collectives(text)
+        check_sizes(found, config)
+        for kind in ("all-gather", "reduce-scatter", "all-reduce"):
+            said = sum(s.sent for s in plan.communication(config, sizes) if s.kind == kind)
+            sent = sum(c.sent for c in found if c.kind == kind)
+            assert sent == pytest.approx(said, rel=0.01, abs=small(config)), (mesh, kind)
+        assert {c.kind for c in found} <= {"all-gather", "reduce-scatter", "all-reduce"}, mesh
+
+
+def small(config) -> float:
+    """Bytes of gains, their gradients, positions, loss statistics: what the plan leaves out."""
+    table = parameters.parameter_table(config.model)
+    gains = sum(4 * p.size for p in table.values() if p.kind in ("norm", "bias"))
+    statistics = 3 * 4 * config.train.batch_size * config.train.seq_len
+    return 2 * gains + statistics + 2000
+
+
+def check_sizes(found, config) -> None:
+    """No gather is larger than the largest parameter of a layer (or the embedding), none is of (B, T, D)."""
+    table = parameters.parameter_table(config.model)
+    largest = max(p.size // (config.model.n_layers if p.axes[0] == "N" else 1) for p in table.values())
+    for c in found:
+        if c.kind == "all-gather":
+            for _, shape in c.shapes:
+                assert math.prod(shape) <= largest, c
+                assert shape[-2:] != (config.train.seq_len, config.model.d_model), c
+
+
+@pytest.mark.slow
+def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_path):
+    """ZeRO-3: each layer's parameter forward and backward, by its name; completed ones are not kept in between."""
+    _, (text,) = on_devices(tmp_path, 8, [{"mesh": [1, 8, 1, 1], "sections": SCANNED, "hlo": True}])
+    found = collectives(text)
+    n_layers = SCANNED["model"]["n_layers"]
+    for path, p in parameters.block_table(config_of({"sections": SCANNED}).model).items():
+        name = path.rpartition("/")[2]
+        mine = [c for c in found if f"/{name}/" in c.where]
+        gathers = sorted("rematted_computation" in c.where for c in mine if c.kind == "all-gather")
+        if p.kind == "weight":
+            assert gathers == [False, True], path
+            assert [c.kind for c in mine if c.kind != "all-gather"] == ["reduce-scatter"], path
+            assert {c.times for c in mine} == {n_layers}
+            assert all(c.payload == 4 * p.size for c in mine)
+        else:
+            assert not mine
+    loops = [line for line in text.splitlines() if " while(" in line]
+    assert len(loops) == 2
+    for p in parameters.block_table(config_of({"sections": SCANNED}).model).values():
+        if p.kind == "weight":
+            assert not any(f"[{n_layers},{','.join(map(str, p.shape))}]" in loop for loop in loops)
+
+
+@pytest.mark.slow
+def test_accumulation_reduces_once_a_step(tmp_path):
+    """Over replicas the gradients of 4 micro-batches are added up on each device first."""
+    sections = {"train": {"accumulation": 4, "batch_size": 32}}
+    cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({"train": {"batch_size": 32}}, sections)]
+    once, accumulated = (sum(c.sent for c in collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
+    assert accumulated == once
+
+
+HLO = """\
+HloModule test
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%inner (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups={{0,1},{2,3}}, metadata={op_name="a/w"}
+}
+
+%outer (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %w = (s32[], f32[8,4]) while(%t), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+  %r = (bf16[10]{0}, pred[6]{0}) all-reduce(%x, %y), replica_groups=[1,4]<=[4], to_apply=%add
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %w2 = (s32[], f32[8,4]) while(%t), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %s = f32[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}, to_apply=%add
+}
+"""
+
+
+def test_collectives_of_a_text_are_counted_by_hand():
+    gather, reduce, scatter = collectives(HLO)
+    assert (gather.kind, gather.n, gather.times, gather.payload, gather.where) == ("all-gather", 2, 15, 128, "a/w")
+    assert (reduce.kind, reduce.n, reduce.times, reduce.payload) == ("all-reduce", 4, 5, 26)
+    assert (scatter.kind, scatter.n, scatter.times, scatter.payload) == ("reduce-scatter", 4, 1, 32)
+    assert gather.sent == 0.5 * 128 * 15
+    assert reduce.sent == 2 * 0.75 * 26 * 5
+    with pytest.raises(ValueError, match="unknown length"):
+        collectives(re.sub(r', backend_config=\S+"5"\}\}', "", HLO))
+
+
+# ---- Where arrays live -----------------------------------------------------------------------------------------------
+
+
+def test_argument_bytes_match_the_formula(tmp_path):
+    """Parameters and moments by hand: each divided by the axes that share it."""
+    job = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 8)\n"
+        "from tiny import tiny\nfrom lm import plan\nfrom lm.config import MeshConfig\nimport dataclasses\n"
+        "config = tiny(model={'vocab_size': 20}, train={'batch_size': 16})\n"
+        "config = dataclasses.replace(config, mesh=MeshConfig(2, 2, 2, 1))\n"
+        "state = plan.State(config, 8)\nprint(state.parameters, state.optimizer, state.arguments, state.compiled)\n"
+    )
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [int(word) for word in done.stdout.split()]
+    table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
+    ours = 4 * sum(p.size // (1 if p.kind == "norm" else 4) for p in table.values())  # fsdp 2 x tensor 2
+    assert found[0] == ours
+    counters = 4 + 4 + 4  # of Adam, of its schedule, of weight decay's
+    assert found[1] == 2 * ours + counters
+    assert found[2] == found[3]
+
+
+SIZES = [
+    ((-1, 1, 1, 1), 8, [8, 1, 1, 1]),
+    ((1, -1, 2, 1), 8, [1, 4, 2, 1]),
+    ((2, 2, 2, 1), 8, [2, 2, 2, 1]),
+    ((-1, 8, 1, 1), 8, [1, 8, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("sizes", "n", "expected"), SIZES)
+def test_mesh_sizes(sizes, n, expected):
+    assert list(sharding.mesh_sizes(MeshConfig(*sizes), n).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((-1, 3, 1, 1), r"fsdp 3 .* does not make up 8 devices; .*must divide 8: \[1, 2, 4, 8\]"),
+        ((2, 2, 1, 1), "does not make up 8 devices; set one axis to -1"),
+        ((1, 16, 1, 1), "does not make up 8 devices"),
+    ],
+)
+def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
+    with pytest.raises(UserError, match=said):
+        sharding.mesh_sizes(MeshConfig(*sizes), 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sections", "said"),
+    [
+        ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8"),
+        ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
+        ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
+        ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24"),
+        (
+            (2, 1, 1, 4),
+            {"train": {"seq_len": 10}},
+            "config.train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12",
+        ),
+        ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
+        ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention"),
+    ],
+)
+def test_what_cannot_be_spread(sizes, sections, said):
+    config = tiny(**sections)
+    object.__setattr__(config, "mesh", MeshConfig(*sizes))
+    with pytest.raises(UserError, match=said):
+        sharding.check(config, 8)
+
+
+def test_a_vocabulary_that_tensor_does_not_divide_is_whole_over_it():
+    table = parameters.parameter_table(tiny().model)  # 19 tokens
+    sizes = dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True))
+    assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")
+    assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (None, "fsdp", "tensor")
+    assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (None, None)
