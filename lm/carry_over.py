@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jax
 
 from lm import parameters
-from lm.checkpoints import leaf_checksums, restore_params
+from lm.checkpoints import restore_params
+from lm.checksums import leaf_checksums
 from lm.config import Config, init_run
 from lm.data import Corpus
 from lm.errors import UserError

@@ -6,6 +6,7 @@ restores a flipped byte in silence and casts to whatever dtype is asked for; the
 unseen. workdir/val_losses.json holds the validation losses by step, which may be known before a checkpoint or after it.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from lm.checksums import leaf_checksums, leaves_by_path
 from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.parameters import nest
@@ -29,60 +31,6 @@ VAL_LOSSES = "val_losses.json"
 
 class _Broken(Exception):
     """A checkpoint that is not whole; the message says what is wrong with it."""
-
-
-# ---- Checksums -------------------------------------------------------------------------------------------------
-
-
-def leaf_checksums(state) -> dict[str, str]:
-    """A checksum for each leaf by its path, computed where the leaf lives and equal under every sharding of it.
-
-    Each 32-bit word (16- and 8-bit elements widened, 64-bit ones as two words) and its row-major index plus one are
-    split into 16-bit halves, and the four sums of products half x half modulo 2^32 are kept, as hexadecimal digits.
-    Every product fits in 32 bits and so does every difference of two products, hence any change to one element
-    and any exchange of two unequal elements changes at least one sum. (A single sum of words times odd factors
-    modulo 2^32 is blind to exchanging x and -x: their words differ by 2^31 and odd factors by an even number.)
-    """
-    leaves = _leaves(state)
-    # One at a time: XLA's CPU client has a thread a device, and with several programs under way that sum over devices
-    # each thread may come to wait for another one's program, for ever.
-    sums = [jax.device_get(_checksum(leaf)) for leaf in jax.block_until_ready(list(leaves.values()))]
-    return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
-
-
-@jax.jit
-def _checksum(leaf):
-    # The index is built from one iota a dimension: a reshape to a vector would gather a sharded leaf.
-    index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
-    for axis in reversed(range(leaf.ndim)):
-        index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= leaf.shape[axis]
-    factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
-    halves = [half for words in _words(leaf) for half in (words & 0xFFFF, words >> 16)]
-    products = tuple(half * factor for half in halves for factor in factors)
-    # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as one sum each.
-    zeros = tuple(jnp.uint32(0) for _ in products)
-    sums = jax.lax.reduce(products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim)))
-    return jnp.stack(sums)
-
-
-def _words(leaf) -> list[jax.Array]:
-    """The bits of each element as uint32 arrays of the leaf's shape (two of them for 64-bit elements)."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jax.random.key_data(leaf)
-        return [data[..., i] for i in range(data.shape[-1])]
-    if leaf.dtype == jnp.bool_:
-        return [leaf.astype(jnp.uint32)]
-    if leaf.dtype.itemsize == 8:
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-        return [words[..., 0], words[..., 1]]
-    return [jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)]
-
-
-def _leaves(tree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as "params/blocks/w_in" or "opt_state/0/mu/blocks/w_in"."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -139,7 +87,8 @@ class Checkpoints:
             return False
         others = [self._val_losses[s] for s in self.steps() if s in self._val_losses and s != step]
         self._val_losses[step] = val_loss
-        write_text(self._directory.parent / VAL_LOSSES, to_json(self._val_losses) + "\n")
+        if jax.process_index() == 0:
+            write_text(self._directory.parent / VAL_LOSSES, to_json(self._val_losses) + "\n")
         return all(val_loss < other for other in others)
 
     def save(self, step: int, state, meta: dict) -> bool:
@@ -150,7 +99,7 @@ class Checkpoints:
         """
         if step in self.steps():
             return False
-        leaves, checksums = _leaves(state), leaf_checksums(state)
+        leaves, checksums = leaves_by_path(state), leaf_checksums(state)
         record = {
             "step": step,
             "meta": json.loads(to_json(meta)),
@@ -175,8 +124,8 @@ class Checkpoints:
         broken: dict[int, str] = {}
         for candidate in candidates:
             try:
-                record = _read_record(self._directory, candidate)
-                leaves = _read_leaves(self._directory, candidate, record, _leaves(abstract_state))
+                record = _in_all(functools.partial(_read_record, self._directory, candidate))
+                leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
             except _Broken as reason:
                 broken[candidate] = str(reason)
                 continue
@@ -312,10 +261,33 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
     target = nest({path: _abstract(leaf) for path, leaf in wanted.items()})
+    by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory / str(step) / "state", target, partial)))
+    leaves = {path: by_path[path] for path in wanted}
+    changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
+    if changed:
+        raise _Broken("checksums differ: " + _enumerate(changed))
+    return leaves
+
+
+def _in_all(read: Callable[[], Any]) -> Any:
+    """What read() returns; raises _Broken in all processes if it does in one, so that all go back to the same step."""
+    failure = result = None
+    try:
+        result = read()
+    except _Broken as error:
+        failure = error
+    if jax.process_count() > 1 and not np.all(multihost_utils.process_allgather(np.array(failure is None))):
+        failure = failure or _Broken("another process cannot read it")
+    if failure:
+        raise failure
+    return result
+
+
+def _read_arrays(directory: Path, target, partial: bool):
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        restored = reader.restore(
-            directory / str(step) / "state",
+        return reader.restore(
+            directory,
             args=ocp.args.PyTreeRestore(
                 target,
                 restore_args=ocp.checkpoint_utils.construct_restore_args(target),
@@ -324,16 +296,10 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
         )
     except Exception as error:
         raise _Broken(f"its arrays cannot be read: {_first_line(error)}") from error
-    by_path = _leaves(restored)
-    leaves = {path: by_path[path] for path in wanted}
-    changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
-    if changed:
-        raise _Broken("checksums differ: " + _enumerate(changed))
-    return leaves
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 

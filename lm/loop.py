@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from lm import flops, metrics, parameters
+from lm import flops, metrics, parameters, processes, sharding
 from lm.checkpoints import Checkpoints
 from lm.config import Config
 from lm.data import Corpus
@@ -18,7 +18,6 @@ from lm.data.batches import prefetch
 from lm.evaluation import evaluate
 from lm.feeds import to_device, train_feed
 from lm.optimizers import learning_rate_schedule
-from lm.sharding import mesh_in_force
 from lm.step import TrainState, inspect, take_batch, train_steps
 
 
@@ -29,9 +28,19 @@ class Signals:
         self.received, self._say, self._before = None, say, {}
 
     def __enter__(self) -> "Signals":
+        if jax.process_count() > 1:  # JAX has a handler for SIGTERM, and tells all processes of it
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, processes.pass_on)
+            return self
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._note)
         return self
+
+    def after(self, step: int) -> bool:
+        """Whether to stop after this step; several processes agree on one."""
+        if self.received is None and processes.asked_to_stop(step):
+            self.received = signal.SIGTERM
+            self._say("SIGTERM: saving, then stopping")
+        return self.received is not None
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
@@ -84,7 +93,7 @@ class Loop:
         self.writer, self.progress, self.checkpoints = writer, progress, checkpoints
         self.step = int(state.step)  # steps made, and by now sent
         self.split = corpus.split("train")
-        self.mesh = mesh_in_force()  # feeds are formed in a thread of their own, in which none is in force
+        self.mesh = sharding.mesh_in_force()  # feeds are formed in a thread of their own, in which none is in force
         self.resident = to_device(self.split, config.data.device_bytes, self.mesh)
         self._meta, self._wall_before, self._began = meta, meta.get("wall_seconds", 0.0), time.monotonic()
         self._unread = None  # (first step, number of steps, metrics) of the dispatch sent last
@@ -104,11 +113,11 @@ class Loop:
         if self.config.train.debug:
             self._train_steps = lambda state, corpus, feed, n: train_steps(state, corpus, feed, n, self.config)
         else:
-            out = (jax.tree.map(lambda a: a.sharding, self.state), None)
+            out = (jax.tree.map(lambda a: a.sharding, self.state), sharding.everywhere())
             jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=out)
             feed = self.feed(self.step, 1)
             self._train_steps = jitted.lower(self.state, self.resident, feed, np.int32(1), self.config).compile()
-        self._inspect = jax.jit(inspect, static_argnames="config")
+        self._inspect = jax.jit(inspect, static_argnames="config", out_shardings=sharding.everywhere())
         return time.monotonic() - began
 
     def run(self, signals: Signals) -> str:
@@ -118,7 +127,7 @@ class Loop:
         stopped = self._between(signals)
         self._mark = time.monotonic()
         for (first, n), feed in zip(plan, feeds, strict=False):
-            if stopped := stopped or ("interrupted" if signals.received else None):
+            if stopped := stopped or ("interrupted" if signals.after(first) else None):
                 break
             self.state, out = self._train_steps(self.state, self.resident, feed, np.int32(n))
             self.step = first + n

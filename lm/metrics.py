@@ -64,7 +64,8 @@ class MetricsWriter:
     """Writes each line to workdir/metrics.jsonl and, where asked, to TensorBoard and W&B.
 
     `resume_step` is the step that was restored: later lines are dropped, so that none appears twice. None starts
-    the files afresh. `wandb` holds the arguments of `wandb.init` (project, name, config ...), None for no W&B.
+    the files afresh. `wandb` holds the arguments of `wandb.init` (project, name, config ...), None for no W&B. Of
+    several processes one alone `writes`; all know the same lines.
     Raises UserError if W&B is asked for and not installed.
     """
 
@@ -75,22 +76,29 @@ class MetricsWriter:
         resume_step: int | None = None,
         tensorboard: bool = True,
         wandb: dict | None = None,
+        writes: bool = True,
     ):
         self.workdir = workdir = Path(workdir)
         last_kept = -1 if resume_step is None else resume_step
+        path = workdir / "metrics.jsonl"
+        lines = read_metrics(path) if path.exists() else []
+        self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
+        self._tensorboard = self._open_tensorboard = self._wandb = None
+        if not writes:
+            return
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
-        cut_back(workdir / "metrics.jsonl", last_kept)
-        self._last = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
-        self._file = open(workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        cut_back(path, last_kept)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         # Opened by the first line: the first step need not wait for an import of half a second.
-        self._tensorboard = None
         self._open_tensorboard = (lambda: _start_tensorboard(workdir, last_kept)) if tensorboard else None
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
+        self._last = [*self.lines_of(line["step"]), line]
+        if self._file is None:
+            return
         self._file.write(to_json(line) + "\n")
         self._file.flush()
-        self._last = [*self.lines_of(line["step"]), line]
         scalars = dict(_scalars(line))
         if self._open_tensorboard and not self._tensorboard:
             self._tensorboard = self._open_tensorboard()
@@ -106,10 +114,12 @@ class MetricsWriter:
 
     def fsync(self) -> None:
         """Wait until every line is on the disk. Call it before a checkpoint of the same step is saved."""
-        os.fsync(self._file.fileno())
+        if self._file:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        if self._file:
+            self._file.close()
         if self._tensorboard:
             self._tensorboard.close()
         if self._wandb:

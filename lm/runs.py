@@ -172,13 +172,18 @@ def check(workdir: str | Path, config, *, resume: bool, data: dict | None = None
 
 
 class Run:
-    """A workdir this process holds the lock of. Created by `start`; `close` gives the lock back."""
+    """A workdir this process, or the first of several, holds the lock of; `close` gives it back. Created by `start`.
+
+    lock: None in a process that is not the first; what it would write the first one writes.
+    """
 
     def __init__(self, workdir: Path, lock, notices: list[str], experiment: str):
         self.workdir, self.notices, self._lock, self.experiment_digest = workdir, notices, lock, experiment
 
     def write_text(self, name: str, text: str) -> None:
         """Write workdir/name in one step."""
+        if self._lock is None:
+            return
         (self.workdir / name).parent.mkdir(exist_ok=True)
         write_text(self.workdir / name, text)
 
@@ -191,7 +196,8 @@ class Run:
         self.write_json("summary.json", dict.fromkeys(SUMMARY_FIELDS) | values)
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock:
+            self._lock.close()
 
     def __enter__(self) -> "Run":
         return self

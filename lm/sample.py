@@ -50,6 +50,7 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
     import jax.numpy as jnp
 
     from lm.model import logits
+    from lm.sharding import whole_inside
 
     def next_token(carry, i):
         context_T, length = carry
@@ -63,7 +64,7 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
         context_T = context_T.at[jnp.where(full, length - 1, length)].set(token)
         return (context_T, jnp.minimum(length + 1, len(context_T))), token
 
-    return jax.lax.scan(next_token, (context_T, length), jnp.arange(n_tokens))[1]
+    return whole_inside(jax.lax.scan(next_token, (context_T, length), jnp.arange(n_tokens))[1])
 
 
 def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_tokens: int, **options) -> str:

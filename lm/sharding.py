@@ -131,6 +131,17 @@ def spread(abstract_state, table: Table):
     return jax.tree_util.tree_map_with_path(with_sharding, abstract_state)
 
 
+def everywhere() -> NamedSharding | None:
+    """Of results that every process reads: whole on every device."""
+    mesh = mesh_in_force()
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def whole_inside(x):
+    """The same, within jit."""
+    return x if _mesh() is None else jax.lax.with_sharding_constraint(x, PartitionSpec())
+
+
 def by_examples(mesh, shape: tuple[int, ...], axis: int, rows):
     """An array whose dimension `axis` are a batch's examples, spread over the mesh (None: as it comes, on the host).
 

@@ -3,31 +3,17 @@
 This file reads as the story of a run: command line, config, data, workdir, state, loop, end.
 """
 
-import argparse
 import dataclasses
 import json
 import os
 import sys
-import textwrap
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from lm import runs
-from lm.config import Config, schema, to_dict
-from lm.config_file import load
+from lm.command_line import command_line
+from lm.config import Config, to_dict
 from lm.errors import UserError
-
-EPILOG = """\
-examples:
-  python -m lm.train --config configs/shakespeare.py
-  python -m lm.train --config configs/shakespeare.py --config.model.d_model=256 --config.train.steps=2000
-  python -m lm.train --config configs/shakespeare.py --workdir runs/mine --resume
-
-exit codes: 0 finished; 2 a mistake in what was asked, or a disk that cannot be used; 3 the loss or a gradient was
-not finite; 130 (Ctrl-C) and 143 (SIGTERM) saved and stopped, --resume goes on.
-
-config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
-"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,89 +21,55 @@ def main(argv: list[str] | None = None) -> int:
         arguments, config = command_line(argv)
         if arguments.plan:
             return plan(config, arguments.device)
-        return train(config, arguments.workdir, resume=arguments.resume)
+        return train(config, arguments.workdir, resume=arguments.resume, others=arguments)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a directory that cannot be read
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        end_if_one_of_many(error)
+        raise
     except KeyboardInterrupt:
         print("interrupted before the first step; nothing was trained", file=sys.stderr)
         return 130
 
 
-def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
-    """The parsed arguments and the config they ask for; raises UserError with everything that is wrong with them."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.train",
-        description="Train a decoder-only Transformer language model.",
-        epilog=EPILOG + key_list(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, such as configs/shakespeare.py")
-    parser.add_argument("--workdir", metavar="DIR", help="where the run lives (runs/NAME-TIME)")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in --workdir, or start it if there is none"
-    )
-    parser.add_argument("--plan", action="store_true", help="print what the run would take on --device, and stop")
-    parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the machines, h100:64 for example")
-    arguments, rest = parser.parse_known_args(argv)
-    overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
-    problems = [
-        f"{argument}: unexpected argument; config values are set with --config.SECTION.KEY=VALUE"
-        for argument in rest
-        if not argument.startswith("--config.")
-    ]
-    if arguments.resume and not arguments.workdir:
-        problems.append("--resume: say which run to continue with --workdir DIR")
-    if arguments.plan != bool(arguments.device):
-        problems.append("--plan and --device NAME:COUNT belong together; --plan --device h100:64, for example")
-    try:
-        config = load(arguments.config, overrides)
-    except UserError as error:
-        problems += error.problems
-    if problems:
-        raise UserError(*problems)
-    return arguments, config
+def end_if_one_of_many(error: Exception) -> None:
+    """After an error of one process the others need not have: see lm.processes.abandon."""
+    jax = sys.modules.get("jax")
+    if jax and jax.distributed.is_initialized() and jax.process_count() > 1:
+        from lm import processes
+
+        processes.abandon(error)
 
 
-def key_list() -> str:
-    """Every config key with its default and meaning, for --help."""
-    lines = []
-    for name, (_, field) in schema().items():
-        lines.append(f"  {name} = {field.default!r}")
-        words = field.metadata["doc"] + (
-            f" [{' | '.join(field.metadata['choices'])}]" if field.metadata["choices"] else ""
-        )
-        lines.append(textwrap.fill(words, 110, initial_indent=" " * 8, subsequent_indent=" " * 8))
-    return "\n".join(lines)
+def train(config: Config, workdir: str | None, *, resume: bool = False, others=None) -> int:
+    """A whole run; returns the exit code. Raises UserError, before anything is written, for what cannot work.
 
-
-def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
-    """A whole run; returns the exit code. Raises UserError, before anything is written, for what cannot work."""
+    others: the command line's arguments that tell how to reach other processes.
+    """
     if workdir:
         runs.check(workdir, config, resume=resume)
     if resume and is_finished(Path(workdir), config):
         print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
-    jax = start_jax(config)
-    from lm import data, parameters, sharding
+    jax = start_jax(config, others)
+    from lm import data, parameters, processes, sharding
     from lm.carry_over import carry_over
     from lm.metrics import Progress
 
-    progress = Progress(config.train.steps, sys.stdout)
+    progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
     corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
     sizes = sharding.check(resolved, jax.device_count())
     carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
-    workdir = workdir or runs.default_workdir(resolved.name)
-    data_found = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+    processes.check_equal("the data", corpus.fingerprint)
     with (
-        runs.start(workdir, config, data=data_found, resume=resume) as run,
+        take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),
         jax.set_mesh(sharding.make_mesh(sizes)) if jax.device_count() > 1 else nullcontext(),
         logging_to(progress),
@@ -126,9 +78,27 @@ def train(config: Config, workdir: str | None, *, resume: bool = False) -> int:
             progress.say(notice)
         if corpus.tokenizer is not None:
             run.write_text("tokenizer.json", corpus.tokenizer.to_json())
-        progress.say(f"workdir {workdir}  data {corpus.name}  device {jax.devices()[0].device_kind}")
+        n, kind = jax.device_count(), jax.devices()[0].device_kind
+        progress.say(f"workdir {run.workdir}  data {corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}")
+        if n > 1:
+            spread = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+            progress.say(f"mesh {spread}, {jax.process_count()} processes")
         progress.say(describe(parameters.parameter_table(resolved.model)))
         return carry_out(resolved, corpus, run, progress, resume, carried)
+
+
+def take(workdir: str | None, config: Config, name: str, corpus, resume: bool) -> runs.Run:
+    """The run's directory, taken by the first process for all; raises UserError in all where it cannot be."""
+    from lm import processes
+
+    data, taken = {"name": corpus.name, "fingerprint": corpus.fingerprint}, []
+
+    def start():
+        taken.append(runs.start(workdir or runs.default_workdir(name), config, data=data, resume=resume))
+        return str(taken[0].workdir), taken[0].notices
+
+    where, notices = processes.from_first(start)
+    return taken[0] if taken else runs.Run(Path(where), None, notices, runs.experiment_digest(config))
 
 
 def plan(config: Config, device: str) -> int:
@@ -158,8 +128,11 @@ def is_finished(workdir: Path, config: Config) -> bool:
     return (summary.get("status"), summary.get("steps")) == ("finished", config.train.steps)
 
 
-def start_jax(config: Config):
-    """Import jax with what must be set beforehand; compiled programs are kept in the user's cache directory."""
+def start_jax(config: Config, others=None):
+    """Import jax with what must be set beforehand; compiled programs are kept in the user's cache directory.
+
+    others: see `train`; the processes are connected before anything else uses a device.
+    """
     if config.train.deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     import jax
@@ -169,6 +142,10 @@ def start_jax(config: Config):
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(user_cache(config.data.cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if others is not None:
+        from lm import processes
+
+        processes.start(others.coordinator_address, others.num_processes, others.process_id, others.multihost)
     return jax
 
 
@@ -251,6 +228,8 @@ def describe(table) -> str:
 
 def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> int:
     """From the state, new or restored, to the summary; returns the exit code. `config` is resolved."""
+    import jax
+
     from lm import checkpoints, metrics
     from lm.loop import Loop, Signals
 
@@ -269,6 +248,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> i
         meta = meta | facts | {"config": to_dict(config)}
         log = {"resume_step": resumed_at, "tensorboard": config.log.tensorboard}
         log["wandb"] = wandb if config.log.wandb else None
+        log["writes"] = jax.process_index() == 0
         with closing(metrics.MetricsWriter(run.workdir, **log)) as writer:
             loop = Loop(config, corpus, state, writer, progress, saved, meta)
             causal, square = loop.flops / 1e6, loop.flops_full_square / 1e6

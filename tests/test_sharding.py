@@ -101,7 +101,7 @@ def test_what_is_sent_is_what_the_plan_says(tmp_path):
     for mesh, text in zip(MESHES, on_devices(tmp_path, 8, cases)[1], strict=True):
         sizes, config = dict(zip(MESH_AXES, mesh, strict=True)), config_of({"sections": SCANNED})
         found = collectives(text)
-        check_sizes(found, config)
+        check_sizes(found, config, sizes)
         for kind in ("all-gather", "reduce-scatter", "all-reduce"):
             said = sum(s.sent for s in plan.communication(config, sizes) if s.kind == kind)
             sent = sum(c.sent for c in found if c.kind == kind)
@@ -117,15 +117,22 @@ def small(config) -> float:
     return 2 * gains + statistics + 2000
 
 
-def check_sizes(found, config) -> None:
-    """No gather is larger than the largest parameter of a layer (or the embedding), none is of (B, T, D)."""
-    table = parameters.parameter_table(config.model)
-    largest = max(p.size // (config.model.n_layers if p.axes[0] == "N" else 1) for p in table.values())
+def check_sizes(found, config, sizes) -> None:
+    """No gather is larger than the largest parameter of a layer (or the embedding), and none is of activations.
+
+    But for keys and values, which sequence parallelism of this kind gathers, over positions and not over examples.
+    """
+    m, table = config.model, parameters.parameter_table(config.model)
+    largest = max(p.size // (m.n_layers if p.axes[0] == "N" else 1) for p in table.values())
     for c in found:
         if c.kind == "all-gather":
             for _, shape in c.shapes:
+                if len(shape) == 4 and shape[1] == config.train.seq_len and shape[3] == m.d_head:
+                    assert c.n == sizes["sequence"], c
+                    assert shape[0] == config.train.batch_size // (sizes["replica"] * sizes["fsdp"]), c
+                    continue
                 assert math.prod(shape) <= largest, c
-                assert shape[-2:] != (config.train.seq_len, config.model.d_model), c
+                assert shape[-2:] != (config.train.seq_len, m.d_model), c
 
 
 @pytest.mark.slow
@@ -154,9 +161,9 @@ def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_pa
 
 @pytest.mark.slow
 def test_accumulation_reduces_once_a_step(tmp_path):
-    """Over replicas the gradients of 4 micro-batches are added up on each device first."""
-    sections = {"train": {"accumulation": 4, "batch_size": 32}}
-    cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({"train": {"batch_size": 32}}, sections)]
+    """Over replicas the gradients of all micro-batches are added up on each device first."""
+    sections = {"train": {"accumulation": 2}}
+    cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({}, sections)]
     once, accumulated = (sum(c.sent for c in collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
     assert accumulated == once
 

@@ -1,0 +1,121 @@
+"""Several processes that train as one: how they find each other, agree, and end. With one process nothing happens.
+
+jax.distributed connects them; JAX itself recognizes SLURM, Open MPI, Kubernetes and TPU pods. What only one may do
+(write files, talk) the first process does.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from lm.errors import UserError
+from lm.files import to_json
+
+HEARTBEAT_SECONDS = 30  # a process that is silent for this long is gone, and all others end
+
+
+def start(coordinator_address: str | None, num_processes: int | None, process_id: int | None, asked: bool) -> None:
+    """Connect to the other processes: by these arguments, or as the cluster's environment tells, if asked or found.
+
+    Raises UserError if they cannot be found.
+    """
+    given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
+    if not (asked or coordinator_address or detected(os.environ)):
+        return
+    try:
+        jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the other processes could not be reached: {str(error).splitlines()[0]}; outside of SLURM, Open MPI, "
+            "Kubernetes and TPU pods give --coordinator_address HOST:PORT --num_processes N --process_id I"
+        ) from None
+
+
+def detected(environment) -> bool:
+    """Whether this is one of several tasks of a SLURM step or of mpirun."""
+    slurm = "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1
+    return slurm or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and talks."""
+    return jax.process_index() == 0
+
+
+def from_first(function: Callable):
+    """What the function returns in the first process (anything JSON can hold), in all; its UserError too."""
+    if jax.process_count() == 1:
+        return function()
+    answer = {}
+    if is_first():
+        try:
+            answer["value"] = function()
+        except UserError as error:
+            answer["problems"] = error.problems
+    answer = json.loads(_broadcast(to_json(answer)))
+    if "problems" in answer:
+        raise UserError(*answer["problems"])
+    return answer["value"]
+
+
+def _broadcast(text: str) -> str:
+    """The first process's text, in all."""
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    length = int(broadcast_one_to_all(np.int32(len(data))))
+    padded = data if is_first() else np.zeros(length, np.uint8)
+    return bytes(np.asarray(broadcast_one_to_all(padded)).astype(np.uint8)).decode()
+
+
+def check_equal(what: str, text: str) -> None:
+    """Raises UserError in all processes if they do not have the same text; `what` names it."""
+    if jax.process_count() == 1:
+        return
+    from jax.experimental.multihost_utils import process_allgather
+
+    same = text == _broadcast(text)
+    if not np.all(process_allgather(np.array(same))):
+        raise UserError(f"{what} is not the same in all processes; give each the same files and the same command")
+
+
+def wait(what: str) -> None:
+    """Return when all processes have come here."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import sync_global_devices
+
+        sync_global_devices(what)
+
+
+def asked_to_stop(step: int) -> bool:
+    """Whether any process had SIGTERM and all are to stop after this step; all must ask, with ever greater steps."""
+    if jax.process_count() == 1:
+        return False
+    from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+    return reached_preemption_sync_point(step)
+
+
+def pass_on(number, _frame) -> None:
+    """A handler that turns a signal into the SIGTERM that JAX tells all processes of."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def abandon(error: BaseException) -> None:
+    """End this process at once, after an error that others may not have: JAX would wait for them to end as well."""
+    import sys
+    import traceback
+
+    traceback.print_exc()
+    print(
+        f"process {jax.process_index()} of {jax.process_count()} stops: {type(error).__name__}; if another process is "
+        "gone, this is how it shows. The same command with --resume goes on from the last whole checkpoint, also "
+        "with fewer or more processes",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
