@@ -4,9 +4,12 @@ jax.distributed connects them; JAX itself recognizes SLURM, Open MPI, Kubernetes
 (write files, talk) the first process does.
 """
 
+import contextlib
 import json
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 
 import jax
@@ -105,17 +108,20 @@ def pass_on(number, _frame) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def abandon(error: BaseException) -> None:
-    """End this process at once, after an error that others may not have: JAX would wait for them to end as well."""
-    import sys
-    import traceback
-
-    traceback.print_exc()
-    print(
-        f"process {jax.process_index()} of {jax.process_count()} stops: {type(error).__name__}; if another process is "
-        "gone, this is how it shows. The same command with --resume goes on from the last whole checkpoint, also "
-        "with fewer or more processes",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
+@contextlib.contextmanager
+def ending_together():
+    """An error of this one of several processes ends it at once: the others may not have it, and JAX would wait."""
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() == 1:
+            raise
+        print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
+        print(
+            f"process {jax.process_index()} of {jax.process_count()} stops: {type(error).__name__}. If another process "
+            "is gone, this is how it shows. The same command with --resume goes on from the last whole checkpoint, "
+            "with as many processes, fewer or more",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2 if isinstance(error, UserError) else 1)

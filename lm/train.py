@@ -28,21 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:  # a full disk, a directory that cannot be read
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    except Exception as error:
-        end_if_one_of_many(error)
-        raise
     except KeyboardInterrupt:
         print("interrupted before the first step; nothing was trained", file=sys.stderr)
         return 130
-
-
-def end_if_one_of_many(error: Exception) -> None:
-    """After an error of one process the others need not have: see lm.processes.abandon."""
-    jax = sys.modules.get("jax")
-    if jax and jax.distributed.is_initialized() and jax.process_count() > 1:
-        from lm import processes
-
-        processes.abandon(error)
 
 
 def train(config: Config, workdir: str | None, *, resume: bool = False, others=None) -> int:
@@ -230,7 +218,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> i
     """From the state, new or restored, to the summary; returns the exit code. `config` is resolved."""
     import jax
 
-    from lm import checkpoints, metrics
+    from lm import checkpoints, metrics, processes
     from lm.loop import Loop, Signals
 
     wandb = {"project": config.log.wandb_project, "name": config.name, "config": to_dict(config)}
@@ -238,6 +226,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> i
         Signals(progress.say) as signals,
         closing(progress),
         closing(checkpoints.Checkpoints(run.workdir, keep=config.checkpoint.keep, say=progress.say)) as saved,
+        processes.ending_together(),
     ):
         state, meta = first_state(config, saved, resume, carried)
         resumed_at = int(state.step) if meta else None

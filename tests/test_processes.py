@@ -1,0 +1,148 @@
+"""Real processes on one machine, connected over loopback, train as one."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from running import bench, checkpoint_steps, checksums, metrics_of, summary_of  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.slow
+DENSE = ("--config.model.dropout=0", "--config.train.steps_per_dispatch=1", "--config.train.batch_size=4")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def processes(bench, workdir, n: int, *more: str):  # noqa: F811
+    """n processes of one run; those that are left at the end are killed."""
+    port, running = free_port(), []
+    for i in range(n):
+        several = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
+        command = bench.command(workdir, *DENSE, *more) + (list(several) if n > 1 else [])
+        said = open(workdir.parent / f"{workdir.name}.{i}.log", "w")  # noqa: SIM115 - the process writes to it
+        running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=said, stderr=said))
+        said.close()
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def said_by(workdir, i: int) -> str:
+    return (workdir.parent / f"{workdir.name}.{i}.log").read_text()
+
+
+def run(bench, workdir, n: int, *more: str) -> list[int]:  # noqa: F811
+    with processes(bench, workdir, n, *more) as running:
+        codes = [process.wait(timeout=600) for process in running]
+    assert codes == [0] * n, said_by(workdir, 0)[-2000:]
+
+
+def wait_for(workdir, step: int, running) -> None:
+    """Until the run has logged a step."""
+    path = workdir / "metrics.jsonl"
+    for _ in range(3000):
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        assert all(process.poll() is None for process in running), said_by(workdir, 0)[-2000:]
+        time.sleep(0.1)
+    raise AssertionError("it takes too long")
+
+
+def losses(workdir) -> np.ndarray:
+    return np.array([line["loss"] for line in metrics_of(workdir) if "split" not in line])
+
+
+def evaluations(workdir) -> list[float]:
+    return [line["loss"] for line in metrics_of(workdir) if "split" in line]
+
+
+@pytest.fixture(scope="module")
+def alone(bench):  # noqa: F811
+    """The run of one process."""
+    workdir = bench.base / "alone"
+    run(bench, workdir, 1)
+    return workdir
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_several_processes_train_what_one_does(bench, alone, tmp_path, n):  # noqa: F811
+    """Same losses, so the same data in the same order; only the first process writes and talks."""
+    workdir = tmp_path / "run"
+    run(bench, workdir, n, "--config.eval.sample_tokens=10")
+    np.testing.assert_allclose(losses(workdir)[:10], losses(alone)[:10], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(evaluations(workdir), evaluations(alone), rtol=0, atol=1e-5)
+    assert summary_of(workdir)["status"] == "finished"
+    assert len(list((workdir / "samples").iterdir())) == 1
+    for i in range(1, n):
+        assert "step" not in said_by(workdir, i)
+
+
+@pytest.mark.parametrize("mesh", [("--config.mesh.fsdp=-1", "--config.mesh.replica=1"), ("--config.mesh.sequence=2",)])
+def test_a_mesh_over_processes(bench, alone, tmp_path, mesh):  # noqa: F811
+    run(bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0")  # each gathers its own rows
+    np.testing.assert_allclose(losses(tmp_path / "run")[:10], losses(alone)[:10], rtol=0, atol=1e-5)
+
+
+def test_a_checkpoint_of_two_is_restored_by_one_and_by_four(bench, alone, tmp_path):  # noqa: F811
+    constant = "--config.optimizer.schedule=constant"
+    fsdp = ("--config.mesh.fsdp=-1", "--config.mesh.replica=1")
+    for name, n in (("one", 1), ("four", 4)):
+        run(bench, tmp_path / name, 2, constant, "--config.train.steps=6", *fsdp)
+        run(bench, tmp_path / name, n, constant, "--resume", *fsdp)
+    run(bench, tmp_path / "whole", 1, constant)
+    for name in ("one", "four"):
+        assert len(losses(tmp_path / name)) == 12
+        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "whole"), rtol=0, atol=1e-5)
+
+
+def test_sigterm_to_any_one_saves_one_step_in_all(bench, tmp_path):  # noqa: F811
+    """Then the same command goes on, and ends bit for bit as if nothing had happened."""
+    endless = ("--config.train.steps=200", "--config.eval.every=0", "--config.checkpoint.every=0")
+    run(bench, tmp_path / "whole", 2, *endless)
+    with processes(bench, tmp_path / "run", 2, *endless) as running:
+        wait_for(tmp_path / "run", 5, running)
+        running[1].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=120) for process in running] == [143, 143], said_by(tmp_path / "run", 0)[-2000:]
+    (saved,) = checkpoint_steps(tmp_path / "run")
+    assert 5 <= saved < 200
+    assert len(losses(tmp_path / "run")) == saved
+    run(bench, tmp_path / "run", 2, *endless, "--resume")
+    assert checksums(tmp_path / "run", 200) == checksums(tmp_path / "whole", 200)
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_kill_the_others_end_and_any_number_goes_on(bench, tmp_path, victim):  # noqa: F811
+    endless = ("--config.train.steps=100", "--config.eval.every=0", "--config.checkpoint.every=4")
+    workdir = tmp_path / "run"
+    with processes(bench, workdir, 2, *endless) as running:
+        wait_for(workdir, 10, running)
+        running[victim].kill()
+        began, other = time.monotonic(), 1 - victim
+        assert running[other].wait(timeout=90) != 0
+        assert time.monotonic() - began < 60
+    if victim == 1:
+        assert "--resume goes on from the last whole checkpoint" in said_by(workdir, other)
+    run(bench, workdir, 1, *endless, "--resume")
+    assert len(losses(workdir)) == 100
+    assert "resuming at step" in said_by(workdir, 0)
+
+
+def test_mistakes_reach_all_of_them(bench, alone, tmp_path):  # noqa: F811
+    with processes(bench, alone, 2) as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    with processes(bench, tmp_path / "run", 2, "--config.train.batch_size=3") as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert re.search(r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", said_by(tmp_path / "run", 1))
