@@ -1,0 +1,101 @@
+"""Submit a run to SLURM: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config configs/gpt2_124m.py
+
+What follows `--` goes to python -m lm.train. The job has one task for each GPU (JAX gives a task the GPU of its local
+number), saves when it is preempted or its time is nearly over, is queued again by itself, and goes on.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={tasks}
+{resources}#SBATCH --time={time}
+#SBATCH --signal=TERM@{seconds}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={log}
+cd {directory}
+# A task that ends badly takes the others with it; without that they would wait for it.
+srun --kill-on-bad-exit=1 {command}
+code=$?
+# 143: SIGTERM came, and the state is saved.
+if [ $code -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m launch.slurm", description="Submit a run to SLURM.")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus-per-node", type=int, default=0, help="0: one task a node, on its CPUs")
+    parser.add_argument("--time", default="24:00:00", help="limit of one start; the job is queued again after it")
+    parser.add_argument("--workdir", required=True, help="where the run lives: on storage that all nodes share")
+    parser.add_argument("--name", help="of the job (the workdir's)")
+    parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help="further options of sbatch, after =")
+    parser.add_argument("--dry-run", action="store_true", help="print the job script and submit nothing")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
+    a = parser.parse_args(argv)
+    if problem := check(a):
+        print(problem, file=sys.stderr)
+        return 2
+    text = script(a)
+    if a.dry_run:
+        print(text, end="")
+        return 0
+    Path(a.workdir).mkdir(parents=True, exist_ok=True)
+    try:
+        sent = subprocess.run(["sbatch"], input=text, text=True, capture_output=True, check=False)
+    except FileNotFoundError:
+        print(
+            "there is no sbatch here; submit from a login node of the cluster, or look with --dry-run", file=sys.stderr
+        )
+        return 2
+    print((sent.stdout + sent.stderr).strip(), file=sys.stderr if sent.returncode else sys.stdout)
+    if not sent.returncode:
+        print(f"watch: tail -f {log(a)}; stop and keep: scancel --signal=TERM JOB; stop for good: scancel JOB")
+    return sent.returncode
+
+
+def check(a) -> str | None:
+    """What is wrong with the command line, None if nothing."""
+    if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
+        return "give the run after two dashes: -- --config configs/gpt2_124m.py"
+    if any(word in ("--workdir", "--resume") or word.startswith("--workdir=") for word in a.train):
+        return "--workdir belongs before the two dashes, and --resume is always given"
+    if a.nodes < 1 or a.gpus_per_node < 0:
+        return f"{a.nodes} nodes with {a.gpus_per_node} GPUs are none; give at least 1 node"
+    return None
+
+
+def log(a) -> Path:
+    return Path(a.workdir).absolute() / "slurm.log"
+
+
+def script(a) -> str:
+    """The job script."""
+    further = [f"#SBATCH {word}\n" for word in shlex.split(a.sbatch)]
+    gpus = [f"#SBATCH --gpus-per-node={a.gpus_per_node}\n"] if a.gpus_per_node else []
+    command = [sys.executable, "-m", "lm.train", *a.train[1:], "--workdir", str(Path(a.workdir).absolute()), "--resume"]
+    return SCRIPT.format(
+        name=a.name or Path(a.workdir).name,
+        nodes=a.nodes,
+        tasks=a.gpus_per_node or 1,
+        resources="".join(gpus + further),
+        time=a.time,
+        seconds=SECONDS_TO_SAVE,
+        log=log(a),
+        directory=shlex.quote(str(Path.cwd())),
+        command=shlex.join(command),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

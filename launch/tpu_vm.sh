@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# A run on Cloud TPU VMs, one or many hosts:
+#
+#   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   make the TPU (zone and project: gcloud's, or ZONE=...)
+#   launch/tpu_vm.sh setup NAME                          copy this checkout to all hosts and install it
+#   launch/tpu_vm.sh start NAME BUCKET -- --config configs/gpt2_124m.py    train on all hosts, in gs://BUCKET/NAME
+#   launch/tpu_vm.sh follow NAME                         what host 0 says
+#   launch/tpu_vm.sh stop NAME                           SIGTERM: all hosts save one step and end
+#   launch/tpu_vm.sh delete NAME
+#
+# The same start goes on after a stop, a preemption or a new `create`. The hosts need gcsfuse, which shows the bucket as
+# a directory. DRY_RUN=1 prints the commands and runs none.
+set -euo pipefail
+
+run() { if [ -n "${DRY_RUN:-}" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
+tpu() { local what=$1; shift; run gcloud compute tpus tpu-vm "$what" "$@" ${ZONE:+--zone="$ZONE"}; }
+on_all() { tpu ssh "$1" --worker=all --command="$2"; }
+usage() { sed -n '2,12p' "$0" >&2; exit 2; }
+
+[ $# -ge 2 ] || usage
+action=$1 name=$2
+shift 2
+case $action in
+  create)
+    [ $# -ge 1 ] || usage
+    kind=$1; shift
+    version=tpu-ubuntu2204-base
+    case $kind in v5litepod-*) version=v2-alpha-tpuv5-lite ;; v5p-*) version=v2-alpha-tpuv5 ;; v6e-*) version=v2-alpha-tpuv6e ;; esac
+    tpu create "$name" --accelerator-type="$kind" --version="$version" "$@"
+    ;;
+  setup)
+    archive=$(mktemp -d)/lm.tgz
+    run git archive --format=tgz --prefix=lm/ -o "$archive" HEAD
+    tpu scp "$archive" "$name:lm.tgz" --worker=all
+    python='(command -v python3.11 || (sudo apt-get update -q && sudo apt-get install -yq python3.11-venv))'
+    on_all "$name" "$python && tar xzf lm.tgz && cd lm && python3.11 -m venv .venv && .venv/bin/pip install -q -e '.[tpu]'"
+    ;;
+  start)
+    [ $# -ge 3 ] && [ "$2" = -- ] || usage
+    bucket=$1; shift 2
+    arguments=$(printf '%q ' "$@")
+    mount='mkdir -p ~/runs && (mountpoint -q ~/runs || gcsfuse --implicit-dirs '"$bucket"' ~/runs)'
+    train="cd lm && nohup .venv/bin/python -m lm.train $arguments --workdir ~/runs/$name --resume --multihost > ~/train.log 2>&1 < /dev/null &"
+    on_all "$name" "$mount && $train"
+    ;;
+  follow) tpu ssh "$name" --worker=0 --command='tail -n 50 -f ~/train.log' ;;
+  stop) on_all "$name" 'pkill -TERM -f lm.train || true' ;;
+  delete) tpu delete "$name" --quiet ;;
+  *) usage ;;
+esac

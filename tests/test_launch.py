@@ -1,0 +1,107 @@
+"""What the launchers write: job scripts, manifests and commands that their engines would take."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8")
+
+
+def launch(name: str, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", f"launch.{name}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_slurm_script(tmp_path):
+    workdir = tmp_path / "a run"
+    options = (
+        "--nodes",
+        "4",
+        "--gpus-per-node",
+        "8",
+        "--workdir",
+        str(workdir),
+        "--sbatch=--partition=gpu --account=me",
+    )
+    done = launch("slurm", *options, "--dry-run", *CONFIG)
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "job.sh"
+    script.write_text(done.stdout)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    lines = done.stdout.splitlines()
+    for option in ("nodes=4", "ntasks-per-node=8", "gpus-per-node=8", "partition=gpu", "account=me", "requeue"):
+        assert f"#SBATCH --{option}" in lines
+    assert f"lm.train --config configs/gpt2_124m.py --config.mesh.fsdp=8 --workdir '{workdir}' --resume" in done.stdout
+    assert not workdir.exists()
+
+
+GPUS = ("--name", "gpt2", "--image", "an/image", "--claim", "runs", "--gpu", "h100:16")
+TPUS = (*GPUS[:-2], "--tpu", "v5e:4x8")
+
+
+@pytest.mark.parametrize(("machines", "pods", "devices"), [(GPUS, 2, 8), (TPUS, 8, 4)])
+def test_a_jobset_is_one_by_the_published_schema(machines, pods, devices):
+    """Kubeflow publishes models made from the schemas of JobSet and Kubernetes; they drop what they do not know."""
+    done = launch("gke", *machines, *CONFIG)
+    assert done.returncode == 0, done.stderr
+    manifest = yaml.safe_load(done.stdout)
+    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["parallelism"] == job["completions"] == pods
+    (container,) = job["template"]["spec"]["containers"]
+    assert list(container["resources"]["limits"].values()) == [devices]
+    assert container["command"][:5] == ["python", "-m", "lm.train", "--config", "configs/gpt2_124m.py"]
+
+
+def test_the_schema_would_find_a_misspelled_key():
+    manifest = yaml.safe_load(launch("gke", *GPUS, *CONFIG).stdout)
+    manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["paralelism"] = 2
+    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() != manifest
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("slurm", ("--workdir", "runs/x"), "give the run after two dashes"),
+        ("slurm", ("--workdir", "runs/x", "--nodes", "0", *CONFIG), "give at least 1 node"),
+        ("slurm", ("--workdir", "runs/x", *CONFIG, "--workdir=elsewhere"), "--workdir belongs before"),
+        ("gke", (*GPUS[:-1], "h100:12", *CONFIG), "12 is not a multiple of the 8 GPUs"),
+        ("gke", (*GPUS[:-1], "h900:8", *CONFIG), "one of|kind of"),
+        ("gke", (*TPUS[:-1], "v5e:3x3", *CONFIG), "9 chips"),
+        ("gke", GPUS, "give the run after two dashes"),
+    ],
+)
+def test_mistakes_are_told(name, arguments, said):
+    done = launch(name, *arguments)
+    assert done.returncode == 2
+    assert any(part in done.stderr for part in said.split("|")), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_for_tpu_vms():
+    def commands(*arguments: str) -> str:
+        command = [ROOT / "launch" / "tpu_vm.sh", *arguments]
+        done = subprocess.run(command, env=os.environ | {"DRY_RUN": "1"}, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "tpu-vm create x --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite --spot" in commands(
+        "create", "x", "v5litepod-16", "--spot"
+    )
+    assert "--worker=all" in commands("setup", "x")
+    started = commands("start", "x", "bucket", "--", "--config", "configs/gpt2_124m.py").replace("\\", "")
+    assert "lm.train --config configs/gpt2_124m.py  --workdir ~/runs/x --resume --multihost" in started
+    assert "pkill" in commands("stop", "x")
+
+
+def test_skypilots_file_has_its_keys():
+    task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
+    assert {"resources", "setup", "run", "num_nodes"} <= task.keys()
+    for part in ("setup", "run"):
+        assert subprocess.run(["bash", "-n"], input=task[part], text=True).returncode == 0
