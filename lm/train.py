@@ -49,7 +49,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     from lm.metrics import Progress
 
     progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
-    corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=progress.say)
+    corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
     sizes = sharding.check(resolved, jax.device_count())
     carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
@@ -101,7 +101,7 @@ def plan(config: Config, device: str) -> int:
 
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # it is the tokenizer's, which the text makes
-        corpus = data.prepare(config.data, seq_len=config.train.seq_len, say=print)
+        corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = check_with_data(config, corpus).model.vocab_size
     print(lm.plan.plan(parameters.resolve(config, vocab_size), name, count))
     return 0

@@ -384,7 +384,7 @@ INTERRUPTED_EARLY = """
 import os, signal, sys
 from lm import data, train
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born ignoring it
-data.prepare = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
+data.open_corpus = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(train.main(sys.argv[1:]))
 """
 

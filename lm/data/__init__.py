@@ -1,10 +1,10 @@
-"""The data room: prepare(config) finds the text, makes the tokenizer, and gives the tokens of each split.
+"""The data room: open_corpus(config) finds the text, makes the tokenizer, and gives the tokens of each split.
 
 After that a batch is a pure function of (tokens, seed, step): `windows.window_numbers` says which windows, and
 `batches.gather` reads them. Nothing here holds iterator state, and nothing here imports jax.
 """
 
 from lm.data.corpus import Corpus, Split, problems
-from lm.data.preparation import prepare
+from lm.data.preparation import open_corpus
 
-__all__ = ["Corpus", "Split", "prepare", "problems"]
+__all__ = ["Corpus", "Split", "open_corpus", "problems"]

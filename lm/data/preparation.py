@@ -1,4 +1,4 @@
-"""prepare(config): from a source to token files, each step computed once and kept in the cache.
+"""open_corpus(config): from a source to token files, each step computed once and kept in the cache.
 
 source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed rows, where configured
 """
@@ -20,7 +20,7 @@ FORMAT = 1  # of what the cache holds; part of its keys
 BATCH = 2**24  # characters of documents tokenized at once; BPE takes about 140 bytes of memory for each
 
 
-def prepare(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
+def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
     """The corpus that a `DataConfig` describes, read from the cache where it has been prepared before.
 
     The config's keys must agree with each other, as `lm.config_file.load` makes sure.

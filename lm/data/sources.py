@@ -117,13 +117,17 @@ class Records:
     n_records: int
 
     def __iter__(self) -> Iterator[str]:
+        return self.between(0, self.n_records)
+
+    def between(self, start: int, end: int) -> Iterator[str]:
+        """The texts of the records [start, end)."""
         import tensorflow_datasets as tfds
 
         try:
             records = tfds.builder_from_directory(self.directory).as_data_source(split=self.split)
             if len(records) != self.n_records:
                 raise ValueError(f"{len(records)} records instead of {self.n_records}")
-            for i in range(len(records)):
+            for i in range(start, end):
                 yield records[i]["text"].decode()
         except Exception as e:  # ArrayRecord's errors come in many types
             raise UserError(f"{self.directory}: the {self.split} split cannot be read ({e}); prepare it anew") from e

@@ -1,6 +1,7 @@
 """tokens:PATH: token ids that were prepared elsewhere, memory-mapped where they lie."""
 
 import glob
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 from lm.data import batches, cache
 from lm.errors import UserError
 
+MANIFEST = "manifest.json"  # of lm.data.prepare
 LLMC_HEADER = 256  # int32 words: magic, version, number of tokens, zeros
 LLMC_MAGIC = 20240520
 LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # GPT-2's and Llama 3's vocabulary
@@ -34,9 +36,35 @@ def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | b
     for file in files:
         splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
     tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
-    digest = cache.key_of("tokens", {split: [cache.digest_of(f, cache_dir) for f in splits[split]] for split in splits})
+    known = manifest(location) if location.is_dir() else {}
+    if missing := known.keys() - {file.name for file in files}:
+        raise UserError(f"{location}: {min(missing)} is in {MANIFEST} and not there; prepare it anew, or bring it back")
+    digests = {f: _digest(f, known.get(f.name), cache_dir) for files in splits.values() for f in files}
+    digest = cache.key_of("tokens", {split: [digests[f] for f in splits[split]] for split in splits})
     joined = {split: parts[0] if len(parts) == 1 else batches.Shards(parts) for split, parts in tokens.items()}
     return location.name, digest, joined
+
+
+def manifest(directory: Path) -> dict[str, dict]:
+    """What lm.data.prepare recorded of each shard, by file name; nothing where it did not make them."""
+    try:
+        recorded = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if (directory / "units").is_dir():
+            raise UserError(f"{directory} was not prepared to its end; the command that began it goes on") from None
+        return {}
+    except ValueError as e:
+        raise UserError(f"{directory / MANIFEST} is damaged ({e}); prepare it anew") from None
+    return {shard["file"]: shard for shard in recorded["shards"]}
+
+
+def _digest(path: Path, recorded: dict | None, cache_dir: Path) -> str:
+    """sha256 of a shard: as recorded when it was made, where it still has that size, since reading all takes long."""
+    if recorded is None:
+        return cache.digest_of(path, cache_dir)
+    if (size := path.stat().st_size) != recorded["size"]:
+        raise UserError(f"{path} has {size} bytes and {MANIFEST} says {recorded['size']}; prepare it anew")
+    return recorded["sha256"]
 
 
 def open_shard(path: Path) -> np.ndarray:

@@ -40,7 +40,7 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
     for name, config in plan.configs.items():
         key = (config.data, config.train.seq_len)
         if key not in corpora:
-            corpora[key] = data.prepare(config.data, seq_len=config.train.seq_len, say=say)
+            corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
             resolved[name] = check_with_data(config, corpora[key]), corpora[key]
         except UserError as error:

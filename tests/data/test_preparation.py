@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import preparation, prepare, problems, python_docs, sources, tokenizers
+from lm.data import open_corpus, preparation, problems, python_docs, sources, tokenizers
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def config(tmp_path):
 
 
 def quiet(config, **options):
-    return prepare(config, say=lambda line: None, **options)
+    return open_corpus(config, say=lambda line: None, **options)
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "word", "bpe:300"])
@@ -282,7 +282,7 @@ def test_a_lossy_tokenizer_is_noticed(config, tmp_path):
     spec = json.loads(tokenizers.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     lines = []
-    corpus = prepare(config(tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"), say=lines.append)
+    corpus = open_corpus(config(tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"), say=lines.append)
     assert "lossy" in corpus.notices[0]
     assert corpus.notices[0] in lines
 
@@ -316,8 +316,9 @@ def test_the_embedded_text_is_cached_by_the_python_release(monkeypatch):
 def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
     given = config(tokenizer="bpe:400")
     program = (
-        "from lm.config import DataConfig; from lm.data import prepare\n"
-        f"corpus = prepare(DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}, tokenizer='bpe:400'))\n"
+        "from lm.config import DataConfig; from lm.data import open_corpus\n"
+        f"data = DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}, tokenizer='bpe:400')\n"
+        "corpus = open_corpus(data)\n"
         "print(corpus.fingerprint, int(corpus.splits['train'].tokens.sum()))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -333,8 +334,8 @@ def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
 def test_the_data_room_imports_neither_jax_nor_what_is_not_chosen(config):
     given = config()
     program = (
-        "import sys; from lm.config import DataConfig; from lm.data import prepare\n"
-        f"prepare(DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}))\n"
+        "import sys; from lm.config import DataConfig; from lm.data import open_corpus\n"
+        f"open_corpus(DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}))\n"
         "heavy = {'jax', 'flax', 'tensorflow', 'tensorflow_datasets', 'tokenizers'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lm.config import SPLITS, DataConfig
-from lm.data import prepare, shakespeare, sources
+from lm.data import open_corpus, shakespeare, sources
 from lm.errors import Unavailable, UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -61,7 +61,7 @@ def config(tmp_path):
 
 
 def quiet(config):
-    return prepare(config, say=lambda line: None)
+    return open_corpus(config, say=lambda line: None)
 
 
 def text_of(corpus, split):
@@ -198,7 +198,7 @@ def test_without_a_network_the_error_names_the_three_ways_out(config, no_network
 def test_without_a_network_a_config_may_fall_back_and_says_so(config, no_network, monkeypatch):
     monkeypatch.setattr(sources, "find_python_docs", lambda config: sources.Source("python_docs", "d", _documents))
     lines = []
-    corpus = prepare(config(offline="python_docs"), say=lines.append)
+    corpus = open_corpus(config(offline="python_docs"), say=lines.append)
     assert corpus.name == "python_docs (fallback)"
     assert text_of(corpus, "train") == "for statements"
     assert len(corpus.notices) == 1

@@ -1,0 +1,180 @@
+"""Shards made in parallel, and again after a kill, are what one tokenizer gives for the whole text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.config import DataConfig
+from lm.data import cache, open_corpus, tokenizers
+from lm.data.prepare import documents, main, units
+from lm.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}." for i in range(300)]
+
+
+@pytest.fixture
+def dump(tmp_path):
+    path = tmp_path / "dump.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(DOCUMENTS)))
+    return path
+
+
+def corpus(output, tmp_path, tokenizer="byte"):
+    config = DataConfig(source=f"tokens:{output}", tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"))
+    return open_corpus(config, say=lambda text: None)
+
+
+def test_units_have_each_line_once(dump):
+    """Wherever the cuts fall: in a line, at its end, in a character of two bytes."""
+    size = dump.stat().st_size
+    for unit_bytes in (1, 7, 64, 100, 1000, size - 1, size, 2 * size):
+        parts = units(f"jsonl:{dump}", unit_bytes)
+        assert [text for unit in parts for text in documents(unit, "text")] == DOCUMENTS, unit_bytes
+        whole = "".join(text for u in units(f"text:{dump}", unit_bytes) for text in documents(u, ""))
+        assert whole == dump.read_text()
+
+
+def arguments(dump, output, *more: str) -> list[str]:
+    return [
+        "--input", f"jsonl:{dump}", "--output", str(output), "--tokenizer", "byte", "--unit_mb", "0.004", "--workers",
+        "1", "--validation", "0.1", *more,
+    ]  # fmt: skip
+
+
+def test_shards_hold_every_document_in_order(dump, tmp_path):
+    assert main(arguments(dump, tmp_path / "out")) == 0
+    found = corpus(tmp_path / "out", tmp_path)
+    tokenizer = tokenizers.make("byte", ())
+    texts = {name: tokenizer.decode(np.asarray(split.tokens)) for name, split in found.splits.items()}
+    pieces = [text for name in texts for text in texts[name].split(".\n") if text]
+    assert sorted(pieces) == sorted(text.removesuffix(".") for text in DOCUMENTS)
+    assert [p for p in texts["train"].split(".\n") if p] == [t[:-1] for t in DOCUMENTS if t[:-1] in texts["train"]]
+    assert 0.05 < found.splits["validation"].n_tokens / sum(s.n_tokens for s in found.splits.values()) < 0.15
+
+
+def test_the_manifest_counts_and_notices_what_is_missing(dump, tmp_path):
+    output = tmp_path / "out"
+    assert main(arguments(dump, output)) == 0
+    recorded = json.loads((output / "manifest.json").read_text())["shards"]
+    assert len(recorded) > 10
+    for shard in recorded:
+        tokens = np.load(output / shard["file"])
+        assert (shard["tokens"], shard["size"]) == (len(tokens), (output / shard["file"]).stat().st_size)
+        assert shard["sha256"] == cache.digest_of(output / shard["file"], tmp_path)
+    assert sum(s["text_bytes"] for s in recorded) == sum(len(text.encode()) + 1 for text in DOCUMENTS)
+    lost = output / recorded[3]["file"]
+    whole = lost.read_bytes()
+    lost.write_bytes(whole + b"\0\0")
+    with pytest.raises(UserError, match=r"has \d+ bytes and manifest.json says"):
+        corpus(output, tmp_path)
+    lost.unlink()
+    with pytest.raises(UserError, match=r"is in manifest\.json and not there"):
+        corpus(output, tmp_path)
+    (output / "manifest.json").unlink()
+    with pytest.raises(UserError, match="was not prepared to its end"):
+        corpus(output, tmp_path)
+
+
+def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
+    output = tmp_path / "out"
+    assert main(arguments(dump, output, "--tokenizer", "bpe:300")) == 0
+    found = corpus(output, tmp_path, f"hf:{output / 'tokenizer.json'}")
+    assert found.tokenizer.vocab_size == 300
+    text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
+    assert text.count(tokenizers.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_and_repeats_nothing(dump, tmp_path):
+    output, whole = tmp_path / "out", tmp_path / "whole"
+    command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
+        while not list(output.glob("units/*.json")):
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    done = {path: path.stat().st_mtime_ns for path in output.glob("*.npy") if (output / "units").exists()}
+    assert not (output / "manifest.json").exists()
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+    assert main(arguments(dump, whole)) == 0
+    for path in whole.glob("*.npy"):
+        assert (output / path.name).read_bytes() == path.read_bytes()
+    assert not list(output.glob("*.partial"))
+    recorded = sorted(done, key=done.get)[: len(done) - 2]  # at most two were being written
+    assert all(path.stat().st_mtime_ns == done[path] for path in recorded)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--input", "jsonl:/no/such/file"), "has no file to read"),
+        (("--input", "csv:x"), "none of text:PATH"),
+        (("--tokenizer", "char"), "none of byte, hf:PATH, bpe:SIZE"),
+        (("--validation", "1.5"), "--validation must be in"),
+        (("--field", "content"), "KeyError: 'content'"),
+    ],
+)
+def test_mistakes_are_told(dump, tmp_path, capsys, more, said):
+    assert main(arguments(dump, tmp_path / "out", *more)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_another_job_is_refused(dump, tmp_path, capsys):
+    assert main(arguments(dump, tmp_path / "out")) == 0
+    assert main(arguments(dump, tmp_path / "out", "--validation", "0.2")) == 2
+    assert "was made from other input" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    assert main(arguments(dump, tmp_path / "full")) == 2
+    assert "holds something else" in capsys.readouterr().err
+
+
+LARGE = """
+import json, sys
+import numpy as np
+from lm.config import Config, DataConfig
+from lm.data import open_corpus
+from lm.feeds import train_feed, to_device
+data = DataConfig(source="tokens:" + sys.argv[1], tokenizer="byte", cache_dir=sys.argv[2], order=sys.argv[3])
+corpus, config = open_corpus(data), Config(data=data)
+split = corpus.split("train")
+assert len(split.tokens) == int(sys.argv[4])
+assert to_device(split, 2**29) is None or len(split.tokens) < 2**29
+for step in (0, 10**4):
+    feed = train_feed(split, False, config, step, 1)
+    assert feed["tokens"].shape == (1, 32, 257)
+print([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to tell a process's own memory")
+@pytest.mark.parametrize("order", ["crops", "epochs"])
+def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
+    """Sparse files stand in for shards: reading a hole costs the same memory as reading data."""
+
+    def memory(n_tokens: int) -> int:
+        folder = tmp_path / str(n_tokens)
+        (folder / "units").mkdir(parents=True)
+        shards, per_shard = [], 10**7 if n_tokens == 10**7 else 10**9
+        for i in range(n_tokens // per_shard):
+            np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
+            size = (folder / f"train_{i:06}.npy").stat().st_size
+            shards.append(
+                {"file": f"train_{i:06}.npy", "split": "train", "tokens": per_shard, "size": size, "sha256": f"{i}"}
+            )
+        (folder / "manifest.json").write_text(json.dumps({"shards": shards}))
+        command = [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "cache"), order, str(n_tokens)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return int(done.stdout.split()[-1])
+
+    small, large = memory(10**7), memory(10**10)
+    assert large < small + 20_000, f"{small} kB and {large} kB"
