@@ -25,7 +25,7 @@ class Signals:
     """Notes SIGTERM or Ctrl-C while a run goes on, so that it can save and end; a second Ctrl-C ends it at once."""
 
     def __init__(self, say):
-        self.received, self._say, self._before = None, say, {}
+        self.received, self._say, self._before, self._asked = None, say, {}, 0
 
     def __enter__(self) -> "Signals":
         if jax.process_count() > 1:  # JAX has a handler for SIGTERM, and tells all processes of it
@@ -35,9 +35,10 @@ class Signals:
             self._before[number] = signal.signal(number, self._note)
         return self
 
-    def after(self, step: int) -> bool:
-        """Whether to stop after this step; several processes agree on one."""
-        if self.received is None and processes.asked_to_stop(step):
+    def to_stop(self) -> bool:
+        """Whether to stop here, between two dispatches; several processes, which must all ask, agree on where."""
+        self._asked += 1
+        if self.received is None and processes.asked_to_stop(self._asked):
             self.received = signal.SIGTERM
             self._say("SIGTERM: saving, then stopping")
         return self.received is not None
@@ -127,7 +128,7 @@ class Loop:
         stopped = self._between(signals)
         self._mark = time.monotonic()
         for (first, n), feed in zip(plan, feeds, strict=False):
-            if stopped := stopped or ("interrupted" if signals.after(first) else None):
+            if stopped := stopped or ("interrupted" if signals.to_stop() else None):
                 break
             self.state, out = self._train_steps(self.state, self.resident, feed, np.int32(n))
             self.step = first + n

@@ -94,13 +94,15 @@ def wait(what: str) -> None:
         sync_global_devices(what)
 
 
-def asked_to_stop(step: int) -> bool:
-    """Whether any process had SIGTERM and all are to stop after this step; all must ask, with ever greater steps."""
+def asked_to_stop(count: int) -> bool:
+    """Whether any process had SIGTERM and this is where all stop. All must ask, with count = 1, 2, 3, ...: JAX chooses
+    the number after the largest that any has come to, and would wait for ever for one that is left out.
+    """
     if jax.process_count() == 1:
         return False
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-    return reached_preemption_sync_point(step)
+    return reached_preemption_sync_point(count)
 
 
 def pass_on(number, _frame) -> None:

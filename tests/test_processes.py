@@ -12,7 +12,7 @@ import pytest
 from running import bench, checkpoint_steps, checksums, metrics_of, summary_of  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
-DENSE = ("--config.model.dropout=0", "--config.train.steps_per_dispatch=1", "--config.train.batch_size=4")
+DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
 
 def free_port() -> int:

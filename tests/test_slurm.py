@@ -1,0 +1,151 @@
+"""A real SLURM of two nodes on this machine: a job of two tasks trains, is preempted, queued again, and finishes.
+
+It runs where Debian's slurm-wlm and munge are installed, and edits no file of the system: all of it lives in one
+temporary directory.
+"""
+
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import CONFIG, bench, metrics_of, summary_of  # noqa: F401 - fixtures
+
+ROOT = Path(__file__).parents[1]
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(any(shutil.which(name) is None for name in NEEDED), reason="slurm-wlm and munge are not here"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="SLURM's daemons need root to start jobs"),
+]
+
+CONF = """\
+ClusterName=local
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge.socket
+StateSaveLocation={base}/state
+SlurmdSpoolDir={base}/spool.%n
+SlurmctldPidFile={base}/slurmctld.pid
+SlurmdPidFile={base}/slurmd.%n.pid
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=2000 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=2000 State=UNKNOWN
+PartitionName=debug Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def free_ports(n: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """The environment in which sbatch and srun find the cluster."""
+    base = tmp_path / "slurm"
+    (base / "state").mkdir(parents=True)
+    for node in ("n1", "n2"):
+        (base / f"spool.{node}").mkdir()
+    (base / "munge.key").write_bytes(secrets.token_bytes(1024))
+    (base / "munge.key").chmod(0o400)
+    ports = free_ports(4)
+    (base / "slurm.conf").write_text(CONF.format(host=platform.node(), base=base, ports=ports))
+    env = os.environ | {"SLURM_CONF": str(base / "slurm.conf"), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[3]}"}
+    files = [f"--{kind}-file={base / f'munge.{kind}'}" for kind in ("key", "pid", "log", "seed")]
+    daemons = [
+        ["munged", "--foreground", "--force", f"--socket={base / 'munge.socket'}", *files],
+        ["slurmctld", "-D"],
+        ["slurmd", "-D", "-N", "n1"],
+        ["slurmd", "-D", "-N", "n2"],
+    ]
+    running = []
+    try:
+        for daemon in daemons:
+            log = open(base / f"{'-'.join(daemon[:1] + daemon[3:4])}.out".replace("/", "_"), "w")  # noqa: SIM115
+            running.append(subprocess.Popen(daemon, env=env, stdout=log, stderr=log))
+            log.close()
+            time.sleep(2)
+        wait_until(lambda: "idle" in said(env, "sinfo", "-h", "-o", "%T"), 60, lambda: said(env, "sinfo", "-R"))
+        yield env
+    finally:
+        subprocess.run(["scancel", "--user=root"], env=env, capture_output=True)
+        for process in reversed(running):
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def said(env, *command: str) -> str:
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def wait_until(condition, seconds: float, what_is_wrong) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what_is_wrong()
+        time.sleep(0.5)
+
+
+def test_a_job_is_preempted_queued_again_and_finishes(bench, slurm, tmp_path):  # noqa: F811
+    steps = ("--config.train.steps=300", "--config.eval.every=0", "--config.checkpoint.every=0")
+    run = (f"--config={CONFIG}", f"--config.data.source=text:{bench.text}", "--config.log.tensorboard=false", *steps)
+    env, workdir = slurm | bench.env | {"SLURM_CONF": slurm["SLURM_CONF"]}, tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "launch.slurm",
+        "--nodes",
+        "2",
+        "--time",
+        "10",
+        "--workdir",
+        str(workdir),
+        "--",
+        *run,
+    ]
+    sent = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert sent.returncode == 0, sent.stderr
+    job = sent.stdout.split()[3]
+    log, lines = workdir / "slurm.log", workdir / "metrics.jsonl"
+
+    def tell() -> str:
+        return said(env, "scontrol", "show", "job", job) + (log.read_text()[-3000:] if log.exists() else "no log")
+
+    wait_until(lambda: lines.exists() and '"step": 20,' in lines.read_text(), 240, tell)
+    said(env, "scancel", "--signal=TERM", job)
+    wait_until(lambda: "resuming at step" in log.read_text(), 400, tell)
+    wait_until((workdir / "summary.json").exists, 240, tell)
+    assert log.read_text().count("2 processes") == 2
+    assert summary_of(workdir)["status"] == "finished"
+    alone = tmp_path / "alone"
+    assert bench.train(alone, *steps).returncode == 0
+    ours, theirs = (np.array([line["loss"] for line in metrics_of(w) if "split" not in line]) for w in (workdir, alone))
+    assert len(ours) == 300
+    np.testing.assert_allclose(ours[:10], theirs[:10], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-2)
