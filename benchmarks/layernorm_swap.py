@@ -1,0 +1,135 @@
+"""What another LayerNorm algorithm does to a trained model that keeps its parameters.
+
+    python -m benchmarks.layernorm_swap runs/layernorm-0 runs/layernorm-1 --publish docs/results
+
+Over the first windows of the test split: how far the logits move from those of two_pass, and the relative error of each
+layer's output (root mean square), averaged over the runs; and the time of the layer alone, forward and backward, beside
+two_pass (dispatches take turns, medians).
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm import data, model, parameters
+from lm.data.batches import gather
+from lm.errors import UserError
+from lm.files import write_text
+from lm.layers import norms
+from lm.sample import load_run
+
+ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
+N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.layernorm_swap", description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
+    parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
+    a = parser.parse_args()
+    try:
+        found = [swapped(run) for run in a.runs]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    text = "\n".join(table(found, speeds()))
+    print(text)
+    if a.publish:
+        Path(a.publish).mkdir(parents=True, exist_ok=True)
+        command = "python -m benchmarks.layernorm_swap " + " ".join(a.runs)
+        picture = "![error per layer](layernorm_swap.png)"
+        write_text(Path(a.publish) / "layernorm_swap.md", f"# layernorm_swap\n\n`{command}`\n\n{text}\n\n{picture}\n")
+        draw(found).savefig(Path(a.publish) / "layernorm_swap.png", dpi=110, bbox_inches="tight")
+    return 0
+
+
+def swapped(run: str) -> dict[str, dict]:
+    """By algorithm: mean and largest |logit - logit of two_pass|, and the relative error of each layer's output."""
+    _, params, config, _ = load_run(run, "best")
+    if config.model.norm != "layer":
+        raise UserError(f"{run}: its model has no LayerNorm; train one with --config.model.norm=layer")
+    split = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None).split("test")
+    starts = np.arange(N_WINDOWS) * config.train.seq_len
+    tokens_BT = gather(split.tokens, starts, config.train.seq_len)[:, :-1]
+    outputs = {a: forward(params, dataclasses.replace(config.model, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
+    logits, layers = outputs["two_pass"]
+    return {
+        a: {
+            "mean": float(jnp.mean(jnp.abs(theirs - logits))),
+            "max": float(jnp.max(jnp.abs(theirs - logits))),
+            "layers": [float(rms(x - y) / rms(y)) for x, y in zip(their_layers, layers, strict=True)],
+        }
+        for a, (theirs, their_layers) in outputs.items()
+    }
+
+
+def forward(params: dict, c, tokens_BT):
+    """(logits (B, T, V), the output of each layer)."""
+    _, sown = model.hidden(params, c, tokens_BT, mutable=["intermediates"])
+    outputs = sown["intermediates"]
+    stacked = outputs if c.scan_layers else parameters.stack_layers(outputs)
+    return model.logits(params, c, tokens_BT), list(stacked["layers"]["x_BTD"][0])
+
+
+def rms(x):
+    return jnp.sqrt(jnp.mean(jnp.square(x)))
+
+
+def speeds() -> dict[str, float]:
+    """The time of each algorithm over that of two_pass, forward and backward."""
+    x, scale, bias = jax.random.normal(jax.random.key(0), SHAPE), jnp.ones(SHAPE[1]), jnp.zeros(SHAPE[1])
+
+    def timed(algorithm: str):
+        loss = lambda x: jnp.sum(jnp.square(norms.layer_norm(x, scale, bias, algorithm=algorithm)))  # noqa: E731
+        step = jax.jit(jax.grad(loss))
+        jax.block_until_ready(step(x))
+
+        def once() -> float:
+            began = time.perf_counter()
+            jax.block_until_ready(step(x))
+            return time.perf_counter() - began
+
+        return once
+
+    timers = {a: timed(a) for a in ALGORITHMS}
+    times = {a: [] for a in ALGORITHMS}
+    for i in range(ROUNDS):
+        for a in ALGORITHMS[:: -1 if i % 2 else 1]:
+            times[a].append(timers[a]())
+    medians = {a: statistics.median(values) for a, values in times.items()}
+    return {a: seconds / medians["two_pass"] for a, seconds in medians.items()}
+
+
+def table(found: list[dict], relative: dict[str, float]) -> list[str]:
+    n_layers = len(found[0]["two_pass"]["layers"])
+    layers = [f"layer {i}" for i in range(n_layers)]
+    rows = [["algorithm", "mean abs. deviation of logits", "largest", *layers, f"time of the layer {SHAPE}"]]
+    rows.append(["---"] * len(rows[0]))
+    for a in ALGORITHMS:
+        mean, largest = np.mean([f[a]["mean"] for f in found]), max(f[a]["max"] for f in found)
+        errors = np.mean([f[a]["layers"] for f in found], axis=0)
+        rows.append([a, f"{mean:.2g}", f"{largest:.2g}", *(f"{e:.2g}" for e in errors), f"{relative[a]:.2f}"])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def draw(found: list[dict]):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.2))
+    for a in ALGORITHMS[1:]:
+        errors = np.array([f[a]["layers"] for f in found])
+        axes.plot(range(errors.shape[1]), errors.mean(axis=0), marker="o", label=a)
+    axes.set(yscale="log", xlabel="layer", ylabel="relative error of its output", xticks=range(errors.shape[1]))
+    axes.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
