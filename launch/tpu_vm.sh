@@ -39,12 +39,12 @@ case $action in
     [ $# -ge 3 ] && [ "$2" = -- ] || usage
     bucket=$1; shift 2
     arguments=$(printf '%q ' "$@")
-    mount='mkdir -p ~/runs && (mountpoint -q ~/runs || gcsfuse --implicit-dirs '"$bucket"' ~/runs)'
-    train="cd lm && nohup .venv/bin/python -m lm.train $arguments --workdir ~/runs/$name --resume --multihost > ~/train.log 2>&1 < /dev/null &"
-    on_all "$name" "$mount && $train"
+    mount='mkdir -p ~/runs && (mountpoint -q ~/runs || gcsfuse --implicit-dirs --rename-dir-limit=100000 --stat-cache-ttl=0 --type-cache-ttl=0 '"$bucket"' ~/runs)'
+    train="nohup .venv/bin/python -m lm.train $arguments --workdir ~/runs/$name --resume --multihost"
+    on_all "$name" "$mount && cd lm && { $train > ~/train.log 2>&1 < /dev/null & }"
     ;;
   follow) tpu ssh "$name" --worker=0 --command='tail -n 50 -f ~/train.log' ;;
-  stop) on_all "$name" 'pkill -TERM -f lm.train || true' ;;
+  stop) on_all "$name" "pkill -TERM -f '[l]m\\.train' || true" ;;
   delete) tpu delete "$name" --quiet ;;
   *) usage ;;
 esac

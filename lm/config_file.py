@@ -141,6 +141,11 @@ def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
             ("model.n_kv_heads", "model.n_heads"),
             f"config.model.n_kv_heads: {n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {fits}",
         )
+    if m.parametrization == "mup" and config.optimizer.name == "muon":
+        yield (
+            ("model.parametrization", "optimizer.name"),
+            "config.optimizer.name: muon has no rule of muP's for its learning rates; use adamw, lion or sgd",
+        )
     if m.norm == "layer" and m.norm_algorithm == "running_mean" and m.norm_ddof:
         yield (
             ("model.norm", "model.norm_algorithm", "model.norm_ddof"),

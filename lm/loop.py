@@ -36,7 +36,7 @@ class Signals:
         return self
 
     def to_stop(self) -> bool:
-        """Whether to stop here, between two dispatches; several processes, which must all ask, agree on where."""
+        """Whether to stop here, between two dispatches or batches; several processes, which all ask, agree on where."""
         self._asked += 1
         if self.received is None and processes.asked_to_stop(self._asked):
             self.received = signal.SIGTERM
@@ -224,8 +224,8 @@ class Loop:
         """The evaluation line of a split at this step, made and written unless it is there; None if a signal came."""
         if line := self._written(self.step, name):
             return line
-        stop = lambda: signals.received is not None  # noqa: E731 - a def would be longer than what it says
-        found = evaluate(self.state.params, self.corpus.split(name), self.config, max_batches=max_batches, stop=stop)
+        split = self.corpus.split(name)
+        found = evaluate(self.state.params, split, self.config, max_batches=max_batches, stop=signals.to_stop)
         if found is None:
             return None
         line = {"step": self.step, "split": name, "data": self.corpus.name, **found}
@@ -261,7 +261,7 @@ class Loop:
 
     def _profile(self, stop: bool = False) -> None:
         """Start or stop the trace of config.train.profile, if this is the step for it."""
-        if not self.config.train.profile:
+        if not self.config.train.profile or not processes.is_first():
             return
         first, last = self.config.train.profile
         if self._profiling and (stop or self.step >= last):

@@ -1,5 +1,6 @@
 """The model: a thin Linen shell that hands the parameters of lm/parameters.py to the pure functions of lm/layers."""
 
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -47,8 +48,10 @@ def _declare(module: nn.Module, table: parameters.Table) -> dict:
 
     def declared(path, p):
         w = module.param(path, lambda _: jnp.zeros(sharding.local_shape(p), c.param_dtype))
+        # Rows of embeddings are added up in the backward pass, which 16 bits would round off.
+        dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
         with jax.named_scope(path):  # names the communication in profiles, and in tests that count it
-            return sharding.gather(w, p, c.compute_dtype)
+            return sharding.gather(w, p, dtype)
 
     return {path: declared(path, p) for path, p in table.items()}
 
@@ -90,6 +93,7 @@ class Attention(nn.Module):
             k_segments=None if segments is None else sharding.gather_positions(segments, -1),
             window=window,
             softcap=c.attn_softcap,
+            scale=math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else None,
             implementation=c.attention,
             contiguous=plain and segments is None and at.shape == all_positions.shape,
         )
@@ -179,7 +183,10 @@ class Transformer(nn.Module):
         x_BTD = _dropout(c, x_BTD, dropout_keys_B, 0)
         context = Context(positions, segments, rotation, dropout_keys_B)
         x_BTD = self._blocks(x_BTD, context)
-        return Norm(c, name="final_norm")(x_BTD) if "final_norm/scale_D" in table else x_BTD
+        if "final_norm/scale_D" in table:
+            x_BTD = Norm(c, name="final_norm")(x_BTD)
+        factor = parameters.width_factor(c)
+        return x_BTD if factor == 1 else x_BTD / factor
 
     def _blocks(self, x_BTD, context: Context):
         c = self.config

@@ -1,5 +1,6 @@
 """Optax chains and learning-rate schedules from the config."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -83,8 +84,24 @@ def _update_rule(o: OptimizerConfig, schedule: optax.Schedule, table: parameters
     )
 
 
-def make_optimizer(o: OptimizerConfig, steps: int, table: parameters.Table) -> optax.GradientTransformation:
+def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
+    """muP's learning rate of each parameter over that of its base model (Yang et al. 2022, table 8), as nested dicts.
+
+    Adam (and Lion, whose update has a size of its own as well): hidden weights 1/factor, all others 1. SGD: hidden
+    weights 1, all others factor.
+    """
+    hidden = {path: p.kind == "weight" and not path.startswith("head/") for path, p in table.items()}
+    if o.name == "sgd":
+        return parameters.nest({path: 1.0 if h else factor for path, h in hidden.items()})
+    return parameters.nest({path: 1 / factor if h else 1.0 for path, h in hidden.items()})
+
+
+def make_optimizer(
+    o: OptimizerConfig, steps: int, table: parameters.Table, factor: float = 1.0
+) -> optax.GradientTransformation:
     """Clipping by the global norm, the update rule, and decoupled weight decay of learning rate times weight_decay.
+
+    factor: parameters.width_factor of the model, which is not 1 under muP alone.
 
     One decay for all rules (Loshchilov and Hutter 2019, eq. 12 with the schedule's rate), masked by the kind of each
     parameter, so that rules can be compared with nothing else changed.
@@ -92,6 +109,9 @@ def make_optimizer(o: OptimizerConfig, steps: int, table: parameters.Table) -> o
     schedule = learning_rate_schedule(o, steps)
     chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
     chain.append(_update_rule(o, schedule, table))
+    if factor != 1:
+        scales = width_scales(o, table, factor)
+        chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
     if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # it may be traced: see lm/sweeps/cohort.py
         chain.append(
             optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))

@@ -59,6 +59,16 @@ def resolve(config: Config, vocab_size: int) -> Config:
     return dataclasses.replace(config, model=model)
 
 
+def width_factor(c: ModelConfig) -> float:
+    """How many times as wide as its base a model under muP is; 1 under the standard parametrization.
+
+    muP (Yang et al. 2022, arXiv:2203.03466, table 8) takes it that the widths of heads and of the feed-forward layer
+    grow with d_model. Weights between hidden features keep a variance of 1/d_in; the head's does not follow the width,
+    and its input is divided by this factor; lm/optimizers.py has the learning rates.
+    """
+    return c.d_model / c.mup_base_d_model if c.parametrization == "mup" else 1.0
+
+
 def parameter_table(c: ModelConfig) -> Table:
     """Every parameter of a resolved config, in the order of the computation; allocates nothing.
 
@@ -75,7 +85,9 @@ def parameter_table(c: ModelConfig) -> Table:
     if c.norm_placement in ("pre", "sandwich", "parallel"):
         table |= _under("final_norm", norm_table(c))
     if not c.tie_embeddings:
-        table["head/w_DV"] = _weight(c, (D, V), "DV", 1)
+        base = dataclasses.replace(c, parametrization="standard")
+        of_base = _weight(base, (round(D / width_factor(c)), V), "DV", 1)  # its variance does not follow the width
+        table["head/w_DV"] = dataclasses.replace(of_base, shape=(D, V))
         if c.head_bias:
             table["head/b_V"] = Parameter((V,), "V", "bias")
     return table
@@ -147,6 +159,7 @@ def _weight(c: ModelConfig, shape, axes: str, n_in: int, residual: bool = False)
     if c.init == "he":
         return Parameter(shape, axes, "weight", n_in, "normal", math.sqrt(2 / d_in))
     std = 0.02 / math.sqrt(2 * c.n_layers) if residual else 0.02
+    std /= math.sqrt(width_factor(c))
     return Parameter(shape, axes, "weight", n_in, "normal", std)
 
 

@@ -38,17 +38,17 @@ class Device:
 # NVIDIA's data sheets of the A100 (2021), H100 SXM (2023), H200 (2023) and L4 (2023); NVLink is given for both
 # directions together and halved here. The network is that of NVIDIA's DGX A100 and H100, one port of 200 or 400 Gb/s a
 # GPU; the L4 has PCIe 4.0 x16 and, assumed here, 8 to a node and 100 Gb/s between nodes. Google Cloud's pages "TPU v4",
-# "TPU v5e", "TPU v5p" and "TPU v6e"; the interconnect of a chip, both directions together, is halved; beyond a slice,
-# assumed here, 100 Gb/s for each host of 4 chips.
+# "TPU v5e", "TPU v5p" and "TPU v6e": the interconnect of a chip, one direction (400 GB/s both ways for the v5e);
+# beyond a slice, assumed here, 100 Gb/s for each host of 4 chips.
 DEVICES = {
     "a100": Device("NVIDIA A100-SXM4-80GB", 80e9, 2.039e12, 300e9, 8, 25e9),
     "h100": Device("NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 450e9, 8, 50e9),
     "h200": Device("NVIDIA H200", 141e9, 4.8e12, 450e9, 8, 50e9),
     "l4": Device("NVIDIA L4", 24e9, 300e9, 32e9, 8, 1.5e9),
-    "v4": Device("TPU v4", 32e9, 1.228e12, 150e9, 4096, 3e9),
-    "v5e": Device("TPU v5 lite", 16e9, 819e9, 100e9, 256, 3e9),
-    "v5p": Device("TPU v5", 95e9, 2.765e12, 300e9, 8960, 3e9),
-    "v6e": Device("TPU v6 lite", 32e9, 1.64e12, 224e9, 256, 3e9),
+    "v4": Device("TPU v4", 32e9, 1.228e12, 300e9, 4096, 3e9),
+    "v5e": Device("TPU v5 lite", 16e9, 819e9, 200e9, 256, 3e9),
+    "v5p": Device("TPU v5", 95e9, 2.765e12, 600e9, 8960, 3e9),
+    "v6e": Device("TPU v6 lite", 32e9, 1.64e12, 448e9, 256, 3e9),
 }
 
 
@@ -71,7 +71,7 @@ def plan(config: Config, name: str, n_devices: int) -> str:
         "parameters": state.parameters,
         "optimizer state": state.optimizer,
         "gradients": state.gradients,
-        "completed parameters (two layers)": completed(config, sizes),
+        "completed: two layers, embeddings, head": completed(config, sizes),
         f"activations (remat {config.model.remat})": activations(config, sizes),
         "logits and their gradient": logits(config, sizes),
     }
@@ -118,8 +118,9 @@ class State:
     """Bytes on each device of what a step is given, from the shardings and from the compiled program."""
 
     def __init__(self, config: Config, n_devices: int):
-        # Compiled with the layers scanned, which has the same arguments and takes a tenth of the time.
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=True))
+        # Compiled with the layers scanned and attention that a CPU has: the arguments are the same.
+        model = dataclasses.replace(config.model, scan_layers=True, attention="einsum")
+        config = dataclasses.replace(config, model=model)
         sizes, t = sharding.mesh_sizes(config.mesh, n_devices), config.train
         with jax.set_mesh(sharding.make_mesh(sizes)):
             table = parameters.parameter_table(config.model)
@@ -154,11 +155,17 @@ def _itemsize(dtype: str) -> int:
 
 
 def completed(config: Config, sizes: dict) -> float:
-    """Bytes of two layers' parameters, completed over fsdp in the dtype they are used in: this one and the next."""
+    """Bytes of parameters completed over fsdp: two layers (this one and the next), the embeddings and the head.
+
+    Of the last two also the whole gradients, before they are scattered.
+    """
     if sizes["fsdp"] == 1:
         return 0
-    table = parameters.block_table(config.model)
-    return 2 * sum(p.size for p in table.values()) / sizes["tensor"] * _itemsize(config.model.compute_dtype)
+    m, table = config.model, parameters.parameter_table(config.model)
+    layers = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
+    outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
+    narrow, wide = _itemsize(m.compute_dtype), _itemsize(m.param_dtype)
+    return (2 * layers * narrow + outer * (narrow + wide)) / sizes["tensor"]
 
 
 def activations(config: Config, sizes: dict) -> float:
@@ -170,7 +177,8 @@ def activations(config: Config, sizes: dict) -> float:
     # products of the feed-forward layer and what its activation makes of them.
     everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
     if m.attention == "einsum" or m.compute_dtype == "float32" or m.attn_softcap or sizes["sequence"] > 1:
-        everything += 2 * m.n_heads / tensor * config.train.seq_len  # scores and weights of every key, masked or not
+        scores = 1 + 4 / _itemsize(m.compute_dtype)  # weights, and scores in float32, of every key, masked or not
+        everything += scores * m.n_heads / tensor * config.train.seq_len
     kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
     once = everything if m.remat != "none" else 0
     return (m.n_layers * kept + once) * _tokens(config, sizes) * _itemsize(m.compute_dtype)
@@ -223,14 +231,16 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
 
     shared = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
     layers = sum(size(p) for path, p in shared.items() if path.startswith("layers/"))
-    outer = sum(size(p) for path, p in shared.items() if not path.startswith("layers/"))
+    rows = sum(size(p) for p in shared.values() if p.kind == "embedding")  # looked up in the dtype they are kept in
+    head = rows if m.tie_embeddings else sum(size(p) for path, p in shared.items() if path.startswith("head/"))
     n = t.accumulation
     yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
-    yield from of(["fsdp"], "embedding and head", "all-gather", outer * narrow, n)
-    yield from of(["fsdp"], "gradients of both", "reduce-scatter", (layers + outer) * wide, n)
-    reduced = (layers + outer) / sizes["fsdp"] * (wide if n == 1 else 4)
+    yield from of(["fsdp"], "embeddings and head", "all-gather", rows * wide + head * narrow, n)
+    yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * wide, n)
+    reduced = sum(size(p) for p in shared.values()) / sizes["fsdp"] * (wide if n == 1 else 4)
     yield from of(["replica", "sequence"], "gradients, once a step", "all-reduce", reduced, 1)
     tokens, forwards = _tokens(config, sizes), 1 + (m.remat == "block")
+    gathers = 1 + (m.remat != "none")  # no policy keeps completed keys and values
     x_BTD = tokens * m.d_model * narrow
     inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
     yield from of(
@@ -240,7 +250,7 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     if m.vocab_size % sizes["tensor"] == 0:
         yield from of(["tensor"], "embeddings, and the gradient of the head's input", "all-reduce", x_BTD, 2 * n)
     kv = tokens * sizes["sequence"] * m.n_kv_heads * m.d_head / sizes["tensor"] * narrow
-    yield from of(["sequence"], "keys and values", "all-gather", kv, n * 2 * forwards * m.n_layers)
+    yield from of(["sequence"], "keys and values", "all-gather", kv, n * 2 * gathers * m.n_layers)
     yield from of(["sequence"], "gradients of keys and values", "reduce-scatter", kv, n * 2 * m.n_layers)
 
 

@@ -11,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -151,6 +152,17 @@ def by_examples(mesh, shape: tuple[int, ...], axis: int, rows):
         return rows((slice(None),) * (axis + 1))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
     return jax.make_array_from_callback(shape, sharding, lambda index: rows(index[: axis + 1]))
+
+
+def put(tree, shardings):
+    """Arrays that every process has whole, or that are spread as asked already, spread so."""
+
+    def one(a, sharding):
+        if sharding is None or a.sharding == sharding:
+            return a
+        return jax.make_array_from_callback(a.shape, sharding, np.asarray(a).__getitem__)
+
+    return jax.tree.map(one, tree, shardings, is_leaf=lambda x: x is None)
 
 
 def whole(mesh, array):

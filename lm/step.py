@@ -37,7 +37,9 @@ class TrainState:
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
-    return make_optimizer(config.optimizer, config.train.steps, parameters.parameter_table(config.model))
+    c = config.model
+    table, factor = parameters.parameter_table(c), parameters.width_factor(c)
+    return make_optimizer(config.optimizer, config.train.steps, table, factor)
 
 
 def init_state(config: Config, seed) -> TrainState:
@@ -92,11 +94,11 @@ def _loss_sum(params: dict, fields: dict, config: Config, z_loss: float):
     return losses.softmax_cross_entropy(losses.head_logits(h_BTD, w, b, **options), targets, weights, z_loss=z_loss)
 
 
-def loss_sum(params: dict, batch: dict, config: Config):
+def loss_sum(params: dict, batch: dict, config: Config, *, z_loss: float = 0.0):
     """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
 
     def local(params, fields):
-        return sharding.add_up(_loss_sum(params, fields, config, 0.0))
+        return sharding.add_up(_loss_sum(params, fields, config, z_loss))
 
     return sharding.over_data(local, parameters.parameter_table(config.model))(params, _fields(batch))
 
@@ -119,7 +121,10 @@ def gradients(state: TrainState, batch: dict, config: Config):
         return _loss_sum(params, fields, config, t.z_loss)[0] / n_targets
 
     def local(params, fields):
-        """Of this device's examples; over devices, loss and gradients are added up once."""
+        """Of this device's examples; over devices, loss and gradients are added up once, after all micro-batches.
+
+        But for parameters that fsdp shares, whose gradients are scattered as they come: whole they would not fit.
+        """
         if t.accumulation == 1:
             loss, grads = jax.value_and_grad(mean_loss)(params, fields)
             return sharding.add_up(loss), sharding.add_up_gradients(grads, table)

@@ -23,14 +23,22 @@ def main(argv: list[str] | None = None) -> int:
             return plan(config, arguments.device)
         return train(config, arguments.workdir, resume=arguments.resume, others=arguments)
     except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+        print(error, file=sys.stderr, flush=True)
+        return mistaken()
     except OSError as error:  # a full disk, a directory that cannot be read
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return mistaken()
     except KeyboardInterrupt:
         print("interrupted before the first step; nothing was trained", file=sys.stderr)
         return 130
+
+
+def mistaken() -> int:
+    """The exit code of a mistake; one of several processes ends here, for JAX would wait for the others' end."""
+    jax = sys.modules.get("jax")
+    if jax and jax.distributed.is_initialized() and jax.process_count() > 1:
+        os._exit(2)
+    return 2
 
 
 def train(config: Config, workdir: str | None, *, resume: bool = False, others=None) -> int:
@@ -91,11 +99,11 @@ def take(workdir: str | None, config: Config, name: str, corpus, resume: bool) -
 
 def plan(config: Config, device: str) -> int:
     """Print what a run would take on machines that need not be here; returns the exit code."""
+    jax = start_jax(config)
+    jax.config.update("jax_platforms", "cpu")
     import lm.plan
 
     name, count = lm.plan.named_device(device)
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    jax = start_jax(config)
     jax.config.update("jax_num_cpu_devices", count)
     from lm import data, parameters
 
@@ -267,7 +275,7 @@ def first_state(config: Config, saved, resume: bool, carried):
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(config.train.seed)  # born spread, never whole on one device
     if carried:
-        state = state.replace(params=jax.device_put(carried.into(state.params), shardings.params))
+        state = state.replace(params=sharding.put(carried.into(state.params), shardings.params))
     return state, {}
 
 

@@ -120,7 +120,7 @@ def test_all_kinds_of_mistakes_are_told_at_once(config_file):
         ("model=3", "model is a section"),
         ("model.steps=3", "did you mean train.steps?"),
         ("optimizer.qqq=1", "optimizer has name, learning_rate"),
-        ("wibble.steps=3", "there are checkpoint, data, eval, log, model, optimizer, train"),
+        ("wibble.steps=3", "there are checkpoint, data, eval, log, mesh, model, optimizer, train"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_do(config_file, override, expected):

@@ -67,26 +67,16 @@ def fits(model: str, mesh: list[int]) -> bool:
     return not (model == "dropout" and mesh[3] > 1)  # refused: see test_what_cannot_be_spread
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=[] if name == "modern" else [pytest.mark.slow]) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
 def test_ten_steps_equal_those_of_one_device(tmp_path, model):
-    meshes = [mesh for mesh in MESHES if fits(model, mesh)] if model != "modern" else [[1, 2, 2, 2]]
-    cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in meshes]
+    cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in MESHES if fits(model, mesh)]
     (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])
     for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
         try:
             assert_equal(found, reference)
         except AssertionError as error:
             raise AssertionError(f"mesh {case['mesh']}: {error}") from error
-
-
-@pytest.mark.slow
-def test_every_mesh_of_the_modern_model(tmp_path):
-    cases = [{"mesh": mesh, "sections": {}} for mesh in MESHES]
-    (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": {}}])
-    for found in on_devices(tmp_path, 8, cases)[0]:
-        assert_equal(found, reference)
 
 
 # ---- What is sent ----------------------------------------------------------------------------------------------------
@@ -205,6 +195,7 @@ def test_collectives_of_a_text_are_counted_by_hand():
 # ---- Where arrays live -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_argument_bytes_match_the_formula(tmp_path):
     """Parameters and moments by hand: each divided by the axes that share it."""
     job = (

@@ -17,6 +17,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from lm.errors import UserError
 from lm.files import to_json, write_text
 
 SAMPLE_BYTES = 2**27  # of text that bpe:SIZE is trained on, from evenly spaced units
-PIECE = 2**22  # characters encoded at once
+PIECE = 2**20  # characters encoded at once
 SHORT = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -70,16 +72,24 @@ def prepare(a) -> None:
     output, todo = Path(a.output), units(a.input, int(a.unit_mb * 2**20))
     job = {"tokenizer": a.tokenizer, "validation": a.validation, "field": a.field}
     job["units"] = [dataclasses.asdict(unit) for unit in todo]
-    key = cache.key_of(job, [os.stat(unit.path).st_mtime_ns for unit in todo])
+    learned = Path(a.tokenizer.partition(":")[2])  # of hf:PATH
+    content = cache.digest_of(learned, output) if learned.is_file() else None
+    key = cache.key_of(job, [os.stat(unit.path).st_mtime_ns for unit in todo], content)
     _take(output, key)
     tokenizer = _tokenizer(a, output, todo)
-    missing = [i for i in range(len(todo)) if not _record(output, i).exists()]
+    missing = [i for i in range(len(todo)) if not _done(output, i)]
     print(f"{len(todo)} units, {len(todo) - len(missing)} of them done")
     work = functools.partial(tokenize, todo=todo, output=output, validation=a.validation, field=a.field)
     began, n_tokens = time.monotonic(), 0
-    with multiprocessing.get_context("spawn").Pool(min(a.workers, max(1, len(missing)))) as pool:
-        for done, found in enumerate(pool.imap_unordered(work, missing), start=1):
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(a.workers, max(1, len(missing))), mp_context=context) as pool:
+        for done, future in enumerate(as_completed([pool.submit(work, i) for i in missing]), start=1):
+            try:
+                found = future.result()
+            except BrokenProcessPool:
+                raise UserError("a worker was killed, for lack of memory perhaps; try fewer --workers") from None
             if "problem" in found:
+                pool.shutdown(cancel_futures=True)
                 raise UserError(found["problem"])
             n_tokens += sum(shard["tokens"] for shard in found["shards"])
             speed = n_tokens / (time.monotonic() - began)
@@ -109,6 +119,15 @@ def _take(output: Path, key: str) -> None:
             f"--output {output} was made from other input, or with other options; give another directory, or delete it"
         )
     write_text(mark, key)
+
+
+def _done(output: Path, i: int) -> bool:
+    """Whether a unit's record is there, and with it its shards in their sizes."""
+    if not _record(output, i).exists():
+        return False
+    shards = json.loads(_record(output, i).read_text())["shards"]
+    paths = [(output / shard["file"], shard["size"]) for shard in shards]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def _record(output: Path, i: int) -> Path:
@@ -159,7 +178,11 @@ def documents(unit: Unit, field: str) -> Iterator[str]:
         return
     for line in lines:
         if line.strip():
-            yield json.loads(line)[field]
+            document = json.loads(line)
+            text = document.get(field) if isinstance(document, dict) else None
+            if not isinstance(text, str):
+                raise ValueError(f"a line has no text in its field {field!r} (--field): {line[:100]!r}")
+            yield text
 
 
 def _lines(unit: Unit) -> Iterator[bytes]:
@@ -215,7 +238,7 @@ def tokenize(i: int, *, todo: list[Unit], output: Path, validation: float, field
     tokenizer = tokenizers.make(f"hf:{path}" if path.exists() else "byte", ())
     try:
         texts = list(documents(unit, field))
-    except (OSError, ValueError, KeyError, UserError) as error:
+    except (OSError, ValueError, UserError) as error:
         return {"problem": f"{unit.path}, bytes or records {unit.start} to {unit.end}: {type(error).__name__}: {error}"}
     if unit.split:
         parts = {unit.split: texts}
@@ -232,7 +255,7 @@ def _cut(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
     if len(texts) == 1:
         at = texts[0].find("\n", int(len(texts[0]) * fraction)) + 1 if fraction < 1 else 0
         return ([texts[0][:at]], [texts[0][at:]]) if at else (texts, [])
-    n = round(len(texts) * fraction)
+    n = min(round(len(texts) * fraction), len(texts) - (fraction < 1))
     return texts[:n], texts[n:]
 
 

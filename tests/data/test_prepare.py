@@ -118,7 +118,7 @@ def test_killed_it_goes_on_and_repeats_nothing(dump, tmp_path):
         (("--input", "csv:x"), "none of text:PATH"),
         (("--tokenizer", "char"), "none of byte, hf:PATH, bpe:SIZE"),
         (("--validation", "1.5"), "--validation must be in"),
-        (("--field", "content"), "KeyError: 'content'"),
+        (("--field", "content"), "has no text in its field 'content' (--field)"),
     ],
 )
 def test_mistakes_are_told(dump, tmp_path, capsys, more, said):

@@ -107,8 +107,11 @@ def test_what_is_no_sweep(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("budget", plan_of.BUDGETS)
-def test_the_sweeps_that_ship(monkeypatch, path, budget):
-    monkeypatch.chdir(ROOT)
+def test_the_sweeps_that_ship(monkeypatch, tmp_path, path, budget):
+    """Also layernorm_algorithms, which begins with runs of its own."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "runs" / "layernorm-0" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     plan = plan_of.load(str(path), budget)
     assert isinstance(plan.sweep, Sweep)
     assert plan.sweep.question.endswith("?")

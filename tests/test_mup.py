@@ -1,0 +1,75 @@
+"""muP: the same model at its base's width, and activations that keep their scale as it widens (Yang et al. 2022)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import state_of, tiny
+
+from lm import model, parameters
+from lm.config import OptimizerConfig
+from lm.optimizers import width_scales
+from lm.step import train_step
+
+MUP = {"parametrization": "mup", "mup_base_d_model": 16, "mup_base_d_head": 4}
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, 9)))
+
+
+def wide(factor: int, **more):
+    """The tiny model with every width times factor; the numbers of heads stay."""
+    return tiny(model={"d_model": 16 * factor, "d_ff": 24 * factor, "n_kv_heads": 4} | more)
+
+
+def test_at_the_base_width_nothing_changes():
+    states = [jax.jit(train_step, static_argnames="config")(state_of(c), {"tokens": TOKENS}, c)[0] for c in
+              (wide(1), wide(1, **MUP))]  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, *(s.params for s in states))
+
+
+@pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
+def test_variances_follow_the_table(init):
+    """Hidden: 1/width. Head and embeddings: those of the base."""
+    base, ours = (parameters.parameter_table(wide(f, init=init, **MUP).model) for f in (1, 4))
+    for path, p in ours.items():
+        if p.kind in ("weight", "embedding"):
+            hidden = path.startswith("layers/")
+            assert p.std == pytest.approx(base[path].std * (0.5 if hidden else 1.0)), path
+
+
+def test_learning_rates_follow_the_table():
+    table = parameters.parameter_table(wide(4, **MUP).model)
+    for name, hidden, others in (("adamw", 0.25, 1.0), ("lion", 0.25, 1.0), ("sgd", 1.0, 4.0)):
+        scales = parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))
+        assert scales["layers/ffn/w_gate_DF"] == scales["layers/attention/w_o_HKD"] == hidden
+        assert scales["embedding"] == scales["head/w_DV"] == scales["final_norm/scale_D"] == others
+
+
+def moved(factor: int, **more) -> dict[str, float]:
+    """How far a few steps of Adam move the last hidden states and the logits, root mean square."""
+    c = dataclasses.replace(wide(factor, **more), optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant"))
+    state = jax.jit(parameters.init_params, static_argnums=0)(c.model, 0)
+    state = first = state_of(c, state)
+    step = jax.jit(train_step, static_argnames="config")
+    for _ in range(5):
+        state, _ = step(state, {"tokens": TOKENS}, c)
+
+    def outputs(params):
+        _, sown = model.hidden(params, c.model, TOKENS, mutable=["intermediates"])
+        stacked = parameters.stack_layers(sown["intermediates"])
+        return {"hidden": stacked["layers"]["x_BTD"][0][-1], "logits": model.logits(params, c.model, TOKENS)}
+
+    before, after = outputs(first.params), outputs(state.params)
+    return {name: float(jnp.sqrt(jnp.mean((after[name] - before[name]) ** 2))) for name in before}
+
+
+@pytest.mark.slow
+def test_coordinate_check():
+    """From 1 to 16 times the width: flat under muP, growing under the standard parametrization."""
+    for name in ("hidden", "logits"):
+        flat = [moved(f, **MUP)[name] for f in (1, 4, 16)]
+        growing = [moved(f)[name] for f in (1, 4, 16)]
+        assert max(flat) < 2 * min(flat), (name, flat)
+        assert growing[2] > 2 * max(flat), (name, growing)
+        assert growing[0] < growing[1] < growing[2], (name, growing)
