@@ -53,7 +53,8 @@ def jobset(a) -> dict:
     if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
         raise ValueError("give the run after two dashes: -- --config configs/gpt2_124m.py")
     n_pods, selector, limits, connect = machines(a)
-    command = ["python", "-m", "lm.train", *a.train[1:], "--workdir", f"/runs/{a.name}", "--resume", *connect]
+    kept = ["--workdir", f"/runs/{a.name}", "--config.data.cache_dir=/runs/cache"]
+    command = ["python", "-m", "lm.train", *kept, "--resume", *connect, *a.train[1:]]
     container = {
         "name": "train",
         "image": a.image,
@@ -64,7 +65,7 @@ def jobset(a) -> dict:
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 300,  # to save, after the SIGTERM of a preemption
+        "terminationGracePeriodSeconds": 300,  # to save, after SIGTERM; a spot node that is taken away leaves 15 to 30
         "nodeSelector": selector,
         "containers": [container],
         "volumes": [
@@ -74,13 +75,28 @@ def jobset(a) -> dict:
     }
     if "nvidia.com/gpu" in limits:
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    job = {"parallelism": n_pods, "completions": n_pods, "backoffLimit": 0, "template": {"spec": pod}}
+    # A mistake (2) or a loss that is not finite (3) would only come again.
+    hopeless = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
+    job = {
+        "parallelism": n_pods,
+        "completions": n_pods,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [hopeless]},
+        "template": {"spec": pod},
+    }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": a.name},
+        # All pods in one node pool, which is one slice.
+        "metadata": {
+            "name": a.name,
+            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
+        },
         "spec": {
-            "failurePolicy": {"maxRestarts": a.restarts},
+            "failurePolicy": {
+                "maxRestarts": a.restarts,
+                "rules": [{"name": "hopeless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
             "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": job}}],
         },
     }

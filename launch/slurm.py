@@ -23,6 +23,7 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --output={log}
 cd {directory}
+export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}  # which srun does not take from sbatch by itself
 # A task that ends badly takes the others with it; without that they would wait for it.
 srun --kill-on-bad-exit=1 {command}
 code=$?

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import platform
 from pathlib import Path
 
 
@@ -29,7 +30,7 @@ def _strict(value):
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step: after a crash at any moment it holds the old text or the new, whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")  # containers' numbers are alike
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
