@@ -14,8 +14,9 @@ import jax
 import numpy as np
 
 from lm import flops, parameters, sharding
-from lm.config import Config
+from lm.config import Config, layer_windows
 from lm.errors import UserError
+from lm.layers.attention import choose_implementation
 from lm.step import init_state, train_step
 
 
@@ -72,7 +73,7 @@ def plan(config: Config, name: str, n_devices: int) -> str:
         "optimizer state": state.optimizer,
         "gradients": state.gradients,
         "completed: two layers, embeddings, head": completed(config, sizes),
-        f"activations (remat {config.model.remat})": activations(config, sizes),
+        f"activations (remat {config.model.remat})": activations(config, device, sizes),
         "logits and their gradient": logits(config, sizes),
     }
     sent = list(communication(config, sizes))
@@ -168,7 +169,27 @@ def completed(config: Config, sizes: dict) -> float:
     return (2 * layers * narrow + outer * (narrow + wide)) / sizes["tensor"]
 
 
-def activations(config: Config, sizes: dict) -> float:
+def makes_scores(config: Config, device: Device, sizes: dict) -> bool:
+    """Whether the attention that the device would choose holds the scores of all keys; raises UserError."""
+    m = config.model
+    windows = set(layer_windows(m))
+    try:
+        chosen, _ = choose_implementation(
+            m.attention,
+            platform="gpu" if device.kind.startswith("NVIDIA") else "tpu",
+            dtype=m.compute_dtype,
+            d_head=m.d_head,
+            softcap=m.attn_softcap,
+            window="varies" if m.scan_layers and len(windows) > 1 else None,
+            segments=config.data.packing == "documents",
+            contiguous=sizes["sequence"] == 1 and config.data.packing == "none",
+        )
+    except ValueError as error:
+        raise UserError(f"config.model.attention: {error}") from None
+    return chosen != "cudnn"
+
+
+def activations(config: Config, device: Device, sizes: dict) -> float:
     """Bytes kept for the backward pass: of all layers what config.model.remat keeps, of one layer everything."""
     m, tensor = config.model, sizes["tensor"]
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.d_head / tensor  # queries, keys and values
@@ -176,7 +197,8 @@ def activations(config: Config, sizes: dict) -> float:
     # Both norms' inputs and outputs; queries and keys before and after their rotation; attention's output; the
     # products of the feed-forward layer and what its activation makes of them.
     everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
-    if m.attention == "einsum" or m.compute_dtype == "float32" or m.attn_softcap or sizes["sequence"] > 1:
+    everything += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
+    if makes_scores(config, device, sizes):
         scores = 1 + 4 / _itemsize(m.compute_dtype)  # weights, and scores in float32, of every key, masked or not
         everything += scores * m.n_heads / tensor * config.train.seq_len
     kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]

@@ -52,11 +52,16 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
 
 def _prepare_shards(config, cache_dir, notice, notices) -> Corpus:
     """The corpus of tokens:PATH, whose ids were made elsewhere; a tokenizer, where given, only decodes."""
-    name, digest, tokens = token_shards.find(config.source.partition(":")[2], cache_dir)
+    found = token_shards.find(config.source.partition(":")[2], cache_dir)
     tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, notice)
-    splits = {split: Split(split, ids, len(ids), None) for split, ids in tokens.items()}
-    fingerprint = cache.key_of(FORMAT, digest, tokenizer and tokenizer.fingerprint)
-    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices))
+    if tokenizer and found.tokenizer and tokenizer.fingerprint != found.tokenizer:
+        raise UserError(
+            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer that made the shards of {found.name}; "
+            f"use the one that lm.data.prepare named (byte, or the tokenizer.json beside them)"
+        )
+    splits = {split: Split(split, ids, len(ids), found.text_bytes.get(split)) for split, ids in found.tokens.items()}
+    fingerprint = cache.key_of(FORMAT, found.digest, tokenizer and tokenizer.fingerprint)
+    return Corpus(found.name, splits, tokenizer, fingerprint, tuple(notices))
 
 
 def _find(config, cache_dir, notice, say) -> tuple[sources.Source, str]:

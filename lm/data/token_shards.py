@@ -4,6 +4,7 @@ import glob
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,18 @@ _SPLIT = re.compile(r"train|val|test")
 _NAMES = {"train": "train", "val": "validation", "test": "test"}
 
 
-def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | batches.Shards]]:
-    """Name, digest and tokens by split of a folder, a glob or one file of token shards.
+class Found(NamedTuple):
+    """Token shards: the tokens by split, and what lm.data.prepare recorded of them where it made them."""
+
+    name: str
+    digest: str
+    tokens: dict[str, np.ndarray | batches.Shards]
+    text_bytes: dict[str, int]  # by split
+    tokenizer: str | None  # fingerprint
+
+
+def find(path: str, cache_dir: Path) -> Found:
+    """What a folder, a glob or one file of token shards holds.
 
     A shard's split is the first "train", "val" or "test" in its file name; the shards of a split are joined in
     the order of their names, without copying. Raises UserError when there is none, or one of them is not readable.
@@ -36,26 +47,31 @@ def find(path: str, cache_dir: Path) -> tuple[str, str, dict[str, np.ndarray | b
     for file in files:
         splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
     tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
-    known = manifest(location) if location.is_dir() else {}
+    tokenizer, known = manifest(location) if location.is_dir() else (None, {})
     if missing := known.keys() - {file.name for file in files}:
         raise UserError(f"{location}: {min(missing)} is in {MANIFEST} and not there; prepare it anew, or bring it back")
     digests = {f: _digest(f, known.get(f.name), cache_dir) for files in splits.values() for f in files}
     digest = cache.key_of("tokens", {split: [digests[f] for f in splits[split]] for split in splits})
     joined = {split: parts[0] if len(parts) == 1 else batches.Shards(parts) for split, parts in tokens.items()}
-    return location.name, digest, joined
+    text_bytes = {
+        split: sum(known[f.name]["text_bytes"] for f in splits[split])
+        for split in splits
+        if all(f.name in known for f in splits[split])
+    }
+    return Found(location.name, digest, joined, text_bytes, tokenizer)
 
 
-def manifest(directory: Path) -> dict[str, dict]:
-    """What lm.data.prepare recorded of each shard, by file name; nothing where it did not make them."""
+def manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
+    """The tokenizer's fingerprint and the record of each shard, by file name; nothing where others made them."""
     try:
         recorded = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         if (directory / "units").is_dir():
             raise UserError(f"{directory} was not prepared to its end; the command that began it goes on") from None
-        return {}
+        return None, {}
     except ValueError as e:
         raise UserError(f"{directory / MANIFEST} is damaged ({e}); prepare it anew") from None
-    return {shard["file"]: shard for shard in recorded["shards"]}
+    return recorded["tokenizer"], {shard["file"]: shard for shard in recorded["shards"]}
 
 
 def _digest(path: Path, recorded: dict | None, cache_dir: Path) -> str:

@@ -69,7 +69,9 @@ def test_the_manifest_counts_and_notices_what_is_missing(dump, tmp_path):
         tokens = np.load(output / shard["file"])
         assert (shard["tokens"], shard["size"]) == (len(tokens), (output / shard["file"]).stat().st_size)
         assert shard["sha256"] == cache.digest_of(output / shard["file"], tmp_path)
-    assert sum(s["text_bytes"] for s in recorded) == sum(len(text.encode()) + 1 for text in DOCUMENTS)
+    n_bytes = sum(len(text.encode()) + 1 for text in DOCUMENTS)
+    assert sum(s["text_bytes"] for s in recorded) == n_bytes
+    assert sum(split.n_bytes for split in corpus(output, tmp_path).splits.values()) == n_bytes
     lost = output / recorded[3]["file"]
     whole = lost.read_bytes()
     lost.write_bytes(whole + b"\0\0")
@@ -88,6 +90,8 @@ def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
     assert main(arguments(dump, output, "--tokenizer", "bpe:300")) == 0
     found = corpus(output, tmp_path, f"hf:{output / 'tokenizer.json'}")
     assert found.tokenizer.vocab_size == 300
+    with pytest.raises(UserError, match="is not the tokenizer that made the shards"):
+        corpus(output, tmp_path, "byte")
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
     assert text.count(tokenizers.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
 
@@ -167,10 +171,9 @@ def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
         for i in range(n_tokens // per_shard):
             np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
             size = (folder / f"train_{i:06}.npy").stat().st_size
-            shards.append(
-                {"file": f"train_{i:06}.npy", "split": "train", "tokens": per_shard, "size": size, "sha256": f"{i}"}
-            )
-        (folder / "manifest.json").write_text(json.dumps({"shards": shards}))
+            counts = {"tokens": per_shard, "text_bytes": per_shard, "size": size}
+            shards.append({"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts)
+        (folder / "manifest.json").write_text(json.dumps({"tokenizer": None, "shards": shards}))
         command = [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "cache"), order, str(n_tokens)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
