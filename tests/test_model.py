@@ -51,6 +51,9 @@ ARCHITECTURE = {  # key: (what both models have, the key's two values)
     "attn_softcap": ({}, None, 1.0),
     "logit_softcap": ({}, None, 1.0),
     "tie_embeddings": ({}, False, True),
+    "parametrization": ({}, "standard", "mup"),
+    "mup_base_d_model": ({"parametrization": "mup"}, 64, 16),
+    "mup_base_d_head": ({"parametrization": "mup"}, 16, 4),
     "param_dtype": ({}, "float32", "bfloat16"),
     "compute_dtype": ({}, "float32", "bfloat16"),
 }
