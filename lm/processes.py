@@ -32,9 +32,10 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
     try:
         jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"the other processes could not be reached: {str(error).splitlines()[0]}; outside of SLURM, Open MPI, "
-            "Kubernetes and TPU pods give --coordinator_address HOST:PORT --num_processes N --process_id I"
+            f"the other processes could not be reached: {reason}; outside of SLURM, Open MPI, Kubernetes and TPU pods "
+            "give --coordinator_address HOST:PORT --num_processes N --process_id I"
         ) from None
 
 

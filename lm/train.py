@@ -79,6 +79,11 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
         if n > 1:
             spread = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
             progress.say(f"mesh {spread}, {jax.process_count()} processes")
+        if resolved.model.vocab_size % sizes["tensor"]:
+            progress.say(
+                f"NOTICE: tensor = {sizes['tensor']} does not divide the vocabulary of {resolved.model.vocab_size}: "
+                "embeddings, head and logits are whole on each; a larger config.model.vocab_size would be shared"
+            )
         progress.say(describe(parameters.parameter_table(resolved.model)))
         return carry_out(resolved, corpus, run, progress, resume, carried)
 

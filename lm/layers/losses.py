@@ -41,8 +41,8 @@ def chunked_softmax_cross_entropy(
     """softmax_cross_entropy(head_logits(...), ...) without ever holding more than about `chunk_size` tokens' logits.
 
     Arguments as for those two; same value, same gradients. A chunk takes the same positions of every example, so that
-    a batch sharded over devices stays where it is: chunk_size // B positions, at least 1, B being the global number
-    of examples.
+    a batch sharded over devices stays where it is: chunk_size // B positions, at least 1, B being the number of
+    examples given.
     The gradients are made in the forward pass, chunk by chunk: the loss is one number, so the backward pass only
     scales them, and no logits are kept or computed twice. Reverse-mode differentiation, once.
     """
