@@ -30,7 +30,10 @@ def batch(step: int) -> dict:
 
 
 def config_of(case: dict):
-    sections = case["sections"]
+    sections = {  # JSON has no tuples, and a config must be hashable
+        name: {key: tuple(v) if isinstance(v, list) else v for key, v in keys.items()}
+        for name, keys in case["sections"].items()
+    }
     return tiny(**sections | {"train": {"batch_size": B, "seq_len": T} | sections.get("train", {})})
 
 
