@@ -98,7 +98,12 @@ def test_what_is_sent_is_what_the_plan_says(tmp_path):
             said = sum(s.sent for s in plan.communication(config, sizes) if s.kind == kind)
             sent = sum(c.sent for c in found if c.kind == kind)
             assert sent == pytest.approx(said, rel=0.01, abs=small(config)), (mesh, kind)
-        assert {c.kind for c in found} <= {"all-gather", "reduce-scatter", "all-reduce"}, mesh
+        # Token ids and weights are cut into positions by the partitioner, which sends a few of them about.
+        others = [c for c in found if c.kind in ("collective-permute", "all-to-all")]
+        assert all(c.payload <= 4 * config.train.batch_size * (config.train.seq_len + 1) for c in others), (
+            mesh,
+            others,
+        )
 
 
 def small(config) -> float:
