@@ -35,10 +35,7 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends in all, by the ring algorithms (Thakur et al. 2005)."""
-        once = {"all-reduce": 2 * (self.n - 1) / self.n, "collective-permute": 1.0}.get(
-            self.kind, (self.n - 1) / self.n
-        )
-        return once * self.payload * self.times
+        return ring_bytes(self.kind, self.n, self.payload) * self.times
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -110,6 +107,12 @@ def _group_size(line: str) -> int:
         sizes = dict(re.findall(r"('[\w.]+')=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis.strip()]) for axis in mesh[2].split(","))
     return 2  # a permutation's pairs
+
+
+def ring_bytes(kind: str, n: int, payload: float) -> float:
+    """Bytes that each of n devices sends for one collective."""
+    times = {"all-reduce": 2 * (n - 1) / n, "collective-permute": 1.0}
+    return times.get(kind, (n - 1) / n) * payload
 
 
 def _itemsize(dtype: str) -> int:

@@ -85,8 +85,8 @@ class Attention(nn.Module):
         all_positions = sharding.gather_positions(at, -1)
         out_BTHK = causal_attention(
             q_BTHK,
-            sharding.gather_positions(k_BTGK, -3),
-            sharding.gather_positions(v_BTGK, -3),
+            sharding.gather_keys(k_BTGK),
+            sharding.gather_keys(v_BTGK),
             q_positions=at,
             k_positions=all_positions,
             q_segments=segments,

@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lm import flops, parameters, sharding
+from lm.collectives import ring_bytes
 from lm.config import Config, layer_windows
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation
@@ -151,10 +153,6 @@ def _tokens(config: Config, sizes: dict) -> float:
     return t.batch_size * t.seq_len / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"] * t.accumulation)
 
 
-def _itemsize(dtype: str) -> int:
-    return {"bfloat16": 2, "float32": 4}[dtype]
-
-
 def completed(config: Config, sizes: dict) -> float:
     """Bytes of parameters completed over fsdp: two layers (this one and the next), the embeddings and the head.
 
@@ -165,7 +163,7 @@ def completed(config: Config, sizes: dict) -> float:
     m, table = config.model, parameters.parameter_table(config.model)
     layers = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
     outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
-    narrow, wide = _itemsize(m.compute_dtype), _itemsize(m.param_dtype)
+    narrow, wide = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
     return (2 * layers * narrow + outer * (narrow + wide)) / sizes["tensor"]
 
 
@@ -199,11 +197,13 @@ def activations(config: Config, device: Device, sizes: dict) -> float:
     everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
     everything += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
     if makes_scores(config, device, sizes):
-        scores = 1 + 4 / _itemsize(m.compute_dtype)  # weights, and scores in float32, of every key, masked or not
+        scores = (
+            1 + 4 / jnp.dtype(m.compute_dtype).itemsize
+        )  # weights, and scores in float32, of every key, masked or not
         everything += scores * m.n_heads / tensor * config.train.seq_len
     kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
     once = everything if m.remat != "none" else 0
-    return (m.n_layers * kept + once) * _tokens(config, sizes) * _itemsize(m.compute_dtype)
+    return (m.n_layers * kept + once) * _tokens(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
 
 
 def logits(config: Config, sizes: dict) -> float:
@@ -234,13 +234,13 @@ class Sent:
 
     @property
     def sent(self) -> float:
-        return {"all-reduce": 2}.get(self.kind, 1) * (self.n - 1) / self.n * self.payload * self.times
+        return ring_bytes(self.kind, self.n, self.payload) * self.times
 
 
 def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     """What a step sends, by kind; scalars and gains are left out. lm/sharding.py has the collectives, XLA tensor's."""
     m, t, table = config.model, config.train, parameters.parameter_table(config.model)
-    wide, narrow = _itemsize(m.param_dtype), _itemsize(m.compute_dtype)
+    wide, narrow = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
 
     def of(axes, what, kind, payload, times):
         axes = tuple(axis for axis in axes if sizes[axis] > 1)

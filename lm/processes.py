@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from lm.errors import UserError
 from lm.files import to_json
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for this long is gone, and all others end
+SECONDS_TO_SPEAK = 10
 
 
 def start(coordinator_address: str | None, num_processes: int | None, process_id: int | None, asked: bool) -> None:
@@ -87,14 +89,6 @@ def check_equal(what: str, text: str) -> None:
         raise UserError(f"{what} is not the same in all processes; give each the same files and the same command")
 
 
-def wait(what: str) -> None:
-    """Return when all processes have come here."""
-    if jax.process_count() > 1:
-        from jax.experimental.multihost_utils import sync_global_devices
-
-        sync_global_devices(what)
-
-
 def asked_to_stop(count: int) -> bool:
     """Whether any process had SIGTERM and this is where all stop. All must ask, with count = 1, 2, 3, ...: JAX chooses
     the number after the largest that any has come to, and would wait for ever for one that is left out.
@@ -111,9 +105,19 @@ def pass_on(number, _frame) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def leave(code: int) -> None:
+    """End this one of several processes at once: the others may not have what ended it, and JAX would wait for them.
+    The first, which all are connected to, goes last: those that found the same can still say so.
+    """
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        if is_first():
+            time.sleep(SECONDS_TO_SPEAK)
+        os._exit(code)
+
+
 @contextlib.contextmanager
 def ending_together():
-    """An error of this one of several processes ends it at once: the others may not have it, and JAX would wait."""
+    """An error of this one of several processes ends it at once."""
     try:
         yield
     except Exception as error:
@@ -127,4 +131,4 @@ def ending_together():
             file=sys.stderr,
             flush=True,
         )
-        os._exit(2 if isinstance(error, UserError) else 1)
+        leave(2 if isinstance(error, UserError) else 1)

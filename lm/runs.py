@@ -235,7 +235,7 @@ def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool
         raise
 
 
-def lock(workdir: Path):
+def lock(workdir: Path, option: str = "--workdir"):
     """The lock of a workdir as an open file, held until it is closed; raises UserError if another process has it."""
     import fcntl  # POSIX only, as is everything that shares a workdir
 
@@ -246,7 +246,7 @@ def lock(workdir: Path):
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise UserError(f"--workdir {workdir} is in use by {holder}; wait for it to end, or give another") from None
+        raise UserError(f"{option} {workdir} is in use by {holder}; wait for it to end, or give another") from None
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {platform.node()}")

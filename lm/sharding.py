@@ -246,27 +246,36 @@ def gather(w, p: Parameter, dtype):
     axis, wide = spec.index("fsdp"), w.dtype
     tensor = PartitionSpec(*(name if name == "tensor" else None for name in spec))
 
-    def over_fsdp(f):
-        if _size("tensor") == 1:
-            return f
-        # Told so, the partitioner leaves the slices over tensor alone.
-        return jax.shard_map(f, in_specs=tensor, out_specs=tensor, axis_names={"tensor"}, check_vma=False)
-
     def complete(w):
-        return over_fsdp(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True))(w)
+        return _by_slices(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True), tensor)(w)
 
     def scatter(_, g):
         add = lambda g: jax.lax.psum_scatter(g.astype(wide), "fsdp", scatter_dimension=axis, tiled=True)  # noqa: E731
-        return (over_fsdp(add)(g),)
+        return (_by_slices(add, tensor)(g),)
 
     completed = jax.custom_vjp(complete)
     completed.defvjp(lambda w: (complete(w), None), scatter)
     return checkpoint_name(completed(w), "gathered")
 
 
+def _by_slices(f, spec: PartitionSpec):
+    """f for each slice of its argument over tensor. Without it the partitioner completes the slices for f's collective
+    over another axis, and cuts them again.
+    """
+    if _size("tensor") == 1:
+        return f
+    return jax.shard_map(f, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False)
+
+
 def gather_positions(x, axis: int):
-    """Keys, values or what belongs to them, completed over the sequence axis."""
+    """Positions, or what belongs to them, completed over the sequence axis."""
     return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _inside("sequence") else x
+
+
+def gather_keys(k_BTGK):
+    """Keys or values of all positions."""
+    heads = PartitionSpec(*[None] * (k_BTGK.ndim - 2), "tensor")
+    return _by_slices(lambda k: gather_positions(k, -3), heads)(k_BTGK) if _inside("sequence") else k_BTGK
 
 
 def n_positions(n_local: int) -> int:

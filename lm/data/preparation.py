@@ -57,7 +57,7 @@ def _prepare_shards(config, cache_dir, notice, notices) -> Corpus:
     if tokenizer and found.tokenizer and tokenizer.fingerprint != found.tokenizer:
         raise UserError(
             f"config.data.tokenizer: {config.tokenizer} is not the tokenizer that made the shards of {found.name}; "
-            f"use the one that lm.data.prepare named (byte, or the tokenizer.json beside them)"
+            "use the one that lm.data.prepare named (byte, or the tokenizer.json beside them)"
         )
     splits = {split: Split(split, ids, len(ids), found.text_bytes.get(split)) for split, ids in found.tokens.items()}
     fingerprint = cache.key_of(FORMAT, found.digest, tokenizer and tokenizer.fingerprint)

@@ -16,13 +16,15 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
+from lm import runs
 from lm.data import cache, sources, tokenizers
 from lm.data.token_shards import MANIFEST
 from lm.errors import UserError
@@ -75,7 +77,25 @@ def prepare(a) -> None:
     learned = Path(a.tokenizer.partition(":")[2])  # of hf:PATH
     content = cache.digest_of(learned, output) if learned.is_file() else None
     key = cache.key_of(job, [os.stat(unit.path).st_mtime_ns for unit in todo], content)
-    _take(output, key)
+    with closing(_take(output, key, lambda: _check(a, todo))):
+        _make(a, output, todo)
+
+
+def _check(a, todo: list[Unit]) -> None:
+    """Raises UserError for a tokenizer that is none, and if the first document cannot be read."""
+    kind, _, size = a.tokenizer.partition(":")
+    if kind == "hf":
+        tokenizers.make(a.tokenizer, ())
+    elif a.tokenizer != "byte" and not (kind == "bpe" and size.isdecimal() and int(size) > 256):
+        raise UserError(f"--tokenizer: {a.tokenizer!r} is none of byte, hf:PATH, bpe:SIZE with a size above 256")
+    try:
+        next(documents(todo[0], a.field), None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{todo[0].path}: {error}") from None
+
+
+def _make(a, output: Path, todo: list[Unit]) -> None:
+    """The shards that are missing, and the manifest."""
     tokenizer = _tokenizer(a, output, todo)
     missing = [i for i in range(len(todo)) if not _done(output, i)]
     print(f"{len(todo)} units, {len(todo) - len(missing)} of them done")
@@ -105,20 +125,23 @@ def prepare(a) -> None:
     print(f"train with --config.data.source=tokens:{output} --config.data.tokenizer={spec}")
 
 
-def _take(output: Path, key: str) -> None:
-    """Make the directory this job's; raises UserError if it holds another's."""
+def _take(output: Path, key: str, check: Callable[[], None]):
+    """Make the directory this job's, after check(); returns its lock. Raises UserError if it is not free."""
+    mark = output / "units" / "job"
     try:
-        (output / "units").mkdir(parents=True, exist_ok=True)
+        if not mark.exists() and output.exists() and any(p.name != "units" for p in output.iterdir()):
+            raise UserError(f"--output {output} holds something else; give an empty or new directory")
+        mark.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output {output} cannot be made: {error.strerror}") from None
-    mark = output / "units" / "job"
-    if not mark.exists() and any(p.name != "units" for p in output.iterdir()):
-        raise UserError(f"--output {output} holds something else; give an empty or new directory")
+    taken = runs.lock(mark.parent, "--output")
     if mark.exists() and mark.read_text() != key:
         raise UserError(
             f"--output {output} was made from other input, or with other options; give another directory, or delete it"
         )
+    check()
     write_text(mark, key)
+    return taken
 
 
 def _done(output: Path, i: int) -> bool:
@@ -146,7 +169,7 @@ def units(source: str, unit_bytes: int) -> list[Unit]:
         return _tfds_units(path, unit_bytes)
     if kind not in ("text", "jsonl") or not argument:
         raise UserError(f"--input: {source!r} is none of text:PATH, jsonl:PATH, tfds:DIR")
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path] if path.is_file() else []
+    files = sources.files_of(path)
     if not files:
         raise UserError(f"--input: {source!r} has no file to read")
     sizes = {file: file.stat().st_size for file in files}
@@ -206,7 +229,7 @@ def _tokenizer(a, output: Path, todo: list[Unit]) -> tokenizers.Tokenizer:
         return tokenizers.make("byte", ())
     if kind == "hf":
         tokenizer = tokenizers.make(a.tokenizer, ())
-    elif kind == "bpe" and size.isdecimal() and int(size) > 256:
+    else:
         if path.exists():
             return tokenizers.make(f"hf:{path}", ())
         train = [unit for unit in todo if unit.split in ("", "train")]
@@ -216,8 +239,6 @@ def _tokenizer(a, output: Path, todo: list[Unit]) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.train_bpe(
             (t for u in train[::step] for t in _first(documents(u, a.field), share)), int(size)
         )
-    else:
-        raise UserError(f"--tokenizer: {a.tokenizer!r} is none of byte, hf:PATH, bpe:SIZE with a size above 256")
     write_text(path, tokenizer.json)
     return tokenizer
 
@@ -238,13 +259,13 @@ def tokenize(i: int, *, todo: list[Unit], output: Path, validation: float, field
     tokenizer = tokenizers.make(f"hf:{path}" if path.exists() else "byte", ())
     try:
         texts = list(documents(unit, field))
+        if unit.split:
+            parts = {unit.split: texts}
+        else:
+            parts = dict(zip(("train", "validation"), _cut(texts, 1 - validation), strict=True))
+        shards = [_write(output, split, i, part, tokenizer) for split, part in parts.items() if any(part)]
     except (OSError, ValueError, UserError) as error:
         return {"problem": f"{unit.path}, bytes or records {unit.start} to {unit.end}: {type(error).__name__}: {error}"}
-    if unit.split:
-        parts = {unit.split: texts}
-    else:
-        parts = dict(zip(("train", "validation"), _cut(texts, 1 - validation), strict=True))
-    shards = [_write(output, split, i, part, tokenizer) for split, part in parts.items() if any(part)]
     record = {"shards": shards}
     write_text(_record(output, i), to_json(record) + "\n")
     return record

@@ -78,10 +78,7 @@ def _slice(documents, start, end) -> Iterator[str]:
 
 def find_text(path: Path, config, cache_dir: Path) -> Source:
     """One UTF-8 file, or every file below a folder (hidden ones aside) in the order of their paths, each a document."""
-    if path.is_dir():
-        files = sorted(f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path)))
-    else:
-        files = [path] if path.is_file() else []
+    files = files_of(path)
     if not files:
         raise UserError(
             f'config.data.source: "{config.source}" has no file to read; it must name a text file or a folder'
@@ -89,6 +86,13 @@ def find_text(path: Path, config, cache_dir: Path) -> Source:
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("text", [cache.digest_of(file, cache_dir) for file in files], fractions)
     return Source(path.resolve().name, digest, lambda: cut([_read(file) for file in files], fractions))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file, or every file below the folder (hidden ones aside) in the order of their paths."""
+    if path.is_dir():
+        return sorted(f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path)))
+    return [path] if path.is_file() else []
 
 
 def _hidden(path: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm import runs
 from lm.config import DataConfig
 from lm.data import cache, open_corpus, tokenizers
 from lm.data.prepare import documents, main, units
@@ -181,3 +182,32 @@ def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
 
     small, large = memory(10**7), memory(10**10)
     assert large < small + 20_000, f"{small} kB and {large} kB"
+
+
+def test_a_mistake_leaves_the_directory_free(dump, tmp_path, capsys):
+    """The corrected command must not be told that the directory is another job's."""
+    output = tmp_path / "out"
+    assert main(arguments(dump, output, "--field", "body")) == 2
+    assert "'body' (--field)" in capsys.readouterr().err
+    assert main(arguments(dump, output, "--tokenizer", "bqe:300")) == 2
+    assert main(arguments(dump, output)) == 0
+
+
+def test_two_at_once_and_hidden_files(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("to be\n" * 200)
+    (tmp_path / "texts" / ".hidden").write_bytes(b"\xff\xfe")
+    output = tmp_path / "out"
+    job = ["--input", f"text:{tmp_path / 'texts'}", "--tokenizer", "byte", "--output", str(output), "--workers", "1"]
+    (output / "units").mkdir(parents=True)
+    with runs.lock(output / "units"):
+        assert main(job) == 2
+        assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
+    assert main(job) == 0
+
+
+def test_half_a_surrogate_is_told_of(tmp_path, capsys):
+    path = tmp_path / "dump.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": "half \\ud800"}\n')
+    assert main(arguments(path, tmp_path / "out")) == 2
+    assert str(path) in capsys.readouterr().err
