@@ -197,9 +197,8 @@ def activations(config: Config, device: Device, sizes: dict) -> float:
     everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
     everything += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
     if makes_scores(config, device, sizes):
-        scores = (
-            1 + 4 / jnp.dtype(m.compute_dtype).itemsize
-        )  # weights, and scores in float32, of every key, masked or not
+        # Weights, and scores in float32, of every key, masked or not.
+        scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
         everything += scores * m.n_heads / tensor * config.train.seq_len
     kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
     once = everything if m.remat != "none" else 0
