@@ -96,7 +96,7 @@ class ModelConfig:
         False, "one compiled block scanned over the depth: compiles faster, runs slower on CPU", execution=True
     )
     attention: str = key(
-        "auto", "implementation of attention", choices=("auto", "einsum", "xla", "cudnn"), execution=True
+        "auto", "implementation of attention", choices=("auto", "einsum", "chunked", "xla", "cudnn"), execution=True
     )
     remat: str = key(
         "none", "what is recomputed in the backward pass: nothing | all but products with weights | the whole block",

@@ -18,7 +18,7 @@ from lm import flops, parameters, sharding
 from lm.collectives import ring_bytes
 from lm.config import Config, layer_windows
 from lm.errors import UserError
-from lm.layers.attention import choose_implementation
+from lm.layers.attention import choose_implementation, chunk_size
 from lm.step import init_state, train_step
 
 
@@ -167,8 +167,11 @@ def completed(config: Config, sizes: dict) -> float:
     return (2 * layers * narrow + outer * (narrow + wide)) / sizes["tensor"]
 
 
-def makes_scores(config: Config, device: Device, sizes: dict) -> bool:
-    """Whether the attention that the device would choose holds the scores of all keys; raises UserError."""
+def scores_held(config: Config, device: Device, sizes: dict) -> float:
+    """Of how many keys, in the mean, the attention that the device would choose holds a query's scores.
+
+    Raises UserError if the device cannot do what config.model.attention asks for.
+    """
     m = config.model
     windows = set(layer_windows(m))
     try:
@@ -181,10 +184,12 @@ def makes_scores(config: Config, device: Device, sizes: dict) -> bool:
             window="varies" if m.scan_layers and len(windows) > 1 else None,
             segments=config.data.packing == "documents",
             contiguous=sizes["sequence"] == 1 and config.data.packing == "none",
+            n_queries=config.train.seq_len,
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
-    return chosen != "cudnn"
+    n = config.train.seq_len
+    return {"cudnn": 0, "chunked": (n + chunk_size(n)) / 2}.get(chosen, n)
 
 
 def activations(config: Config, device: Device, sizes: dict) -> float:
@@ -196,10 +201,9 @@ def activations(config: Config, device: Device, sizes: dict) -> float:
     # products of the feed-forward layer and what its activation makes of them.
     everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
     everything += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
-    if makes_scores(config, device, sizes):
-        # Weights, and scores in float32, of every key, masked or not.
-        scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
-        everything += scores * m.n_heads / tensor * config.train.seq_len
+    # Weights, and scores in float32, masked or not.
+    scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
+    everything += scores * m.n_heads / tensor * scores_held(config, device, sizes)
     kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
     once = everything if m.remat != "none" else 0
     return (m.n_layers * kept + once) * _tokens(config, sizes) * jnp.dtype(m.compute_dtype).itemsize

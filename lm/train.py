@@ -203,6 +203,7 @@ def check_with_data(config: Config, corpus) -> Config:
             window=m.window_pattern[0] or None,
             segments=corpus.packed,
             contiguous=not corpus.packed,
+            n_queries=t.seq_len,
         )
     except ValueError as error:
         problems.append(f"config.model.attention: {error}")

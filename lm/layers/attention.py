@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from lm.layers.linear import softcap as apply_softcap
 
-IMPLEMENTATIONS = ("auto", "einsum", "xla", "cudnn")
+IMPLEMENTATIONS = ("auto", "einsum", "chunked", "xla", "cudnn")
+CHUNK = 128
 UNLIMITED = 2**30  # a window of at least this many keys is no window
 
 
@@ -42,7 +43,7 @@ def causal_attention(
     softcap: scores are capped to (-softcap, softcap) before the mask. scale: 1 / sqrt(K) by default.
     implementation: see choose_implementation.
     contiguous: the caller's promise, not checked, that both positions are 0..T-1 for every example. It allows
-        "cudnn", which makes its own causal mask.
+        "chunked", which leaves out keys that no query of a chunk sees, and "cudnn", which makes its own causal mask.
     A query that sees no key returns zeros, and passes no gradient. Scores and softmax are float32.
     Raises ValueError for shapes that do not fit each other and for an implementation that cannot do what is asked.
     """
@@ -60,11 +61,14 @@ def causal_attention(
         window=window,
         segments=q_segments is not None,
         contiguous=contiguous,
+        n_queries=q_BTHK.shape[-3],
     )
     if implementation == "auto":
         _say_once(f"attention: {chosen} ({reason})")
     if chosen == "cudnn":
         return _cudnn(q_BTHK, k_BSGK, v_BSGK, window, scale)
+    if chosen == "chunked":
+        return _chunked(q_BTHK, k_BSGK, v_BSGK, window, scale, softcap)
     mask_BTS = visible(q_positions, k_positions, q_segments, k_segments, window)
     if chosen == "xla":
         out_BTHK = _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale)
@@ -86,14 +90,16 @@ def visible(q_positions, k_positions, q_segments=None, k_segments=None, window=N
     return mask
 
 
-def choose_implementation(implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous):
+def choose_implementation(implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous, n_queries):
     """Which implementation runs, and why: a pure function of its arguments, so that a config can be checked before
     compilation.
 
-    implementation: "einsum", the reference, does everything everywhere; "xla" is jax.nn.dot_product_attention, which
-        has no softcap; "cudnn" is its flash attention on NVIDIA GPUs, for 16-bit inputs, d_head a multiple of 8 up
-        to 128, contiguous positions, no softcap, no segments, and a window that is an int; "auto" takes cudnn where
-        it can, and einsum elsewhere.
+    implementation: "einsum", the reference, does everything everywhere; "chunked" is the same without the keys that
+        come after a chunk of queries or lie before its window, half of the work, for contiguous positions and no
+        segments; "xla" is jax.nn.dot_product_attention, which has no softcap; "cudnn" is its flash attention on NVIDIA
+        GPUs, for 16-bit inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a
+        window that is an int; "auto" takes cudnn where it can, else chunked where that makes several chunks, else
+        einsum.
     platform: as from jax.default_backend(); window: None, an int, or anything else for one known only at run time;
     segments, contiguous: bools; the others as for causal_attention.
     Returns (name, reason). Raises ValueError, saying what would do, where a choice cannot do what is asked.
@@ -103,23 +109,30 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
             f"attention implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}"
         )
     needs_xla = [] if softcap is None else [f"has no softcap (softcap is {softcap})"]
+    needs_chunked = [
+        problem
+        for problem, found in (
+            ("has no document mask (segments are given)", segments),
+            ("needs positions that are 0..T-1 (contiguous is False)", not contiguous),
+        )
+        if found
+    ]
     needs_cudnn = needs_xla + [
         problem
         for problem, found in (
             (f"needs an NVIDIA GPU (the platform is {platform})", platform not in ("gpu", "cuda")),
             (f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})", jnp.dtype(dtype).itemsize != 2),
             (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", d_head % 8 != 0 or d_head > 128),
-            ("has no document mask (segments are given)", segments),
             ("needs one window for all layers, known before compilation", not isinstance(window, int | None)),
-            ("needs positions that are 0..T-1 (contiguous is False)", not contiguous),
         )
         if found
     ]
+    needs_cudnn += needs_chunked
     if implementation == "auto":
         if not needs_cudnn:
             return "cudnn", "flash attention for 16-bit inputs on a GPU"
-        return "einsum", f"cudnn {needs_cudnn[0]}"
-    problems = {"einsum": [], "xla": needs_xla, "cudnn": needs_cudnn}[implementation]
+        return "einsum" if needs_chunked or n_queries <= CHUNK else "chunked", f"cudnn {needs_cudnn[0]}"
+    problems = {"einsum": [], "chunked": needs_chunked, "xla": needs_xla, "cudnn": needs_cudnn}[implementation]
     if problems:
         raise ValueError(
             f"attention implementation {implementation!r} {', and '.join(problems)}; 'auto' or 'einsum' would do"
@@ -139,6 +152,26 @@ def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
     scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(wide).min)
     weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHK.dtype)
     return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
+
+
+def chunk_size(n_queries: int) -> int:
+    """How many queries a chunk has: CHUNK, or as many as make 16 chunks, each a piece of program to compile."""
+    return max(CHUNK, -(-n_queries // 16))
+
+
+def _chunked(q_BTHK, k_BTGK, v_BTGK, window, scale, softcap):
+    """_einsum for a chunk of queries at a time, with the keys up to its last query and from its first one's window on:
+    those left out have weight zero.
+    """
+    n, outs = q_BTHK.shape[-3], []
+    size = chunk_size(n)
+    for begin in range(0, n, size):
+        end = min(begin + size, n)
+        first = max(0, begin + 1 - window) if isinstance(window, int) else 0
+        mask_TS = visible(jnp.arange(begin, end), jnp.arange(first, end), window=window)
+        k, v = (a[..., first:end, :, :] for a in (k_BTGK, v_BTGK))
+        outs.append(_einsum(q_BTHK[..., begin:end, :, :], k, v, mask_TS, scale, softcap))
+    return jnp.concatenate(outs, axis=-3)
 
 
 def _xla(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale):

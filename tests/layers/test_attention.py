@@ -1,3 +1,4 @@
+import functools
 import logging
 
 import jax
@@ -233,6 +234,23 @@ def test_cudnn_is_asked_for_the_same_mask(monkeypatch):
     assert asked == ["cudnn"] * 3
 
 
+@pytest.mark.parametrize("window", [None, 1, 129, "traced"])
+@pytest.mark.parametrize(("n", "softcap"), [(256, None), (300, 5.0)])
+def test_chunks_equal_the_whole(window, n, softcap):
+    q, k, v = inputs((2,), n_queries=n, n_keys=n)
+    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "softcap": softcap}
+    out_gradient = normal(*q.shape, seed=3)
+
+    @functools.partial(jax.jit, static_argnames="name")
+    def found(q, k, v, traced, name):
+        options = positions | {"window": traced if window == "traced" else window, "implementation": name}
+        out, vjp = jax.vjp(lambda *qkv: causal_attention(*qkv, **options), q, k, v)
+        return out, *vjp(out_gradient)
+
+    for a, b in zip(found(q, k, v, 77, "chunked"), found(q, k, v, 77, "einsum"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1, np.abs(b).max()))
+
+
 @pytest.mark.skipif(not ON_GPU, reason="cuDNN needs an NVIDIA GPU")
 @pytest.mark.parametrize("window", [None, 1, 100])
 def test_cudnn_equals_einsum(window):
@@ -251,6 +269,7 @@ def test_cudnn_equals_einsum(window):
 
 
 GPU = dict(platform="gpu", dtype=jnp.bfloat16, d_head=64, softcap=None, window=None, segments=False, contiguous=True)
+GPU |= {"n_queries": 1024}
 
 
 @pytest.mark.parametrize(
@@ -258,14 +277,14 @@ GPU = dict(platform="gpu", dtype=jnp.bfloat16, d_head=64, softcap=None, window=N
     [
         ({}, "cudnn", "flash"),
         ({"dtype": jnp.float16, "d_head": 128, "window": 256}, "cudnn", "flash"),
-        ({"platform": "cpu"}, "einsum", "cpu"),
-        ({"dtype": jnp.float32}, "einsum", "float32"),
-        ({"d_head": 12}, "einsum", "12"),
-        ({"d_head": 256}, "einsum", "256"),
-        ({"softcap": 50.0}, "einsum", "50.0"),
+        ({"platform": "cpu"}, "chunked", "cpu"),
+        ({"dtype": jnp.float32}, "chunked", "float32"),
+        ({"d_head": 12, "n_queries": 129}, "chunked", "12"),
+        ({"d_head": 256, "n_queries": 128}, "einsum", "256"),
+        ({"softcap": 50.0}, "chunked", "50.0"),
         ({"segments": True}, "einsum", "segments"),
         ({"contiguous": False}, "einsum", "contiguous"),
-        ({"window": np.int32(4)}, "einsum", "before compilation"),
+        ({"window": np.int32(4)}, "chunked", "before compilation"),
     ],
 )
 def test_auto_takes_cudnn_exactly_where_it_can_and_explicit_cudnn_is_refused_elsewhere(change, chosen, word):
@@ -285,7 +304,9 @@ def test_explicit_choices():
     assert choose_implementation("xla", **(GPU | {"segments": True, "platform": "cpu"}))[0] == "xla"
     with pytest.raises(ValueError, match=r"'xla' has no softcap \(softcap is 1.0\); 'auto' or 'einsum' would do"):
         choose_implementation("xla", **(GPU | {"softcap": 1.0}))
-    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, xla, cudnn"):
+    with pytest.raises(ValueError, match=r"'chunked' needs positions that are 0..T-1 \(contiguous is False\)"):
+        choose_implementation("chunked", **(GPU | {"contiguous": False}))
+    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, chunked, xla, cudnn"):
         choose_implementation("flash", **GPU)
     with pytest.raises(ValueError, match="needs bfloat16 or float16 inputs"):
         causal_attention(*inputs(), implementation="cudnn", **PLAIN)
