@@ -14,6 +14,7 @@ from lm import runs
 from lm.command_line import command_line
 from lm.config import Config, to_dict
 from lm.errors import UserError
+from lm.malloc import keep_freed_memory
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,6 +136,7 @@ def start_jax(config: Config, others=None):
     """
     if config.train.deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    keep_freed_memory()
     import jax
 
     from lm.data.cache import user_cache

@@ -1,0 +1,111 @@
+"""Two sides that take turns, what their times come to, and where that is written."""
+
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+
+
+class Worker:
+    """A process of benchmarks/worker.py."""
+
+    def __init__(self, job: dict):
+        command = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
+        env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+        self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in end()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+
+    def ask(self, **question) -> dict:
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        if not (line := self.process.stdout.readline()):
+            self.log.seek(0)
+            raise RuntimeError(f"a side of the comparison ended: {self.log.read()[-3000:]}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.log.close()
+
+
+def ratio(ours: list[float], theirs: list[float]) -> dict:
+    """The other side's seconds over ours, round by round: above 1 we are faster."""
+    found = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return {"median": statistics.median(found), "low": min(found), "high": max(found), "rounds": len(found)}
+
+
+def shown(found: dict) -> str:
+    return "**{median:.2f}** ({low:.2f} to {high:.2f})".format(**found)
+
+
+def in_turns(rounds: int, ours, theirs) -> tuple[list, list]:
+    """What both give in each round, in the order A B, B A, A B, ... against drift."""
+    found = [], []
+    for i in range(rounds):
+        for k in (0, 1) if i % 2 == 0 else (1, 0):
+            found[k].append((ours, theirs)[k]())
+    return found
+
+
+def machine() -> dict:
+    """Where this ran, and with what."""
+    from lm.runs import git_state, versions
+
+    cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    gpu = subprocess.run(
+        "nvidia-smi --query-gpu=name --format=csv,noheader", shell=True, capture_output=True, text=True
+    )
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": gpu.stdout.strip() or None,
+        "versions": versions() | peers(),
+        "git": git_state(),
+    }
+
+
+def peers() -> dict:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def publish(name: str, rows: list[dict], table: str, readme: bool) -> None:
+    """Write results/NAME.json, print the table, and put it between README's marks of that name if asked to."""
+    RESULTS.mkdir(exist_ok=True)
+    found = {
+        "command": "python -m " + " ".join(["benchmarks." + name, *sys.argv[1:]]),
+        "machine": machine(),
+        "rows": rows,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(table)
+    if readme:
+        path = ROOT / "README.md"
+        text, n = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table + "\n" + m[2], path.read_text(), flags=re.S
+        )
+        if not n:
+            raise SystemExit(f"README.md has no place for it: <!-- {name} -->")
+        path.write_text(text)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])

@@ -1,0 +1,139 @@
+"""Single layers, forward and backward, beside torch's and beside each other: python -m benchmarks.layers --pin
+
+Ours are compiled by jit, torch's run eagerly; both in one process, in turns, float32.
+"""
+
+import argparse
+import functools
+import itertools
+import math
+import os
+import statistics
+import sys
+import time
+
+import jax
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from benchmarks.compare import in_turns, markdown, publish, ratio, shown
+from lm.layers import feed_forward, losses, norms
+from lm.layers.attention import causal_attention
+from lm.malloc import keep_freed_memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__.split("\n")[0])
+    parser.add_argument("--pin", action="store_true", help="one core")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    a = parser.parse_args()
+    if a.pin:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keep_freed_memory()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    cases = itertools.chain(norm_cases(), attention_cases(), head_cases(), ffn_cases())
+    rows = [compared(name, ours, theirs, a.rounds) for name, ours, theirs in cases]
+    cells = [[r["layer"], f"{r['ours_ms']:.2f}", f"{r['theirs_ms']:.2f}", shown(r["ratio"])] for r in rows]
+    publish("layers", rows, markdown(["layer", "ms", "beside", "beside / ours"], cells), a.readme)
+    return 0
+
+
+def compared(name: str, ours, theirs, rounds: int) -> dict:
+    turns = in_turns(rounds, timer(ours), timer(theirs))
+    found = {
+        "layer": name,
+        "ours_ms": 1e3 * statistics.median(turns[0]),
+        "theirs_ms": 1e3 * statistics.median(turns[1]),
+    }
+    return found | {"ratio": ratio(*turns)}
+
+
+def timer(f):
+    """A function that gives the CPU seconds of one of several calls of f, after a first one."""
+    f()
+    began = time.perf_counter()
+    f()
+    n = max(1, round(0.1 / (time.perf_counter() - began)))
+
+    def seconds() -> float:
+        began = time.process_time()
+        for _ in range(n):
+            f()
+        return (time.process_time() - began) / n
+
+    return seconds
+
+
+def jitted(f, *arrays):
+    """f and its derivative at the arrays, as a function without arguments."""
+    run = jax.jit(lambda *arrays: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *arrays)))
+    arrays = jax.device_put(arrays)
+    return lambda: jax.block_until_ready(run(*arrays))
+
+
+def eager(f, *arrays):
+    """The same in torch."""
+    tensors = [torch.from_numpy(a).requires_grad_() for a in arrays]
+
+    def run():
+        out = f(*tensors)
+        return torch.autograd.grad(out, tensors, out.detach())
+
+    return run
+
+
+# ---- What is compared: (name, ours, beside) --------------------------------------------------------------------------
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(math.prod(shape)).standard_normal(shape, np.float32)
+
+
+def norm_cases():
+    x, scale, bias = normal(4096, 768), normal(768), normal(768) + 1
+    algorithms = ("two_pass", "chan", "welford", "running_mean")
+    ours = {name: jitted(functools.partial(norms.layer_norm, algorithm=name), x, scale, bias) for name in algorithms}
+    theirs = eager(lambda x, scale, bias: F.layer_norm(x, (768,), scale, bias), x, scale, bias)
+    yield "LayerNorm (4096, 768), two_pass; torch", ours["two_pass"], theirs
+    for name in algorithms[1:]:
+        yield f"LayerNorm (4096, 768), {name}; two_pass", ours[name], ours["two_pass"]
+    theirs = eager(lambda x, scale: F.rms_norm(x, (768,), scale, 1e-5), x, scale)
+    yield "RMSNorm (4096, 768); torch", jitted(norms.rms_norm, x, scale), theirs
+
+
+def attention_cases():
+    q, k, v = (normal(8, 256, 6, 64) for _ in range(3))
+    theirs = eager(
+        lambda *qkv: F.scaled_dot_product_attention(*(a.transpose(1, 2) for a in qkv), is_causal=True), q, k, v
+    )
+    at = {"q_positions": np.arange(256), "k_positions": np.arange(256), "contiguous": True}
+    for name in ("einsum", "chunked", "xla"):
+        ours = jitted(functools.partial(causal_attention, implementation=name, **at), q, k, v)
+        yield f"attention (8, 256, 6, 64), {name}; torch's SDPA", ours, theirs
+
+
+def head_cases():
+    h, w, targets = normal(1, 2048, 128), normal(32_074, 128), np.arange(2048)[None]
+
+    def whole(h, w):
+        return losses.softmax_cross_entropy(losses.head_logits(h, w, transposed=True), targets)[0]
+
+    def chunks(h, w):
+        return losses.chunked_softmax_cross_entropy(h, w, None, targets, chunk_size=512, transposed=True)[0]
+
+    theirs = eager(lambda h, w: F.cross_entropy(h[0] @ w.T, torch.from_numpy(targets[0]), reduction="sum"), h, w)
+    yield "head and loss (2048, 128, 32074), whole; torch", jitted(whole, h, w), theirs
+    yield "head and loss (2048, 128, 32074), chunks of 512; torch", jitted(chunks, h, w), theirs
+
+
+def ffn_cases():
+    arrays = normal(2048, 384), normal(384, 1536), normal(384, 1536) + 1, normal(1536, 384)
+    ours = jitted(functools.partial(feed_forward.glu, activation="silu"), *arrays)
+    theirs = eager(lambda x, gate, up, down: (F.silu(x @ gate) * (x @ up)) @ down, *arrays)
+    yield "SwiGLU (2048, 384, 1536); torch", ours, theirs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

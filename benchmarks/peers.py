@@ -1,0 +1,191 @@
+"""What a user would pick instead: transformers' GPT-2 and Llama in torch, in a loop like nanoGPT's."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.shapes import OPTIMIZER, SHAPES, Shape
+
+CONV = {
+    "attn.c_proj.weight": "attention/w_o_HKD",
+    "mlp.c_fc.weight": "ffn/w_in_DF",
+    "mlp.c_proj.weight": "ffn/w_out_FD",
+}
+GPT2_VECTORS = {
+    "ln_1.weight": "attention_norm/scale_D", "ln_1.bias": "attention_norm/bias_D", "ln_2.weight": "ffn_norm/scale_D",
+    "ln_2.bias": "ffn_norm/bias_D", "attn.c_proj.bias": "attention/b_o_D", "mlp.c_fc.bias": "ffn/b_in_F",
+    "mlp.c_proj.bias": "ffn/b_out_D",
+}  # fmt: skip
+LLAMA = {
+    "input_layernorm.weight": "attention_norm/scale_D", "post_attention_layernorm.weight": "ffn_norm/scale_D",
+    "mlp.gate_proj.weight": "ffn/w_gate_DF", "mlp.up_proj.weight": "ffn/w_up_DF",
+    "mlp.down_proj.weight": "ffn/w_down_FD",
+    "self_attn.q_proj.weight": "attention/w_q_DHK", "self_attn.k_proj.weight": "attention/w_k_DGK",
+    "self_attn.v_proj.weight": "attention/w_v_DGK",
+}  # fmt: skip
+
+
+def tokens_in(directory: Path, shape: Shape):
+    return np.memmap(directory / "train.bin", shape.token_dtype, "r")
+
+
+class Peer:
+    """A model in torch that trains as nanoGPT's train.py does: crops, fused AdamW, clipping, a loss now and then.
+
+    params: our initial values by path, as numpy arrays (None: its own); tokens: what it trains on.
+    dtype "bfloat16" is autocast over float32 parameters; compiled: by torch.compile.
+    """
+
+    def __init__(self, shape: Shape, params: dict | None, tokens, dtype="float32", compiled=False, **changes):
+        self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device == "cpu":
+            torch.set_num_threads(len(os.sched_getaffinity(0)))
+        self.model = {"gpt2": gpt2, "llama": llama}[shape.family](shape, params).to(self.device)
+        self.run_model = torch.compile(self.model) if compiled else self.model
+        self.autocast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
+        o = OPTIMIZER | changes
+        decays = [p for p in self.model.parameters() if p.dim() >= 2]
+        others = [p for p in self.model.parameters() if p.dim() < 2]
+        groups = [{"params": decays, "weight_decay": o["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
+        self.tokens = tokens
+        self.rng, self.step, self.logged = np.random.default_rng(0), 0, 0.0
+
+    def batch(self):
+        n = self.shape.seq_len
+        starts = self.rng.integers(0, len(self.tokens) - n, self.shape.batch_size)
+        tokens = torch.from_numpy(np.stack([self.tokens[s : s + n + 1] for s in starts]).astype(np.int64))
+        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
+
+    def train_step(self, tokens):
+        with self.autocast:
+            logits = self.run_model(input_ids=tokens[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER["clip_norm"])
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def run(self, n_steps: int) -> None:
+        """Train; reads the loss as often as our loop logs it."""
+        for _ in range(n_steps):
+            loss = self.train_step(self.batch())
+            self.step += 1
+            if self.step % 10 == 0:
+                self.logged = loss.item()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def losses(self, batches) -> list[float]:
+        """The losses of steps on these batches (numpy, (B, T+1)), for the check that both sides do the same."""
+        return [self.train_step(torch.from_numpy(b.astype(np.int64)).to(self.device)).item() for b in batches]
+
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+
+
+def gpt2(m: Shape, params: dict | None):
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=m.vocab_size, n_positions=m.seq_len, n_embd=m.d_model, n_layer=m.n_layers,
+            n_head=m.n_heads, n_inner=m.d_ff, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, layer_norm_epsilon=1e-5, attn_implementation="sdpa",
+        )
+    )  # fmt: skip
+    if params is None:
+        return model.train()
+    D = m.d_model
+    state = {"transformer.wte.weight": params["embedding"], "transformer.wpe.weight": params["positions"]}
+    state |= {
+        "transformer.ln_f.weight": params["final_norm/scale_D"],
+        "transformer.ln_f.bias": params["final_norm/bias_D"],
+    }
+    for i in range(m.n_layers):
+        layer = {name: params[f"layers/{path}"][i] for name, path in (GPT2_VECTORS | CONV).items()}
+        layer["attn.c_proj.weight"] = layer["attn.c_proj.weight"].reshape(-1, D)
+        qkv = [params[f"layers/attention/{name}"][i] for name in ("w_q_DHK", "w_k_DGK", "w_v_DGK")]
+        layer["attn.c_attn.weight"] = np.concatenate([w.reshape(D, -1) for w in qkv], axis=1)
+        biases = [params[f"layers/attention/{name}"][i] for name in ("b_q_HK", "b_k_GK", "b_v_GK")]
+        layer["attn.c_attn.bias"] = np.concatenate([b.reshape(-1) for b in biases])
+        state |= {f"transformer.h.{i}.{name}": value for name, value in layer.items()}
+    return loaded(model, state)
+
+
+def llama(m: Shape, params: dict | None):
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=m.vocab_size, hidden_size=m.d_model, intermediate_size=m.d_ff, num_hidden_layers=m.n_layers,
+            num_attention_heads=m.n_heads, num_key_value_heads=m.n_kv_heads, rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+            max_position_embeddings=m.seq_len, tie_word_embeddings=True, attn_implementation="sdpa",
+        )
+    )  # fmt: skip
+    if params is None:
+        return model.train()
+    state = {"model.embed_tokens.weight": params["embedding"], "model.norm.weight": params["final_norm/scale_D"]}
+    for i in range(m.n_layers):
+        for name, path in LLAMA.items():
+            w = params[f"layers/{path}"][i]
+            state[f"model.layers.{i}.{name}"] = w.reshape(m.d_model, -1).T if "attn" in name and w.ndim == 3 else w.T
+        w_o = params["layers/attention/w_o_HKD"][i].reshape(-1, m.d_model)
+        state[f"model.layers.{i}.self_attn.o_proj.weight"] = w_o.T
+    return loaded(model, state)
+
+
+def loaded(model, state: dict):
+    """The model with these values; its head is its embedding table. Raises ValueError if one is over or missing."""
+    tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in state.items()}
+    found = model.load_state_dict(tensors, strict=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise ValueError(f"not loaded: {found}")
+    model.tie_weights()
+    return model.train()
+
+
+def shakespeare(text: Path) -> None:
+    """nanoGPT's README run for CPUs on the characters of a text, without its evaluations: 2000 steps of batch 12.
+
+    Prints the mean loss over the last tenth of the text: every character once, in consecutive windows.
+    """
+    shape, characters = SHAPES["S"], text.read_text()
+    ids = {c: i for i, c in enumerate(sorted(set(characters)))}
+    tokens = np.array([ids[c] for c in characters], np.uint16)
+    cut = int(0.9 * len(tokens))
+    peer = Peer(shape, None, tokens[:cut], learning_rate=1e-3, betas=(0.9, 0.99))
+    n_steps, warmup, last = 2000, 100, 1e-4
+    for step in range(n_steps):
+        done = (step - warmup) / (n_steps - warmup)
+        rate = 1e-3 * (step + 1) / (warmup + 1) if step < warmup else last + (1 + math.cos(math.pi * done)) / 2 * 9e-4
+        for group in peer.optimizer.param_groups:
+            group["lr"] = rate
+        peer.run(1)
+    print(f"loss {score(peer.model, tokens[cut:], shape.seq_len):.4f}")
+
+
+@torch.no_grad()
+def score(model, tokens, seq_len: int) -> float:
+    """Mean cross-entropy of tokens 1.. in windows of seq_len."""
+    total, n = 0.0, len(tokens) - 1
+    tokens, whole = torch.from_numpy(tokens.astype(np.int64)), n // seq_len * seq_len
+    inputs, targets = tokens[:whole].view(-1, seq_len), tokens[1 : whole + 1].view(-1, seq_len)
+    pairs = [*zip(inputs.split(64), targets.split(64), strict=True), (tokens[whole:n][None], tokens[whole + 1 :][None])]
+    for x, y in pairs:
+        if x.numel():
+            logits = model(input_ids=x).logits
+            total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item()
+    return total / n
+
+
+if __name__ == "__main__":
+    what, argument = sys.argv[1:]
+    if what == "shakespeare":
+        shakespeare(Path(argument))
+    else:  # a shape, and the directory of its tokens
+        Peer(SHAPES[what], None, tokens_in(Path(argument), SHAPES[what])).run(1)
+        print("step 1", flush=True)

@@ -1,0 +1,118 @@
+"""Training steps a second beside transformers in torch: python -m benchmarks.train_speed S G H --pin
+
+Both sides start from the same values and are checked to make the same losses; then they take turns. A ratio above 1
+says that we are faster. --pin gives each one core, where CPU seconds are what a shared machine cannot disturb.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.compare import ROOT, Worker, in_turns, markdown, publish, ratio, shown
+from benchmarks.shapes import BEST, SHAPES, config_of, write_tokens
+
+CHECKED = 3  # steps whose losses must agree
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=__doc__.split("\n")[0])
+    parser.add_argument("shapes", nargs="+", choices=SHAPES, metavar="SHAPE", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"])
+    parser.add_argument(
+        "--peer", default="eager", choices=["eager", "compiled"], help="torch as it is, or torch.compile"
+    )
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both sides' products")
+    parser.add_argument("--pin", action="store_true", help="one core for each side, and CPU seconds")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a turn, about")
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        peak = measured_peak(a.pin)
+        rows = [row(name, setting, a, Path(directory), peak) for name in a.shapes for setting in a.settings]
+    clock = "CPU" if a.pin else "wall"
+    header = [
+        "shape",
+        "setting",
+        f"ms a step ({clock})",
+        "torch",
+        "torch / ours",
+        "peak memory",
+        "torch",
+        "of measured peak",
+    ]
+    cells = [
+        [
+            r["shape"], r["setting"], f"{r['ours_ms']:.1f}", f"{r['theirs_ms']:.1f}",
+            shown(r["ratio"]),
+            f"{r['ours_bytes'] / 2**20:.0f} MiB", f"{r['theirs_bytes'] / 2**20:.0f} MiB", f"{r['of_peak']:.0%}",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    publish("train_speed", rows, markdown(header, cells), a.readme)
+    return 0
+
+
+def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
+    """One comparison: the same losses first, then times in turns."""
+    data = directory / name
+    if not data.exists():
+        write_tokens(data, SHAPES[name])
+    overrides = (BEST[name] if setting == "best" else {}) | {"model.compute_dtype": a.dtype}
+    job = {"shape": name, "data": str(data), "pin": a.pin, "dtype": a.dtype, "compiled": a.peer == "compiled"}
+    workers = []
+    for side in ("ours", "theirs"):
+        workdir = directory / f"{name}-{setting}-{side}"
+        workdir.mkdir()
+        workers.append(Worker(job | {"side": side, "overrides": overrides, "workdir": str(workdir)}))
+    ours, theirs = workers
+    losses = [worker.ask(losses=CHECKED)["losses"] for worker in workers]
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-3 if a.dtype == "float32" else 3e-2)
+    steps = [n_steps(worker, a.seconds) for worker in workers]
+    clock = "cpu" if a.pin else "wall"
+    turns = in_turns(a.rounds, lambda: ours.ask(run=steps[0]), lambda: theirs.ask(run=steps[1]))
+    seconds = [[turn[clock] / n for turn in side] for side, n in zip(turns, steps, strict=True)]
+    sizes = [worker.ask(facts=True)["peak_bytes"] for worker in workers]
+    for worker in workers:
+        worker.end()
+    found = ratio(*seconds)
+    config = config_of(name, str(data), overrides)
+    ours_s, theirs_s = (float(np.median(s)) for s in seconds)
+    flops = flops_per_step(config)
+    print(f"{name} {setting}: {shown(found)}", file=sys.stderr, flush=True)
+    return {
+        "shape": name, "what": SHAPES[name].what, "setting": setting, "overrides": overrides, "peer": a.peer,
+        "dtype": a.dtype, "clock": clock, "steps_a_turn": steps, "ratio": found,
+        "ours_ms": 1e3 * ours_s, "theirs_ms": 1e3 * theirs_s, "ours_bytes": sizes[0], "theirs_bytes": sizes[1],
+        "losses": losses, "flops_per_step": flops, "of_peak": flops / ours_s / peak["flops"][a.dtype], "peak": peak,
+    }  # fmt: skip
+
+
+def flops_per_step(config) -> float:
+    from lm import flops, parameters
+
+    model = parameters.resolve(config, config.model.vocab_size).model
+    return flops.flops_per_token(model, config.train.seq_len) * config.train.batch_size * config.train.seq_len
+
+
+def n_steps(worker: Worker, seconds: float) -> int:
+    """How many steps fill a turn; a multiple of 10, so that each turn logs as often, where that is not too many."""
+    worker.ask(run=10)  # not timed: compilation, memory, caches
+    speed = 10 / worker.ask(run=10)["wall"]
+    n = seconds * speed
+    return max(10, round(n / 10) * 10)
+
+
+def measured_peak(pin: bool) -> dict:
+    """FLOPs a second of large matrix products by dtype, and bytes a second of a copy, on this machine."""
+    command = [sys.executable, "-m", "benchmarks.peak", *(["--pin"] if pin else [])]
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

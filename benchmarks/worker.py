@@ -1,0 +1,114 @@
+"""One side of a comparison, in a process of its own: python -m benchmarks.worker JSON
+
+It answers each line of JSON on its standard input with one on its standard output: {"losses": k} the losses of k steps
+on fixed batches, {"run": n} the seconds of n steps, {"facts": true} what else there is to know.
+JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "workdir", "pin", "dtype", "compiled"}
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.shapes import SHAPES, config_of
+
+
+def main(job: dict) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    if job["pin"]:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    side = {"ours": ours, "theirs": theirs}[job["side"]](job)
+    for line in sys.stdin:
+        print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)
+
+
+def answer(job: dict, side, asked: dict) -> dict:
+    if "losses" in asked:
+        s, draw = SHAPES[job["shape"]], np.random.default_rng(1)
+        size = (asked["losses"], s.batch_size, s.seq_len + 1)
+        return {"losses": side.losses(draw.integers(0, s.vocab_size, size, np.int32))}
+    if "run" in asked:
+        began = time.perf_counter(), time.process_time()
+        side.run(asked["run"])
+        return {"wall": time.perf_counter() - began[0], "cpu": time.process_time() - began[1]}
+    return {"peak_bytes": side.peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def resolved(job: dict):
+    """Our config, and the corpus it trains on."""
+    from lm import data
+    from lm.train import check_with_data, start_jax
+
+    config = config_of(job["shape"], job["data"], job["overrides"])
+    jax = start_jax(config)
+    if job["side"] == "theirs":
+        jax.config.update("jax_platforms", "cpu")  # it only makes the initial values, and leaves the GPU alone
+    corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
+    return check_with_data(config, corpus), corpus
+
+
+def ours(job: dict):
+    return Ours(*resolved(job), Path(job["workdir"]))
+
+
+def theirs(job: dict):
+    import jax
+
+    from benchmarks.peers import Peer, tokens_in
+    from lm import parameters
+
+    config, _ = resolved(job)
+    params = parameters.flat(jax.device_get(parameters.init_params(config.model, config.train.seed)))
+    shape = SHAPES[job["shape"]]
+    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
+
+
+class Ours:
+    """A run of lm.train without its beginning and end: the loop of lm/loop.py with its feeds and its log."""
+
+    def __init__(self, config, corpus, workdir: Path):
+        from lm import metrics
+        from lm.loop import Loop
+        from lm.train import first_state
+
+        self.config = config
+        progress = metrics.Progress(config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
+        state, _ = first_state(config, None, False, None)
+        self.loop = Loop(config, corpus, state, metrics.MetricsWriter(workdir), progress, None, {})
+        self.loop.compile()
+
+    def run(self, n_steps: int) -> None:
+        from lm.loop import Signals
+
+        train = dataclasses.replace(self.config.train, steps=self.loop.step + n_steps)
+        self.loop.config = dataclasses.replace(self.config, train=train)
+        with Signals(print) as signals:
+            if self.loop.run(signals) != "finished":
+                raise RuntimeError("training stopped early")
+
+    def losses(self, batches) -> list[float]:
+        import jax
+
+        from lm.step import train_step
+
+        step, found = jax.jit(train_step, static_argnames="config"), []
+        state = self.loop.state
+        for tokens in batches:
+            state, out = step(state, {"tokens": tokens}, self.config)
+            found.append(float(out["loss"]))
+        return found
+
+    def peak_bytes(self) -> int | None:
+        import jax
+
+        return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
