@@ -133,9 +133,9 @@ class State:
             rows = jax.NamedSharding(sharding.mesh_in_force(), jax.P(sharding.DATA))
             batch = {"tokens": jax.ShapeDtypeStruct(shape, np.int32, sharding=rows)}
             self.parameters, self.optimizer = local_bytes(state.params), local_bytes(state.opt_state)
-            self.gradients = self.parameters * (
-                2 if t.accumulation > 1 and config.model.param_dtype != "float32" else 1
-            )
+            # With accumulation a micro-batch's gradients exist beside their sum, which is float32.
+            summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if t.accumulation > 1 else 0
+            self.gradients = self.parameters * (1 + summed)
             self.arguments = local_bytes(state) + local_bytes(batch)
             out = (jax.tree.map(lambda a: a.sharding, state), None)
             jitted = jax.jit(train_step, static_argnames="config", out_shardings=out, keep_unused=True)
