@@ -1,7 +1,8 @@
 """Submit a run to SLURM: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config configs/gpt2_124m.py
 
 What follows `--` goes to python -m lm.train. The job has one task for each GPU (JAX gives a task the GPU of its local
-number), saves when it is preempted or its time is nearly over, is queued again by itself, and goes on.
+number), saves when it is preempted or its time is nearly over, is queued again by itself, and goes on. With --array N
+it is a sweep, sent as N jobs of one task, which has all GPUs of its node: they share the sweep's runs.
 """
 
 import argparse
@@ -17,7 +18,7 @@ SCRIPT = """\
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node={tasks}
-{resources}#SBATCH --time={time}
+{options}#SBATCH --time={time}
 #SBATCH --signal=TERM@{seconds}
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -39,10 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpus-per-node", type=int, default=0, help="0: one task a node, on its CPUs")
     parser.add_argument("--time", default="24:00:00", help="limit of one start; the job is queued again after it")
     parser.add_argument("--workdir", required=True, help="where the run lives: on storage that all nodes share")
+    parser.add_argument("--array", type=int, default=0, metavar="N", help="send a sweep, python -m lm.sweep, as N jobs")
     parser.add_argument("--name", help="of the job (the workdir's)")
     parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help="further options of sbatch, after =")
     parser.add_argument("--dry-run", action="store_true", help="print the job script and submit nothing")
-    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
+    parser.add_argument(
+        "train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep"
+    )
     a = parser.parse_args(argv)
     if problem := check(a):
         print(problem, file=sys.stderr)
@@ -51,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     if a.dry_run:
         print(text, end="")
         return 0
-    Path(a.workdir).mkdir(parents=True, exist_ok=True)
+    log(a).parent.mkdir(parents=True, exist_ok=True)
     try:
         sent = subprocess.run(["sbatch"], input=text, text=True, capture_output=True, check=False)
     except FileNotFoundError:
@@ -61,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print((sent.stdout + sent.stderr).strip(), file=sys.stderr if sent.returncode else sys.stdout)
     if not sent.returncode:
-        print(f"watch: tail -f {log(a)}; stop and keep: scancel --signal=TERM JOB; stop for good: scancel JOB")
+        watched = str(log(a)).replace("%a", "0")
+        print(f"watch: tail -f {watched}; stop and keep: scancel --signal=TERM JOB; stop for good: scancel JOB")
     return sent.returncode
 
 
@@ -73,23 +78,28 @@ def check(a) -> str | None:
         return "--workdir belongs before the two dashes, and --resume is always given"
     if a.nodes < 1 or a.gpus_per_node < 0:
         return f"{a.nodes} nodes with {a.gpus_per_node} GPUs are none; give at least 1 node"
+    if a.array < 0 or (a.array and a.nodes > 1):
+        return f"--array {a.array} --nodes {a.nodes}: each job of a sweep has one node; give --array the number of jobs"
     return None
 
 
 def log(a) -> Path:
-    return Path(a.workdir).absolute() / "slurm.log"
+    workdir = Path(a.workdir).absolute()
+    return workdir.with_name(f"{workdir.name}-%a.log") if a.array else workdir / "slurm.log"
 
 
 def script(a) -> str:
     """The job script."""
     further = [f"#SBATCH {word}\n" for word in shlex.split(a.sbatch)]
     gpus = [f"#SBATCH --gpus-per-node={a.gpus_per_node}\n"] if a.gpus_per_node else []
-    command = [sys.executable, "-m", "lm.train", *a.train[1:], "--workdir", str(Path(a.workdir).absolute()), "--resume"]
+    array = [f"#SBATCH --array=0-{a.array - 1}\n"] if a.array else []
+    command = [sys.executable, "-m", "lm.sweep" if a.array else "lm.train", *a.train[1:], "--workdir"]
+    command += [str(Path(a.workdir).absolute()), *([] if a.array else ["--resume"])]
     return SCRIPT.format(
         name=a.name or Path(a.workdir).name,
         nodes=a.nodes,
-        tasks=a.gpus_per_node or 1,
-        resources="".join(gpus + further),
+        tasks=1 if a.array else a.gpus_per_node or 1,
+        options="".join(gpus + array + further),
         time=a.time,
         seconds=SECONDS_TO_SAVE,
         log=log(a),

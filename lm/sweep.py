@@ -22,7 +22,8 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
 
-The same command, after a kill at any moment, finishes what is missing. Budgets: "quick" proves the machinery and makes
+The same command, after a kill at any moment, finishes what is missing; given several times at once, on machines that
+share the directory, they share the work. Budgets: "quick" proves the machinery and makes
 no claim; "full" does.
 
 exit codes: 0 finished; 1 some runs failed, the same command tries them again; 2 a mistake in what was asked;
@@ -92,9 +93,9 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
         )
         return 0
     record = describe_sweep(plan, variants, jax)
-    with start(workdir, record, {name: v.config for name, v in variants.items()}):
-        say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}, {together} runs at once on each")
-        return carry_out(plan, variants, Results(workdir), together, progress)
+    start(workdir, record, {name: v.config for name, v in variants.items()})
+    say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}, {together} runs at once on each")
+    return carry_out(plan, variants, Results(workdir), together, progress)
 
 
 def start_jax(plan: Plan):
@@ -129,10 +130,12 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
             final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]
         if not signals.received:
             failed += train("final", final, variants, results, together, say, signals)
-        if not (signals.received or failed or results.speeds):
-            say("measuring the speeds of the variants beside each other")
-            pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
-            results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
+        if not (signals.received or failed):
+            with results.claim("speeds") as directory:
+                if directory and not results.speeds:
+                    say("measuring the speeds of the variants beside each other")
+                    pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
+                    results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
     if signals.received:
         say("stopped; the same command goes on")
         return 128 + signals.received
@@ -147,47 +150,75 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
 
 
 def train(phase: str, members, variants, results: Results, together, say, signals) -> int:
-    """Train what is missing of a phase, runs of one program together; returns how many cohorts failed."""
+    """Train what is missing of a phase, runs of one program together; returns how many cohorts failed.
+
+    Other processes may be at the same sweep: each takes what none of them has, and waits for theirs at the end.
+    """
     import jax
 
     from lm.metrics import duration
-    from lm.sweeps.cohort import Cohort, cohorts_of
+    from lm.sweeps.cohort import cohorts_of
 
-    missing = [m for m in members if (phase, *m) not in results.found]
-    if not missing:
-        return 0
-    configs = {m: variants[m[0]].member(m[1], m[2]) for m in missing}
+    configs = {m: variants[m[0]].member(m[1], m[2]) for m in members}
     cohorts = cohorts_of(configs, together * jax.device_count())
-    failed, began = 0, time.monotonic()
-    for number, keys in enumerate(cohorts, start=1):
-        if signals.received:
-            break
-        names = sorted({name for name, _, _ in keys})
-        left = (time.monotonic() - began) / max(number - 1, 1) * (len(cohorts) - number + 1)
-        ahead = f", {duration(left)} left of the {phase} runs" if number > 1 else ""
-        say(f"{phase} {number}/{len(cohorts)}: {len(keys)} runs of {', '.join(names)}{ahead}")
-        carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
-        share = -(-len(keys) // jax.device_count())
-        # What was saved fits the same members on as many devices; any others start anew.
-        layout = to_json([keys, share, jax.device_count()])
-        name = f"{phase}-{hashlib.sha256(layout.encode()).hexdigest()[:12]}"
-        try:
-            cohort = Cohort(
-                [configs[k] for k in keys], variants[keys[0][0]].corpus, results.workdir / "cohorts" / name,
-                together=share, stream=sys.stdout, carried=carried,
-            )  # fmt: skip
-            if not cohort.train(signals):
-                break
-        except Exception as error:  # whatever ends these runs must not keep the others from running
-            say(f"{phase} {number}/{len(cohorts)} failed: {type(error).__name__}: {str(error)[:500]}")
-            shutil.rmtree(results.workdir / "cohorts" / name, ignore_errors=True)  # so that it is not what fails again
-            failed += 1
-            continue
-        about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
-        shared = {"seconds": cohort.seconds / len(keys)}
-        results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
-        shutil.rmtree(cohort.workdir)
-    return failed
+    began, made, failed, waits = time.monotonic(), 0, [], False
+
+    def missing(keys):
+        return [key for key in keys if (phase, *key) not in results.found]
+
+    while todo := [keys for keys in cohorts if missing(keys) and keys not in failed]:
+        before = made + len(failed)
+        for place, keys in enumerate(todo):
+            with results.claim(digest([phase, keys])) as directory:
+                if signals.received:
+                    return len(failed)
+                if directory is None or not missing(keys):
+                    continue
+                ahead = (time.monotonic() - began) / max(made, 1) * (len(todo) - place)
+                ahead = f", {duration(ahead)} left of the {phase} runs" if made else ""
+                names = ", ".join(sorted({name for name, _, _ in keys}))
+                here = f"{phase} {cohorts.index(keys) + 1}/{len(cohorts)}"
+                say(f"{here}: {len(missing(keys))} runs of {names}{ahead}")
+                try:
+                    train_cohort(phase, missing(keys), configs, variants, results, directory, signals)
+                    made += 1
+                except Exception as error:  # whatever ends these runs must not keep the others from running
+                    say(f"{here} failed: {type(error).__name__}: {str(error)[:500]}")
+                    shutil.rmtree(directory, ignore_errors=True)  # so that it is not what fails again
+                    failed.append(keys)
+        if made + len(failed) == before:
+            if not waits:
+                say(f"waiting for {len(todo)} cohorts of runs that other processes train")
+            waits = True
+            time.sleep(1)
+            results.reload()
+    return len(failed)
+
+
+def train_cohort(phase: str, keys, configs, variants, results: Results, directory: Path, signals) -> None:
+    """Train runs of one program, and take down what they come to unless a signal stops them."""
+    import jax
+
+    from lm.sweeps.cohort import Cohort
+
+    carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
+    share = -(-len(keys) // jax.device_count())
+    # What was saved fits the same members on as many devices; any others start anew.
+    name = digest([phase, keys, share, jax.device_count()])
+    cohort = Cohort(
+        [configs[k] for k in keys], variants[keys[0][0]].corpus, directory / name, together=share, stream=sys.stdout,
+        carried=carried,
+    )  # fmt: skip
+    if not cohort.train(signals):
+        return
+    about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
+    shared = {"seconds": cohort.seconds / len(keys)}
+    results.add(f"{phase}-{name}", [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
+    shutil.rmtree(directory)
+
+
+def digest(value) -> str:
+    return hashlib.sha256(to_json(value).encode()).hexdigest()[:12]
 
 
 if __name__ == "__main__":

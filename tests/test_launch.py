@@ -41,6 +41,18 @@ def test_a_slurm_script(tmp_path):
     assert not workdir.exists()
 
 
+def test_a_sweep_is_an_array_of_jobs_of_one_task(tmp_path):
+    sweep = ("--", "--config", "configs/sweeps/positions.py", "--budget", "full")
+    options = ("--array", "3", "--gpus-per-node", "4", "--workdir", str(tmp_path / "sweep"))
+    done = launch("slurm", *options, "--dry-run", *sweep)
+    lines = done.stdout.splitlines()
+    for option in ("array=0-2", "nodes=1", "ntasks-per-node=1", "gpus-per-node=4", f"output={tmp_path}/sweep-%a.log"):
+        assert f"#SBATCH --{option}" in lines
+    assert f"lm.sweep --config configs/sweeps/positions.py --budget full --workdir {tmp_path}/sweep\n" in done.stdout
+    done = launch("slurm", "--nodes", "2", *options, *sweep)
+    assert (done.returncode, "each job of a sweep has one node" in done.stderr) == (2, True)
+
+
 GPUS = ("--name", "gpt2", "--image", "an/image", "--claim", "runs", "--gpu", "h100:16")
 TPUS = (*GPUS[:-2], "--tpu", "v5e:4x8")
 

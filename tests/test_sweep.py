@@ -120,6 +120,22 @@ def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # 
 
 
 @pytest.mark.slow
+def test_the_same_command_several_times_at_once_shares_the_work(bench, finished, tmp_path):  # noqa: F811
+    """One of them is killed in the middle of its runs, which another then makes."""
+    command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(tmp_path / "sweep")]
+    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    for line in processes[0].stdout:
+        if line.startswith(("step", "waiting")):
+            processes[0].kill()
+            break
+    said = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0], said
+    assert results(tmp_path / "sweep") == results(finished[0])
+    assert sum("measuring" in text for text in said[1:]) == 1
+
+
+@pytest.mark.slow
 def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
     done = run(bench, "--workdir", finished[0], "--budget", "full")
     assert done.returncode == 2

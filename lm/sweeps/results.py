@@ -1,8 +1,10 @@
 """A sweep's directory: what it is (sweep.json), which runs are finished (results/), and what was chosen from them."""
 
+import contextlib
 import itertools
 import json
 import math
+import time
 from pathlib import Path
 
 from lm import runs
@@ -43,25 +45,35 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
     }
 
 
-def start(workdir: Path, record: dict, configs: dict[str, Config]):
-    """Take the directory and record the sweep in it; raises UserError if it holds another sweep, or is in use."""
+def start(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
+    """Record this start of the sweep in its directory; raises UserError if that holds another sweep."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
-    taken = runs.lock(workdir)
+    with _soon(workdir):
+        _record(workdir, record, configs)
+
+
+def _record(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
     path = workdir / "sweep.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
     if old is None and others:
-        taken.close()
         raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
     if old is not None and (found := differences(old, record, configs)):
-        taken.close()
         raise UserError(f"--workdir {workdir} holds another sweep; give another --workdir:", *found)
     record = record | {"starts": [*(old["starts"] if old else []), runs.describe_start()]}
     write_text(path, to_json(record, indent=1) + "\n")
-    return taken
+
+
+def _soon(workdir: Path):
+    """The directory's lock, which others that start the same sweep hold for a moment."""
+    for _ in range(100):
+        with contextlib.suppress(UserError):
+            return runs.lock(workdir)
+        time.sleep(0.1)
+    return runs.lock(workdir)
 
 
 def _measure(variant: dict) -> dict:
@@ -97,11 +109,31 @@ class Results:
     """The finished runs of a sweep by (phase, variant, learning rate, seed), in workdir/results."""
 
     def __init__(self, workdir: Path):
-        self.workdir, self.found = workdir, {}
-        speeds = workdir / "speeds.json"
+        self.workdir, self.found, self._read = workdir, {}, set()
+        self.reload()
+
+    def reload(self) -> None:
+        """Take in what other processes have finished since."""
+        speeds = self.workdir / "speeds.json"
         self.speeds = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else None
-        for path in sorted((workdir / "results").glob("*.json")):
-            self._take(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted((self.workdir / "results").glob("*.json")):
+            if path.name not in self._read:
+                self._take(json.loads(path.read_text(encoding="utf-8")))
+                self._read.add(path.name)
+
+    @contextlib.contextmanager
+    def claim(self, name: str):
+        """A directory for the work of this name, if no other process has it; what they have finished is then known."""
+        directory = self.workdir / "cohorts" / name
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = runs.lock(directory)
+        except (UserError, FileNotFoundError):  # another has it, or has just finished it
+            yield None
+            return
+        with lock:
+            self.reload()
+            yield directory
 
     def set_speeds(self, speeds: dict) -> None:
         """What lm.sweeps.speed.measure_variants found."""
