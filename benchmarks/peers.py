@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.shapes import OPTIMIZER, SHAPES, Shape
+from benchmarks.shapes import OPTIMIZER, Shape, named
 
 CONV = {
     "attn.c_proj.weight": "attention/w_o_HKD",
@@ -153,7 +153,7 @@ def shakespeare(text: Path) -> None:
 
     Prints the mean loss over the last tenth of the text: every character once, in consecutive windows.
     """
-    shape, characters = SHAPES["S"], text.read_text()
+    shape, characters = named("S"), text.read_text()
     ids = {c: i for i, c in enumerate(sorted(set(characters)))}
     tokens = np.array([ids[c] for c in characters], np.uint16)
     cut = int(0.9 * len(tokens))
@@ -187,5 +187,5 @@ if __name__ == "__main__":
     if what == "shakespeare":
         shakespeare(Path(argument))
     else:  # a shape, and the directory of its tokens
-        Peer(SHAPES[what], None, tokens_in(Path(argument), SHAPES[what])).run(1)
+        Peer(named(what), None, tokens_in(Path(argument), named(what))).run(1)
         print("step 1", flush=True)

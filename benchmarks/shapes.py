@@ -58,9 +58,17 @@ BEST = {
 OPTIMIZER = {"learning_rate": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 
 
+def named(name: str) -> Shape:
+    """The shape of a name, or of NAME@BATCH with another batch; raises ValueError."""
+    base, _, batch = name.partition("@")
+    if base not in SHAPES or (batch and not batch.isdecimal()):
+        raise ValueError(f"{name!r} is none of {', '.join(SHAPES)}, nor one of them with a batch size: G@64")
+    return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
+
+
 def values_of(name: str, data: str) -> dict:
     """The values of our config keys that make a shape, trained on the token shards `data`."""
-    shape = dataclasses.asdict(SHAPES[name])
+    shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
     return FAMILIES[shape["family"]] | values | {"data.source": f"tokens:{data}"}

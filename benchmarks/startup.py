@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 from benchmarks.compare import ROOT, in_turns, markdown, publish, ratio, shown
-from benchmarks.shapes import CONFIG, SHAPES, values_of, write_tokens
+from benchmarks.shapes import CONFIG, named, values_of, write_tokens
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.split("\n")[0])
-    parser.add_argument("--shape", default="S", choices=SHAPES)
+    parser.add_argument("--shape", default="S")
     parser.add_argument("--pin", action="store_true", help="one core")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
@@ -29,7 +29,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
-        write_tokens(data, SHAPES[a.shape])
+        write_tokens(data, named(a.shape))
         theirs = [sys.executable, "-m", "benchmarks.peers", a.shape, str(data)]
         for cache, rounds in (("warm", a.rounds), ("empty", 3)):
             runs = (Path(directory) / f"{cache}{i}" for i in range(100))

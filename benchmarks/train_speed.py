@@ -14,14 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.compare import ROOT, Worker, in_turns, markdown, publish, ratio, shown
-from benchmarks.shapes import BEST, SHAPES, config_of, write_tokens
+from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
 
 CHECKED = 3  # steps whose losses must agree
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=__doc__.split("\n")[0])
-    parser.add_argument("shapes", nargs="+", choices=SHAPES, metavar="SHAPE", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument(
+        "shapes", nargs="+", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or with another batch size, G@64"
+    )
     parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"])
     parser.add_argument(
         "--peer", default="eager", choices=["eager", "compiled"], help="torch as it is, or torch.compile"
@@ -62,8 +64,8 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     """One comparison: the same losses first, then times in turns."""
     data = directory / name
     if not data.exists():
-        write_tokens(data, SHAPES[name])
-    overrides = (BEST[name] if setting == "best" else {}) | {"model.compute_dtype": a.dtype}
+        write_tokens(data, named(name))
+    overrides = (BEST[name.partition("@")[0]] if setting == "best" else {}) | {"model.compute_dtype": a.dtype}
     job = {"shape": name, "data": str(data), "pin": a.pin, "dtype": a.dtype, "compiled": a.peer == "compiled"}
     workers = []
     for side in ("ours", "theirs"):
@@ -83,21 +85,34 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     found = ratio(*seconds)
     config = config_of(name, str(data), overrides)
     ours_s, theirs_s = (float(np.median(s)) for s in seconds)
-    flops = flops_per_step(config)
+    counts = {square: flops_per_step(config, square) for square in (False, True)}
+    flops = counts[False]
     print(f"{name} {setting}: {shown(found)}", file=sys.stderr, flush=True)
     return {
-        "shape": name, "what": SHAPES[name].what, "setting": setting, "overrides": overrides, "peer": a.peer,
+        "shape": name, "what": named(name).what, "setting": setting, "overrides": overrides, "peer": a.peer,
         "dtype": a.dtype, "clock": clock, "steps_a_turn": steps, "ratio": found,
         "ours_ms": 1e3 * ours_s, "theirs_ms": 1e3 * theirs_s, "ours_bytes": sizes[0], "theirs_bytes": sizes[1],
-        "losses": losses, "flops_per_step": flops, "of_peak": flops / ours_s / peak["flops"][a.dtype], "peak": peak,
+        "losses": losses, "flops_per_step": flops,
+        "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,
+        "mfu": vendors_share(flops / ours_s, peak["device"], a.dtype),
+        "mfu_full_square": vendors_share(counts[True] / ours_s, peak["device"], a.dtype),
+        "of_peak": flops / ours_s / peak["flops"][a.dtype], "peak": peak,
     }  # fmt: skip
 
 
-def flops_per_step(config) -> float:
+def flops_per_step(config, full_square: bool) -> float:
     from lm import flops, parameters
 
-    model = parameters.resolve(config, config.model.vocab_size).model
-    return flops.flops_per_token(model, config.train.seq_len) * config.train.batch_size * config.train.seq_len
+    model, t = parameters.resolve(config, config.model.vocab_size).model, config.train
+    return flops.flops_per_token(model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
+
+
+def vendors_share(flops_per_second: float, device: str, dtype: str) -> float | None:
+    """Of the peak that the device's vendor gives, where that is known."""
+    from lm.flops import peak_flops
+
+    peak = peak_flops(device, dtype)
+    return flops_per_second / peak if peak else None
 
 
 def n_steps(worker: Worker, seconds: float) -> int:

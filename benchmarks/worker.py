@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shapes import SHAPES, config_of
+from benchmarks.shapes import config_of, named
 
 
 def main(job: dict) -> None:
@@ -30,7 +30,7 @@ def main(job: dict) -> None:
 
 def answer(job: dict, side, asked: dict) -> dict:
     if "losses" in asked:
-        s, draw = SHAPES[job["shape"]], np.random.default_rng(1)
+        s, draw = named(job["shape"]), np.random.default_rng(1)
         size = (asked["losses"], s.batch_size, s.seq_len + 1)
         return {"losses": side.losses(draw.integers(0, s.vocab_size, size, np.int32))}
     if "run" in asked:
@@ -65,7 +65,7 @@ def theirs(job: dict):
 
     config, _ = resolved(job)
     params = parameters.flat(jax.device_get(parameters.init_params(config.model, config.train.seed)))
-    shape = SHAPES[job["shape"]]
+    shape = named(job["shape"])
     return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
 
 
