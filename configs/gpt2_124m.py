@@ -4,7 +4,7 @@ Bring the tokens: nanoGPT's data/openwebtext/prepare.py writes train.bin and val
 
     python -m lm.train --config configs/gpt2_124m.py
 
-Meant for a GPU of 40 GiB; it uses one device for now, however many there are. Not run here. Published: nanoGPT's README
+Meant for GPUs of 40 GiB, one or many (each takes its share of the batch). Not run here. Published: nanoGPT's README
 gives a loss of about 2.85 after 4 days on 8 A100s.
 """
 

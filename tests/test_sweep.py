@@ -148,9 +148,9 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
     assert done.returncode == 2
     assert "variant 'glu': config.train.steps: 8 -> 9 (sweep -> now)" in done.stderr
     assert "variant 'wild': learning rates: [0.1, 1e+30] -> [0.2, 1e+30] (sweep -> now)" in done.stderr
-    (tmp_path / "tiny_sweep.py").unlink()
-    (tmp_path / "something").write_text("")
-    done = run(bench, "--workdir", tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    done = run(bench, "--workdir", tmp_path / "full")
     assert done.returncode == 2
     assert "holds something else (something)" in done.stderr
 
