@@ -1,7 +1,9 @@
 """Render a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
 
-    python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 -- --config configs/gpt2_124m.py
-    python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 -- --config configs/gpt2_124m.py
+    python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
+        -- --config configs/gpt2_124m.py --config.train.accumulation=5
+    python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 \\
+        -- --config configs/gpt2_124m.py --config.train.accumulation=5
 
 The run lives in /runs/NAME on a volume that all pods share (--claim: a PersistentVolumeClaim with ReadWriteMany). A pod
 that fails or is preempted makes JobSet start all of them again, and the run goes on from its last checkpoint.
@@ -51,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 def jobset(a) -> dict:
     """The manifest; raises ValueError for what cannot be rendered."""
     if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
-        raise ValueError("give the run after two dashes: -- --config configs/gpt2_124m.py")
+        raise ValueError("give the run after two dashes: -- --config FILE")
     n_pods, selector, limits, connect = machines(a)
     kept = ["--workdir", f"/runs/{a.name}", "--config.data.cache_dir=/runs/cache"]
     command = ["python", "-m", "lm.train", *kept, "--resume", *connect, *a.train[1:]]

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 def check(a) -> str | None:
     """What is wrong with the command line, None if nothing."""
     if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
-        return "give the run after two dashes: -- --config configs/gpt2_124m.py"
+        return "give the run after two dashes: -- --config FILE"
     if any(word in ("--workdir", "--resume") or word.startswith("--workdir=") for word in a.train):
         return "--workdir belongs before the two dashes, and --resume is always given"
     if a.nodes < 1 or a.gpus_per_node < 0:

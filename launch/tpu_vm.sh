@@ -3,16 +3,17 @@
 #
 #   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   make the TPU (zone and project: gcloud's, or ZONE=...)
 #   launch/tpu_vm.sh setup NAME                          copy this checkout to all hosts and install it
-#   launch/tpu_vm.sh start NAME BUCKET -- --config configs/gpt2_124m.py    train on all hosts, in gs://BUCKET/NAME
+#   launch/tpu_vm.sh start NAME BUCKET -- --config FILE  train on all hosts, in gs://BUCKET/NAME
 #   launch/tpu_vm.sh follow NAME                         what host 0 says
 #   launch/tpu_vm.sh stop NAME                           SIGTERM: all hosts save one step and end
 #   launch/tpu_vm.sh delete NAME
 #
 # The same start goes on after a stop, a preemption or a new `create`. The hosts need gcsfuse, which shows the bucket as
-# a directory. DRY_RUN=1 prints the commands and runs none.
+# a directory. --dry-run as the first argument prints the commands and runs none.
 set -euo pipefail
 
-run() { if [ -n "${DRY_RUN:-}" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
+dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+run() { if [ -n "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 tpu() { local what=$1; shift; run gcloud compute tpus tpu-vm "$what" "$@" ${ZONE:+--zone="$ZONE"}; }
 on_all() { tpu ssh "$1" --worker=all --command="$2"; }
 usage() { sed -n '2,12p' "$0" >&2; exit 2; }

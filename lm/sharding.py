@@ -36,12 +36,25 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
     shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
     open_axis = next((axis for axis, size in sizes.items() if size < 0), None)
     if n_devices % given or (open_axis is None and given != n_devices):
-        fits = [n for n in range(1, n_devices + 1) if n_devices % n == 0]
+        fits = _listed(_divisors(n_devices))
         raise UserError(
             f"config.mesh: {shown} does not make up {n_devices} devices; "
-            + (f"without the -1 their product must divide {n_devices}: {fits}" if open_axis else "set one axis to -1")
+            + (
+                f"without the -1 their product must be {fits}"
+                if open_axis
+                else f"set one axis to -1, if the product of the others is {fits}"
+            )
         )
     return sizes | ({open_axis: n_devices // given} if open_axis else {})
+
+
+def _divisors(n: int) -> list[int]:
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def check(config: Config, n_devices: int) -> dict[str, int]:
@@ -50,8 +63,13 @@ def check(config: Config, n_devices: int) -> dict[str, int]:
     data = sizes["replica"] * sizes["fsdp"]
     eval_batch = config.eval.batch_size or t.batch_size
     found = []
+    if t.batch_size % data == 0 and t.batch_size // data % t.accumulation:
+        found.append(
+            f"config.train.accumulation: {t.batch_size} sequences over replica x fsdp = {data} are not divisible by "
+            f"{t.accumulation}; use {_listed(_divisors(t.batch_size // data))}"
+        )
     for key, value, parts, what in (
-        ("train.batch_size", t.batch_size, data * t.accumulation, "replica x fsdp x config.train.accumulation"),
+        ("train.batch_size", t.batch_size, data, "replica x fsdp"),
         ("eval.batch_size", eval_batch, data, "replica x fsdp"),
         ("model.d_model", m.d_model, sizes["fsdp"], "fsdp"),
         ("model.n_heads", m.n_heads, sizes["tensor"], "tensor"),
@@ -62,8 +80,8 @@ def check(config: Config, n_devices: int) -> dict[str, int]:
         if value % parts:
             near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
             found.append(
-                f"config.{key}: {value} is not divisible by {what} = {parts}; use {' or '.join(map(str, near))}, "
-                "or another config.mesh"
+                f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, or a config.mesh "
+                f"with {what} = {_listed([n for n in _divisors(value) if n_devices % n == 0])}"
             )
     if m.dropout and sizes["sequence"] > 1:
         found.append("config.model.dropout: its masks cannot be spread over config.mesh.sequence; use dropout 0")

@@ -1,6 +1,6 @@
 """What the launchers write: job scripts, manifests and commands that their engines would take."""
 
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+from lm import parameters, sharding
+from lm.config_file import load
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8")
@@ -39,6 +42,17 @@ def test_a_slurm_script(tmp_path):
         assert f"#SBATCH --{option}" in lines
     assert f"lm.train --config configs/gpt2_124m.py --config.mesh.fsdp=8 --workdir '{workdir}' --resume" in done.stdout
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize("path", ["README.md", "launch/README.md", "launch/gke.py"])
+def test_the_commands_that_are_shown_fit_their_machines(path):
+    text = re.sub(r"\\+\n\s*", "", (ROOT / path).read_text())
+    found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)
+    assert found
+    for config, overrides in found:
+        loaded = load(str(ROOT / config), [word.removeprefix("--config.") for word in overrides.split()])
+        for n_devices in (8, 16, 32):
+            sharding.check(parameters.resolve(loaded, loaded.model.vocab_size), n_devices)
 
 
 def test_a_sweep_is_an_array_of_jobs_of_one_task(tmp_path):
@@ -99,8 +113,8 @@ def test_mistakes_are_told(name, arguments, said):
 
 def test_commands_for_tpu_vms():
     def commands(*arguments: str) -> str:
-        command = [ROOT / "launch" / "tpu_vm.sh", *arguments]
-        done = subprocess.run(command, env=os.environ | {"DRY_RUN": "1"}, capture_output=True, text=True, cwd=ROOT)
+        command = [ROOT / "launch" / "tpu_vm.sh", "--dry-run", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

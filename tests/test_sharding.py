@@ -240,8 +240,8 @@ def test_mesh_sizes(sizes, n, expected):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ((-1, 3, 1, 1), r"fsdp 3 .* does not make up 8 devices; .*must divide 8: \[1, 2, 4, 8\]"),
-        ((2, 2, 1, 1), "does not make up 8 devices; set one axis to -1"),
+        ((-1, 3, 1, 1), r"fsdp 3 .* does not make up 8 devices; .* must be 1, 2, 4 or 8"),
+        ((2, 2, 1, 1), "does not make up 8 devices; set one axis to -1, if .* 1, 2, 4 or 8"),
         ((1, 16, 1, 1), "does not make up 8 devices"),
     ],
 )
@@ -253,10 +253,15 @@ def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
 @pytest.mark.parametrize(
     ("sizes", "sections", "said"),
     [
-        ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8"),
+        ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8, .* with tensor = 1, 2 or 4"),
         ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
         ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
-        ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24"),
+        ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24, .* with replica x fsdp = 1, 2 or 4"),
+        (
+            (4, 2, 1, 1),
+            {"train": {"batch_size": 48, "accumulation": 4}},
+            "config.train.accumulation: .* use 1, 2, 3 or 6",
+        ),
         (
             (2, 1, 1, 4),
             {"train": {"seq_len": 10}},
