@@ -102,6 +102,7 @@ def plan(config: Config, name: str, n_devices: int) -> str:
         "communication a step and device",
         *(f"  {s.what:<52}{s.kind:<16}{s.axis:<16}{_bytes(s.sent):>12}" for s in sent),
         *([] if sent else ["  none"]),
+        *(["  (and muon's own, which is not counted)"] if config.optimizer.name == "muon" and n_devices > 1 else []),
         "",
         f"step time {fast:.3g} to {slow:.3g} s: {tokens / slow:,.0f} to {tokens / fast:,.0f} tokens/s, "
         f"MFU {mfu(tokens / slow):.0%} to {mfu(tokens / fast):.0%}",
@@ -257,7 +258,7 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     shared = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
     layers = sum(size(p) for path, p in shared.items() if path.startswith("layers/"))
     rows = sum(size(p) for p in shared.values() if p.kind == "embedding")  # looked up in the dtype they are kept in
-    head = rows if m.tie_embeddings else sum(size(p) for path, p in shared.items() if path.startswith("head/"))
+    head = size(shared["embedding" if m.tie_embeddings else "head/w_DV"]) if shared else 0
     n = t.accumulation
     yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
     yield from of(["fsdp"], "embeddings and head", "all-gather", rows * wide + head * narrow, n)
