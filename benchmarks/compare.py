@@ -1,5 +1,6 @@
 """Two sides that take turns, what their times come to, and where that is written."""
 
+import contextlib
 import json
 import os
 import platform
@@ -19,14 +20,16 @@ class Worker:
 
     def __init__(self, job: dict):
         command = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
-        env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+        # Both sides are there at once: JAX must not take most of a GPU's memory before it needs it.
+        env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in end()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
         self.process = subprocess.Popen(command, env=env, text=True, **pipes)
 
     def ask(self, **question) -> dict:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
             self.log.seek(0)
             raise RuntimeError(f"a side of the comparison ended: {self.log.read()[-3000:]}")

@@ -92,6 +92,7 @@ def time_to_loss() -> dict:
             if "validation: loss" in last and float(last.split("validation: loss")[1].split()[0]) <= TARGET:
                 seconds = time.monotonic() - began
                 process.kill()
+                process.wait()
                 return {"result": f"{seconds:.0f} s, {last.split('validation')[0].strip()}"}
     raise RuntimeError(f"never: {last}")
 

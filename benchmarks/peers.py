@@ -43,10 +43,12 @@ class Peer:
 
     def __init__(self, shape: Shape, params: dict | None, tokens, dtype="float32", compiled=False, **changes):
         self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
-        if self.device == "cpu":
+        if self.device == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32, as JAX by default
+        else:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
         self.model = {"gpt2": gpt2, "llama": llama}[shape.family](shape, params).to(self.device)
-        self.run_model = torch.compile(self.model) if compiled else self.model
+        self.loss = torch.compile(self._loss) if compiled else self._loss
         self.autocast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
         o = OPTIMIZER | changes
         decays = [p for p in self.model.parameters() if p.dim() >= 2]
@@ -62,10 +64,13 @@ class Peer:
         tokens = torch.from_numpy(np.stack([self.tokens[s : s + n + 1] for s in starts]).astype(np.int64))
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
 
+    def _loss(self, tokens):
+        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
     def train_step(self, tokens):
         with self.autocast:
-            logits = self.run_model(input_ids=tokens[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss = self.loss(tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER["clip_norm"])
         self.optimizer.step()

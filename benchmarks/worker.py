@@ -1,8 +1,8 @@
 """One side of a comparison, in a process of its own: python -m benchmarks.worker JSON
 
 It answers each line of JSON on its standard input with one on its standard output: {"losses": k} the losses of k steps
-on fixed batches, {"run": n} the seconds of n steps, {"facts": true} what else there is to know.
-JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "workdir", "pin", "dtype", "compiled"}
+on fixed batches, {"run": n} the seconds of n steps, {"facts": true} its peak memory; {"save": path} writes parameters.
+JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "pin", "dtype", "compiled"}
 """
 
 import dataclasses
@@ -33,6 +33,8 @@ def answer(job: dict, side, asked: dict) -> dict:
         s, draw = named(job["shape"]), np.random.default_rng(1)
         size = (asked["losses"], s.batch_size, s.seq_len + 1)
         return {"losses": side.losses(draw.integers(0, s.vocab_size, size, np.int32))}
+    if "save" in asked:
+        return {"saved": side.save(asked["save"])}
     if "run" in asked:
         began = time.perf_counter(), time.process_time()
         side.run(asked["run"])
@@ -46,9 +48,7 @@ def resolved(job: dict):
     from lm.train import check_with_data, start_jax
 
     config = config_of(job["shape"], job["data"], job["overrides"])
-    jax = start_jax(config)
-    if job["side"] == "theirs":
-        jax.config.update("jax_platforms", "cpu")  # it only makes the initial values, and leaves the GPU alone
+    start_jax(config)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     return check_with_data(config, corpus), corpus
 
@@ -58,15 +58,11 @@ def ours(job: dict):
 
 
 def theirs(job: dict):
-    import jax
-
     from benchmarks.peers import Peer, tokens_in
-    from lm import parameters
 
-    config, _ = resolved(job)
-    params = parameters.flat(jax.device_get(parameters.init_params(config.model, config.train.seed)))
     shape = named(job["shape"])
-    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
+    with np.load(job["params"]) as params:
+        return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
 
 
 class Ours:
@@ -97,12 +93,20 @@ class Ours:
 
         from lm.step import train_step
 
-        step, found = jax.jit(train_step, static_argnames="config"), []
-        state = self.loop.state
+        step, found = jax.jit(train_step, static_argnames="config", donate_argnames="state"), []
         for tokens in batches:
-            state, out = step(state, {"tokens": tokens}, self.config)
+            self.loop.state, out = step(self.loop.state, {"tokens": tokens}, self.config)
             found.append(float(out["loss"]))
+        self.loop.step = int(self.loop.state.step)
         return found
+
+    def save(self, path: str) -> None:
+        """The parameters, for the other side to start from."""
+        import jax
+
+        from lm.parameters import flat
+
+        np.savez(path, **jax.device_get(flat(self.loop.state.params)))
 
     def peak_bytes(self) -> int | None:
         import jax

@@ -29,7 +29,7 @@ export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}  # which srun does not tak
 srun --kill-on-bad-exit=1 {command}
 code=$?
 # 143: SIGTERM came, and the state is saved.
-if [ $code -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+if [ $code -eq 143 ]; then scontrol requeue {job}; fi
 exit $code
 """
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus-per-node", type=int, default=0, help="0: one task a node, on its CPUs")
     parser.add_argument("--time", default="24:00:00", help="limit of one start; the job is queued again after it")
-    parser.add_argument("--workdir", required=True, help="where the run lives: on storage that all nodes share")
+    parser.add_argument("--workdir", help="where it lives, on storage that all nodes share (runs/CONFIG)")
     parser.add_argument("--array", type=int, default=0, metavar="N", help="send a sweep, python -m lm.sweep, as N jobs")
     parser.add_argument("--name", help="of the job (the workdir's)")
     parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help="further options of sbatch, after =")
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     if problem := check(a):
         print(problem, file=sys.stderr)
         return 2
+    a.workdir = a.workdir or f"{'sweeps' if a.array else 'runs'}/{config_of(a).stem}"
     text = script(a)
     if a.dry_run:
         print(text, end="")
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(a) -> str | None:
     """What is wrong with the command line, None if nothing."""
-    if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
+    if a.train[:1] != ["--"] or config_of(a) is None:
         return "give the run after two dashes: -- --config FILE"
     if any(word in ("--workdir", "--resume") or word.startswith("--workdir=") for word in a.train):
         return "--workdir belongs before the two dashes, and --resume is always given"
@@ -80,6 +81,16 @@ def check(a) -> str | None:
         return f"{a.nodes} nodes with {a.gpus_per_node} GPUs are none; give at least 1 node"
     if a.array < 0 or (a.array and a.nodes > 1):
         return f"--array {a.array} --nodes {a.nodes}: each job of a sweep has one node; give --array the number of jobs"
+    return None
+
+
+def config_of(a) -> Path | None:
+    """The file that --config names, after the two dashes."""
+    for word, following in zip(a.train, [*a.train[1:], ""], strict=True):
+        if word.startswith("--config="):
+            return Path(word.removeprefix("--config="))
+        if word == "--config" and following:
+            return Path(following)
     return None
 
 
@@ -96,15 +107,17 @@ def script(a) -> str:
     command = [sys.executable, "-m", "lm.sweep" if a.array else "lm.train", *a.train[1:], "--workdir"]
     command += [str(Path(a.workdir).absolute()), *([] if a.array else ["--resume"])]
     return SCRIPT.format(
-        name=a.name or Path(a.workdir).name,
+        name=shlex.quote(a.name or Path(a.workdir).name),
         nodes=a.nodes,
         tasks=1 if a.array else a.gpus_per_node or 1,
         options="".join(gpus + array + further),
         time=a.time,
         seconds=SECONDS_TO_SAVE,
-        log=log(a),
+        log=shlex.quote(str(log(a))),
         directory=shlex.quote(str(Path.cwd())),
         command=shlex.join(command),
+        # One job of an array has the array's own number: by that alone all of them would be queued again.
+        job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if a.array else "$SLURM_JOB_ID",
     )
 
 

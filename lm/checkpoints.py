@@ -25,6 +25,7 @@ from lm.checksums import leaf_checksums, leaves_by_path
 from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.parameters import nest
+from lm.processes import from_first
 
 VAL_LOSSES = "val_losses.json"
 
@@ -120,7 +121,8 @@ class Checkpoints:
         have the structure, shapes and dtypes asked for.
         """
         self.wait()
-        candidates = sorted(self.steps(), reverse=True) if step is None else [step]
+        # As the first process sees them: another's view of a shared file system may be older.
+        candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
         broken: dict[int, str] = {}
         for candidate in candidates:
             try:

@@ -190,7 +190,11 @@ def scores_held(config: Config, device: Device, sizes: dict) -> float:
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
     n = config.train.seq_len
-    return {"cudnn": 0, "chunked": (n + chunk_size(n)) / 2}.get(chosen, n)
+    if chosen != "chunked":
+        return 0 if chosen == "cudnn" else n
+    size, varies = chunk_size(n), m.scan_layers and len(windows) > 1  # then a window only masks
+    seen = [(n + size) / 2 if varies or not w else min((n + size) / 2, size + w - 1) for w in layer_windows(m)]
+    return sum(seen) / len(seen)
 
 
 def activations(config: Config, device: Device, sizes: dict) -> float:

@@ -132,3 +132,4 @@ def ending_together():
             flush=True,
         )
         leave(2 if isinstance(error, UserError) else 1)
+        raise

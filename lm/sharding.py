@@ -87,8 +87,8 @@ def check(config: Config, n_devices: int) -> dict[str, int]:
         found.append("config.model.dropout: its masks cannot be spread over config.mesh.sequence; use dropout 0")
     if t.debug and n_devices > 1:
         found.append(f"config.train.debug: without jit nothing is spread over {n_devices} devices; let one be visible")
-    if m.attention == "cudnn" and sizes["sequence"] > 1:
-        found.append("config.model.attention: cudnn needs every position; use auto, or config.mesh.sequence 1")
+    if m.attention in ("chunked", "cudnn") and sizes["sequence"] > 1:
+        found.append(f"config.model.attention: {m.attention} needs every position; use auto, or config.mesh.sequence 1")
     if found:
         raise UserError(*found)
     return sizes

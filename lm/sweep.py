@@ -22,8 +22,8 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
 
-The same command, after a kill at any moment, finishes what is missing; given several times at once, on machines that
-share the directory, they share the work. Budgets: "quick" proves the machinery and makes
+The same command, after a kill at any moment, finishes what is missing; given several times at once, on machines alike
+that share the directory, they share the work. Budgets: "quick" proves the machinery and makes
 no claim; "full" does.
 
 exit codes: 0 finished; 1 some runs failed, the same command tries them again; 2 a mistake in what was asked;
@@ -130,19 +130,21 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
             final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]
         if not signals.received:
             failed += train("final", final, variants, results, together, say, signals)
-        if not (signals.received or failed):
-            with results.claim("speeds") as directory:
-                if directory and not results.speeds:
+        while not (signals.received or failed or results.speeds):
+            with results.claim("speeds") as mine:
+                if mine and not results.speeds:
                     say("measuring the speeds of the variants beside each other")
                     pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
                     results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
+                    # What a cohort of other members left unfinished.
+                    shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)
+            time.sleep(0 if results.speeds else 1)
     if signals.received:
         say("stopped; the same command goes on")
         return 128 + signals.received
     if failed:
         say(f"{failed} cohorts of runs failed; the same command tries them again")
         return 1
-    shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)  # what a cohort of other members left unfinished
     for notice in identical(results, list(variants)):
         say(f"NOTICE: {notice}")
     say(f"finished; now: python -m lm.report {results.workdir}")
@@ -169,10 +171,10 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     while todo := [keys for keys in cohorts if missing(keys) and keys not in failed]:
         before = made + len(failed)
         for place, keys in enumerate(todo):
-            with results.claim(digest([phase, keys])) as directory:
+            with results.claim(digest([phase, keys])) as mine:
                 if signals.received:
                     return len(failed)
-                if directory is None or not missing(keys):
+                if not (mine and missing(keys)):
                     continue
                 ahead = (time.monotonic() - began) / max(made, 1) * (len(todo) - place)
                 ahead = f", {duration(ahead)} left of the {phase} runs" if made else ""
@@ -180,11 +182,10 @@ def train(phase: str, members, variants, results: Results, together, say, signal
                 here = f"{phase} {cohorts.index(keys) + 1}/{len(cohorts)}"
                 say(f"{here}: {len(missing(keys))} runs of {names}{ahead}")
                 try:
-                    train_cohort(phase, missing(keys), configs, variants, results, directory, signals)
+                    train_cohort(phase, missing(keys), configs, variants, results, signals)
                     made += 1
                 except Exception as error:  # whatever ends these runs must not keep the others from running
                     say(f"{here} failed: {type(error).__name__}: {str(error)[:500]}")
-                    shutil.rmtree(directory, ignore_errors=True)  # so that it is not what fails again
                     failed.append(keys)
         if made + len(failed) == before:
             if not waits:
@@ -195,7 +196,7 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     return len(failed)
 
 
-def train_cohort(phase: str, keys, configs, variants, results: Results, directory: Path, signals) -> None:
+def train_cohort(phase: str, keys, configs, variants, results: Results, signals) -> None:
     """Train runs of one program, and take down what they come to unless a signal stops them."""
     import jax
 
@@ -204,17 +205,21 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, director
     carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
     share = -(-len(keys) // jax.device_count())
     # What was saved fits the same members on as many devices; any others start anew.
-    name = digest([phase, keys, share, jax.device_count()])
-    cohort = Cohort(
-        [configs[k] for k in keys], variants[keys[0][0]].corpus, directory / name, together=share, stream=sys.stdout,
-        carried=carried,
-    )  # fmt: skip
-    if not cohort.train(signals):
-        return
+    name = f"{phase}-{digest([keys, share, jax.device_count()])}"
+    directory, corpus = results.workdir / "cohorts" / name, variants[keys[0][0]].corpus
+    try:
+        cohort = Cohort(
+            [configs[k] for k in keys], corpus, directory, together=share, stream=sys.stdout, carried=carried
+        )
+        if not cohort.train(signals):
+            return
+    except Exception:
+        shutil.rmtree(directory, ignore_errors=True)  # so that what was saved is not what fails again
+        raise
     about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
     shared = {"seconds": cohort.seconds / len(keys)}
-    results.add(f"{phase}-{name}", [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
-    shutil.rmtree(directory)
+    results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def digest(value) -> str:

@@ -272,12 +272,12 @@ def first_state(config: Config, saved, resume: bool, carried):
 
     import jax
 
-    from lm import parameters, sharding
+    from lm import parameters, processes, sharding
     from lm.step import init_state
 
     init = functools.partial(init_state, config)
     abstract = sharding.spread(jax.eval_shape(init, config.train.seed), parameters.parameter_table(config.model))
-    if resume and saved.steps():
+    if resume and processes.from_first(saved.steps):
         return saved.restore(abstract)[1:]
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(config.train.seed)  # born spread, never whole on one device

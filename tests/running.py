@@ -1,10 +1,12 @@
 """Runs of the entry point for the tests of it, as subprocesses or in this process."""
 
+import contextlib
 import fcntl
 import itertools
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +95,33 @@ def train(bench, tmp_path, monkeypatch, capsys):
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
     compilation_cache.reset_cache()
+
+
+def free_ports(n: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@contextlib.contextmanager
+def several(bench: Bench, workdir: Path, n: int, *more: str):
+    """n processes of one run; those that are left at the end are killed. What each says is in WORKDIR.I.log."""
+    (port,), running = free_ports(1), []
+    for i in range(n):
+        address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
+        command = bench.command(workdir, *more) + (list(address) if n > 1 else [])
+        with open(workdir.parent / f"{workdir.name}.{i}.log", "w") as said:
+            running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=said, stderr=said))
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def metrics_of(workdir: Path) -> list[dict]:

@@ -41,7 +41,10 @@ def test_a_slurm_script(tmp_path):
     for option in ("nodes=4", "ntasks-per-node=8", "gpus-per-node=8", "partition=gpu", "account=me", "requeue"):
         assert f"#SBATCH --{option}" in lines
     assert f"lm.train --config configs/gpt2_124m.py --config.mesh.fsdp=8 --workdir '{workdir}' --resume" in done.stdout
+    assert f"#SBATCH --output='{workdir}/slurm.log'" in lines
     assert not workdir.exists()
+    done = launch("slurm", "--nodes", "2", "--dry-run", *CONFIG)
+    assert f"--workdir {ROOT / 'runs' / 'gpt2_124m'} --resume" in done.stdout
 
 
 @pytest.mark.parametrize("path", ["README.md", "launch/README.md", "launch/gke.py"])
@@ -63,6 +66,7 @@ def test_a_sweep_is_an_array_of_jobs_of_one_task(tmp_path):
     for option in ("array=0-2", "nodes=1", "ntasks-per-node=1", "gpus-per-node=4", f"output={tmp_path}/sweep-%a.log"):
         assert f"#SBATCH --{option}" in lines
     assert f"lm.sweep --config configs/sweeps/positions.py --budget full --workdir {tmp_path}/sweep\n" in done.stdout
+    assert "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID};" in done.stdout
     done = launch("slurm", "--nodes", "2", *options, *sweep)
     assert (done.returncode, "each job of a sweep has one node" in done.stderr) == (2, True)
 

@@ -1,42 +1,19 @@
 """Real processes on one machine, connected over loopback, train as one."""
 
-import contextlib
 import re
 import signal
-import socket
-import subprocess
 import time
 
 import numpy as np
 import pytest
-from running import bench, checkpoint_steps, checksums, metrics_of, summary_of  # noqa: F401 - fixtures
+from running import bench, checkpoint_steps, checksums, metrics_of, several, summary_of  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-@contextlib.contextmanager
 def processes(bench, workdir, n: int, *more: str):  # noqa: F811
-    """n processes of one run; those that are left at the end are killed."""
-    port, running = free_port(), []
-    for i in range(n):
-        several = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
-        command = bench.command(workdir, *DENSE, *more) + (list(several) if n > 1 else [])
-        said = open(workdir.parent / f"{workdir.name}.{i}.log", "w")  # noqa: SIM115 - the process writes to it
-        running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=said, stderr=said))
-        said.close()
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    return several(bench, workdir, n, *DENSE, *more)
 
 
 def said_by(workdir, i: int) -> str:
@@ -123,21 +100,43 @@ def test_sigterm_to_any_one_saves_one_step_in_all(bench, tmp_path):  # noqa: F81
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_after_a_kill_the_others_end_and_any_number_goes_on(bench, tmp_path, victim):  # noqa: F811
-    endless = ("--config.train.steps=100", "--config.eval.every=0", "--config.checkpoint.every=4")
-    workdir = tmp_path / "run"
+@pytest.mark.parametrize(("victim", "n_after"), [(0, 4), (1, 2)])
+def test_after_a_kill_the_others_end_and_any_number_goes_on(bench, tmp_path, victim, n_after):  # noqa: F811
+    """As many processes as before go on to the same bits; others to the same losses, but for rounding."""
+    endless = ("--config.train.steps=60", "--config.eval.every=0", "--config.checkpoint.every=4")
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    run(bench, whole, 2, *endless)
     with processes(bench, workdir, 2, *endless) as running:
         wait_for(workdir, 10, running)
         running[victim].kill()
         began, other = time.monotonic(), 1 - victim
         assert running[other].wait(timeout=90) != 0
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 60  # 30 s of silence, on a machine that is busy
     if victim == 1:
         assert "--resume goes on from the last whole checkpoint" in said_by(workdir, other)
-    run(bench, workdir, 1, *endless, "--resume")
-    assert len(losses(workdir)) == 100
+    run(bench, workdir, n_after, *endless, "--resume")
     assert "resuming at step" in said_by(workdir, 0)
+    if n_after == 2:
+        assert metrics_of(workdir) == metrics_of(whole)
+        assert checksums(workdir, 60) == checksums(whole, 60)
+    else:
+        np.testing.assert_allclose(losses(workdir), losses(whole), rtol=0, atol=1e-3)
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_all(bench, tmp_path):  # noqa: F811
+    short = ("--config.train.steps=8", "--config.checkpoint.every=4", "--config.optimizer.schedule=constant")
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    run(bench, whole, 2, *short)
+    run(bench, workdir, 2, *short)
+    files = [p for p in (workdir / "checkpoints" / "8" / "state").rglob("*") if p.is_file() and p.stat().st_size > 500]
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    (workdir / "summary.json").unlink()
+    run(bench, workdir, 2, *short, "--resume")
+    assert "the checkpoint of step 8 is not whole" in said_by(workdir, 0)
+    assert checksums(workdir, 8) == checksums(whole, 8)
 
 
 def test_mistakes_reach_all_of_them(bench, alone, tmp_path):  # noqa: F811

@@ -268,7 +268,8 @@ def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
             "config.train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12",
         ),
         ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
-        ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention"),
+        ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
+        ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
     ],
 )
 def test_what_cannot_be_spread(sizes, sections, said):

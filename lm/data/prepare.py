@@ -72,6 +72,8 @@ def prepare(a) -> None:
     if not 0 <= a.validation < 1 or a.unit_mb <= 0 or a.workers < 1:
         raise UserError("--validation must be in [0, 1), --unit_mb above 0 and --workers at least 1")
     output, todo = Path(a.output), units(a.input, int(a.unit_mb * 2**20))
+    if not todo:
+        raise UserError(f"--input {a.input} has no text")
     job = {"tokenizer": a.tokenizer, "validation": a.validation, "field": a.field}
     job["units"] = [dataclasses.asdict(unit) for unit in todo]
     learned = Path(a.tokenizer.partition(":")[2])  # of hf:PATH

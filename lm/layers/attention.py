@@ -95,11 +95,11 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
     compilation.
 
     implementation: "einsum", the reference, does everything everywhere; "chunked" is the same without the keys that
-        come after a chunk of queries or lie before its window, half of the work, for contiguous positions and no
-        segments; "xla" is jax.nn.dot_product_attention, which has no softcap; "cudnn" is its flash attention on NVIDIA
-        GPUs, for 16-bit inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a
-        window that is an int; "auto" takes cudnn where it can, else chunked where that makes several chunks, else
-        einsum.
+        come after a chunk of queries or lie before its window, little more than half of the work, for contiguous
+        positions and no segments; "xla" is jax.nn.dot_product_attention, which has no softcap; "cudnn" is its flash
+        attention on NVIDIA GPUs, for 16-bit inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap,
+        no segments, and a window that is an int; "auto" takes cudnn where it can, else chunked where that makes several
+        chunks, else einsum.
     platform: as from jax.default_backend(); window: None, an int, or anything else for one known only at run time;
     segments, contiguous: bools; the others as for causal_attention.
     Returns (name, reason). Raises ValueError, saying what would do, where a choice cannot do what is asked.

@@ -51,11 +51,12 @@ def start(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
+    here = runs.describe_start()
     with _soon(workdir):
-        _record(workdir, record, configs)
+        _record(workdir, record, configs, here)
 
 
-def _record(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
+def _record(workdir: Path, record: dict, configs: dict[str, Config], here: dict) -> None:
     path = workdir / "sweep.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
@@ -63,7 +64,7 @@ def _record(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
         raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
     if old is not None and (found := differences(old, record, configs)):
         raise UserError(f"--workdir {workdir} holds another sweep; give another --workdir:", *found)
-    record = record | {"starts": [*(old["starts"] if old else []), runs.describe_start()]}
+    record = record | {"starts": [*(old["starts"] if old else []), here]}
     write_text(path, to_json(record, indent=1) + "\n")
 
 
@@ -123,17 +124,17 @@ class Results:
 
     @contextlib.contextmanager
     def claim(self, name: str):
-        """A directory for the work of this name, if no other process has it; what they have finished is then known."""
-        directory = self.workdir / "cohorts" / name
+        """Whether the work of this name is this process's and no other's; what others have finished is then known."""
+        directory = self.workdir / ".claims" / name  # which stays: a lock whose file is deleted is none
+        directory.mkdir(parents=True, exist_ok=True)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             lock = runs.lock(directory)
-        except (UserError, FileNotFoundError):  # another has it, or has just finished it
-            yield None
+        except UserError:
+            yield False
             return
         with lock:
             self.reload()
-            yield directory
+            yield True
 
     def set_speeds(self, speeds: dict) -> None:
         """What lm.sweeps.speed.measure_variants found."""
