@@ -140,7 +140,8 @@ class State:
             self.arguments = local_bytes(state) + local_bytes(batch)
             out = (jax.tree.map(lambda a: a.sharding, state), None)
             jitted = jax.jit(train_step, static_argnames="config", out_shardings=out, keep_unused=True)
-            self.compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
+            found = jitted.lower(state, batch, config).compile().memory_analysis()
+            self.compiled, self.temporaries = found.argument_size_in_bytes, found.temp_size_in_bytes  # on this CPU
 
 
 def local_bytes(tree) -> int:

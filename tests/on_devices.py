@@ -22,7 +22,7 @@ from lm.step import eval_step, gradients, init_state, train_step
 N_STEPS, B, T, V = 10, 16, 8, 19
 
 
-def batch(step: int) -> dict:
+def batch(step: int, T: int = T) -> dict:
     draw = np.random.default_rng(step)
     arrays = {"tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32), "weights": draw.random((B, T), np.float32)}
     mesh = sharding.mesh_in_force()
@@ -50,7 +50,7 @@ def run(case: dict, hlo: Path) -> dict:
     state, shardings = born(config)
     step = jax.jit(train_step, static_argnames="config", out_shardings=(shardings, None))
     if case.get("hlo"):
-        hlo.write_text(step.lower(state, batch(0), config).compile().as_text())
+        hlo.write_text(step.lower(state, batch(0, config.train.seq_len), config).compile().as_text())
         return {}
     found, losses = {}, []
     _, grads = jax.jit(gradients, static_argnames="config")(state, batch(0), config)

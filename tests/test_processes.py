@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from running import bench, checkpoint_steps, checksums, metrics_of, several, summary_of  # noqa: F401 - fixtures
 
+from lm.processes import detected
+
 pytestmark = pytest.mark.slow
 DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
@@ -145,3 +147,18 @@ def test_mistakes_reach_all_of_them(bench, alone, tmp_path):  # noqa: F811
     with processes(bench, tmp_path / "run", 2, "--config.train.batch_size=3") as running:
         assert [process.wait(timeout=120) for process in running] == [2, 2]
     assert re.search(r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", said_by(tmp_path / "run", 1))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, False),  # it has all devices that it can see
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, False),  # in the job's script, which is none of its tasks
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+    ],
+)
+def test_clusters_are_detected_by_their_environment(environment, expected):
+    assert detected(environment) == expected

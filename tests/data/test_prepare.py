@@ -102,18 +102,36 @@ def test_killed_it_goes_on_and_repeats_nothing(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"
     command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
-        while not list(output.glob("units/*.json")):
-            time.sleep(0.05)
+        while len(list(output.glob("units/*.json"))) < 4:
+            time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
-    done = {path: path.stat().st_mtime_ns for path in output.glob("*.npy") if (output / "units").exists()}
+    records = [json.loads(path.read_text()) for path in output.glob("units/*.json")]
+    recorded = [output / shard["file"] for record in records for shard in record["shards"]]
+    done = {path: path.stat().st_mtime_ns for path in recorded}
+    assert len(done) >= 4
     assert not (output / "manifest.json").exists()
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
     assert main(arguments(dump, whole)) == 0
     for path in whole.glob("*.npy"):
         assert (output / path.name).read_bytes() == path.read_bytes()
     assert not list(output.glob("*.partial"))
-    recorded = sorted(done, key=done.get)[: len(done) - 2]  # at most two were being written
-    assert all(path.stat().st_mtime_ns == done[path] for path in recorded)
+    assert all(path.stat().st_mtime_ns == at for path, at in done.items())
+
+
+@pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="no prepared TFDS directory (TFDS_DATA_DIR)")
+def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path):
+    (directory,) = Path(os.environ["TFDS_DATA_DIR"]).glob("tiny_shakespeare/*/*")
+    job = ["--input", f"tfds:{directory}", "--tokenizer", "byte", "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert main(job) == 0
+    found = corpus(tmp_path / "out", tmp_path)
+    direct = open_corpus(
+        DataConfig(source=f"tfds:{directory.parents[1].name}", tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+    )
+    assert found.splits.keys() == direct.splits.keys() == {"train", "validation", "test"}
+    for name, split in direct.splits.items():
+        ours = np.asarray(found.splits[name].tokens)
+        assert len(ours) - len(split.tokens) in (0, 1)  # a newline after the last document
+        np.testing.assert_array_equal(ours[: len(split.tokens)], np.asarray(split.tokens))
 
 
 @pytest.mark.parametrize(
@@ -142,11 +160,19 @@ def test_another_job_is_refused(dump, tmp_path, capsys):
 
 
 LARGE = """
-import json, sys
+import json, sys, threading, time
 import numpy as np
 from lm.config import Config, DataConfig
-from lm.data import open_corpus
+from lm.data import open_corpus, problems
 from lm.feeds import train_feed, to_device
+peak = 0
+def watch():
+    global peak
+    while True:  # of its own memory; what is mapped is not
+        with open("/proc/self/status") as file:
+            peak = max(peak, *(int(line.split()[1]) for line in file if line.startswith("RssAnon")))
+        time.sleep(0.005)
+threading.Thread(target=watch, daemon=True).start()
 data = DataConfig(source="tokens:" + sys.argv[1], tokenizer="byte", cache_dir=sys.argv[2], order=sys.argv[3])
 corpus, config = open_corpus(data), Config(data=data)
 split = corpus.split("train")
@@ -155,7 +181,9 @@ assert to_device(split, 2**29) is None or len(split.tokens) < 2**29
 for step in (0, 10**4):
     feed = train_feed(split, False, config, step, 1)
     assert feed["tokens"].shape == (1, 32, 257)
-print([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
+assert problems(corpus, 256, 32, 256) == []
+time.sleep(0.02)
+print(peak)
 """
 
 
