@@ -14,6 +14,7 @@ def evaluated(workdir) -> list[float]:
     return [line["loss"] for line in metrics_of(workdir) if "split" in line and line["step"] == 0]
 
 
+@pytest.mark.slow
 def test_a_run_without_steps_evaluates_what_was_carried_over(bench, train, tmp_path):  # noqa: F811
     reference = bench.reference()
     code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")

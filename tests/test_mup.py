@@ -22,6 +22,7 @@ def wide(factor: int, **more):
     return tiny(model={"d_model": 16 * factor, "d_ff": 24 * factor, "n_kv_heads": 4} | more)
 
 
+@pytest.mark.slow
 def test_at_the_base_width_nothing_changes():
     states = [jax.jit(train_step, static_argnames="config")(state_of(c), {"tokens": TOKENS}, c)[0] for c in
               (wide(1), wide(1, **MUP))]  # fmt: skip

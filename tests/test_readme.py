@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from running import ROOT
 
 TRY = """
@@ -50,6 +51,7 @@ def apply(copy: Path, header: str, code: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_change_one_thing(tmp_path):
     blocks, keys = changes()
     assert keys.keys() == {"activation", "norm", "positions"}
