@@ -33,7 +33,7 @@ def get_config():
     config.optimizer.warmup_steps = 2000
     config.train.steps = 600_000
     config.train.batch_size = 480
-    config.train.accumulation = 40
+    config.train.micro_batch_size = 12
     config.train.seq_len = 1024
     config.train.loss_chunk = 4096
     config.eval.every = 1000

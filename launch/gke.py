@@ -1,9 +1,9 @@
 """Render a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
-        -- --config configs/gpt2_124m.py --config.train.accumulation=5
+        -- --config configs/gpt2_124m.py
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 \\
-        -- --config configs/gpt2_124m.py --config.train.accumulation=5
+        -- --config configs/gpt2_124m.py
 
 The run lives in /runs/NAME on a volume that all pods share (--claim: a PersistentVolumeClaim with ReadWriteMany). A pod
 that fails or is preempted makes JobSet start all of them again, and the run goes on from its last checkpoint.

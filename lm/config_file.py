@@ -251,6 +251,11 @@ def _data_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]
             "config.eval.sample_prompt: it is empty, and a sample continues at least one token; give a prompt, or use "
             "sample_tokens = 0",
         )
+    if t.accumulation > 1 and t.micro_batch_size:
+        yield (
+            ("train.accumulation", "train.micro_batch_size"),
+            f"config.train.accumulation: {t.accumulation}, but micro_batch_size = {t.micro_batch_size} tells it; use 1",
+        )
     if t.batch_size % t.accumulation:
         yield (
             ("train.batch_size", "train.accumulation"),

@@ -67,7 +67,9 @@ def named_device(text: str) -> tuple[str, int]:
 
 def plan(config: Config, name: str, n_devices: int) -> str:
     """The plan of a resolved config, for people; raises UserError for a mesh that does not fit."""
-    device, sizes, state = DEVICES[name], sharding.check(config, n_devices), State(config, n_devices)
+    device, sizes = DEVICES[name], sharding.check(config, n_devices)
+    config = sharding.with_accumulation(config, sizes)
+    state = State(config, n_devices)
     table, t = parameters.parameter_table(config.model), config.train
     per_token = flops.flops_per_token(config.model, t.seq_len)
     kept = {
@@ -90,7 +92,8 @@ def plan(config: Config, name: str, n_devices: int) -> str:
     total = sum(kept.values())
     lines = [
         f"{n_devices} x {name}: " + " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
-        f"{parameters.count(table):,} parameters, {per_token:,.0f} FLOPs a token, {tokens:,} tokens a step",
+        f"{parameters.count(table):,} parameters, {per_token:,.0f} FLOPs a token, {tokens:,} tokens a step "
+        f"in {t.accumulation} micro-batches",
         "",
         "memory a device",
         *(f"  {what:<38}{_bytes(size):>12}" for what, size in kept.items()),

@@ -7,6 +7,7 @@ its own slices of parameters over `fsdp`, which `gather` completes where they ar
 gradient, so what travels is exactly what is written here. Over `tensor` XLA's partitioner does the work.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -63,7 +64,7 @@ def check(config: Config, n_devices: int) -> dict[str, int]:
     data = sizes["replica"] * sizes["fsdp"]
     eval_batch = config.eval.batch_size or t.batch_size
     found = []
-    if t.batch_size % data == 0 and t.batch_size // data % t.accumulation:
+    if t.micro_batch_size is None and t.batch_size % data == 0 and t.batch_size // data % t.accumulation:
         found.append(
             f"config.train.accumulation: {t.batch_size} sequences over replica x fsdp = {data} are not divisible by "
             f"{t.accumulation}; use {_listed(_divisors(t.batch_size // data))}"
@@ -92,6 +93,16 @@ def check(config: Config, n_devices: int) -> dict[str, int]:
     if found:
         raise UserError(*found)
     return sizes
+
+
+def with_accumulation(config: Config, sizes: dict[str, int]) -> Config:
+    """The config with as few micro-batches as config.train.micro_batch_size allows on this mesh, if that is set."""
+    t = config.train
+    if t.micro_batch_size is None:
+        return config
+    share = t.batch_size // (sizes["replica"] * sizes["fsdp"])
+    needed = next(n for n in _divisors(share) if share // n <= t.micro_batch_size)
+    return dataclasses.replace(config, train=dataclasses.replace(t, accumulation=needed, micro_batch_size=None))
 
 
 def make_mesh(sizes: dict[str, int]) -> jax.sharding.Mesh:

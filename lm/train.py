@@ -60,6 +60,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
     sizes = sharding.check(resolved, jax.device_count())
+    resolved = sharding.with_accumulation(resolved, sizes)
     carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")

@@ -21,7 +21,7 @@ SMALL = {
     "model.d_ff": 64,
     "train.steps": 20,
     "train.batch_size": 4,
-    "train.accumulation": 2,
+    "train.micro_batch_size": 2,
     "train.seq_len": 31,
     "train.steps_per_dispatch": 5,
     "optimizer.warmup_steps": 2,

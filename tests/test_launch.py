@@ -47,7 +47,7 @@ def test_a_slurm_script(tmp_path):
     assert f"--workdir {ROOT / 'runs' / 'gpt2_124m'} --resume" in done.stdout
 
 
-@pytest.mark.parametrize("path", ["README.md", "launch/README.md", "launch/gke.py"])
+@pytest.mark.parametrize("path", ["README.md", "launch/README.md", "launch/gke.py", "launch/slurm.py"])
 def test_the_commands_that_are_shown_fit_their_machines(path):
     text = re.sub(r"\\+\n\s*", "", (ROOT / path).read_text())
     found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)

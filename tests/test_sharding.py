@@ -285,6 +285,15 @@ def test_what_cannot_be_spread(sizes, sections, said):
         sharding.check(config, 8)
 
 
+@pytest.mark.parametrize(("sizes", "expected"), [((1, 1), 40), ((1, 8), 5), ((4, 8), 3), ((12, 8), 1)])
+def test_micro_batches_are_as_few_as_their_size_allows(sizes, expected):
+    """480 sequences, at most 12 at once; 15 on each of 32 devices are 3 times 5."""
+    config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
+    fitted = sharding.with_accumulation(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True)))
+    assert (fitted.train.accumulation, fitted.train.micro_batch_size) == (expected, None)
+    assert sharding.with_accumulation(fitted, {}) is fitted
+
+
 def test_a_vocabulary_that_tensor_does_not_divide_is_whole_over_it():
     table = parameters.parameter_table(tiny().model)  # 19 tokens
     sizes = dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True))

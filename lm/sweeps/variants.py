@@ -8,6 +8,7 @@ from lm.carry_over import CarriedOver, carry_over
 from lm.config import Config
 from lm.data import Corpus
 from lm.errors import UserError
+from lm.sharding import with_accumulation
 from lm.sweeps.identity import differing_keys, identity
 from lm.sweeps.plan import LEARNING_RATE, Match, Plan
 from lm.sweeps.results import tuning_runs
@@ -42,7 +43,8 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
         if key not in corpora:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
-            resolved[name] = check_with_data(config, corpora[key]), corpora[key]
+            checked = check_with_data(config, corpora[key])
+            resolved[name] = with_accumulation(checked, dict.fromkeys(("replica", "fsdp"), 1)), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
