@@ -178,8 +178,8 @@ def init_params(c: ModelConfig, seed) -> dict:
     The key of a parameter is fold_in(fold_in(seed, hash of its path), layer): its values do not depend on which other
     parameters exist, or on the depth.
     """
-    # All layers of a parameter are drawn at once, and flat: XLA's CPU compiler takes about half a second for each draw,
-    # and three times that for one of three dimensions. The values are the same.
+    # All layers of a parameter are drawn at once, and flat on one device: XLA's CPU compiler takes about half a second
+    # for each draw, and three times that for one of three dimensions. The values are the same.
     root, layers_N, dtype = jax.random.key(seed), jnp.arange(c.n_layers), jnp.dtype(c.param_dtype)
     values = {}
     for path, p in parameter_table(c).items():
@@ -194,10 +194,12 @@ def init_params(c: ModelConfig, seed) -> dict:
 
 
 def _draw(key, p: Parameter):
+    # Over several devices a flat draw would be whole on each: the partitioner cannot cut it along a later axis.
+    shape = p.shape if jax.sharding.get_abstract_mesh().auto_axes else (p.size,)
     if p.init == "normal":
-        return p.std * jax.random.normal(key, (p.size,)).reshape(p.shape)
+        return p.std * jax.random.normal(key, shape).reshape(p.shape)
     if p.init == "truncated_normal":
-        return p.std * jax.random.truncated_normal(key, -3, 3, (p.size,)).reshape(p.shape)
+        return p.std * jax.random.truncated_normal(key, -3, 3, shape).reshape(p.shape)
     return jnp.full(p.shape, {"zeros": 0.0, "ones": 1.0}[p.init])
 
 

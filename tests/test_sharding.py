@@ -230,6 +230,35 @@ def test_argument_bytes_match_the_formula(tmp_path):
         print(f"fsdp {fsdp}, tensor {tensor}: {found[4]} bytes of temporaries on a CPU")
 
 
+BORN = """
+import functools, re, sys
+import jax; jax.config.update("jax_num_cpu_devices", 8)
+from tiny import tiny
+from lm import parameters, sharding
+from lm.config import MESH_AXES
+from lm.step import init_state
+config = tiny(model={"vocab_size": 64, "d_model": 64, "d_ff": 128, "n_layers": 4}, train={"batch_size": 16})
+table, init = parameters.parameter_table(config.model), functools.partial(init_state, config)
+for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
+    with jax.set_mesh(sharding.make_mesh(dict(zip(MESH_AXES, mesh)))):
+        born = jax.tree.map(lambda a: a.sharding, sharding.spread(jax.eval_shape(init, 0), table))
+        text = jax.jit(init, out_shardings=born).lower(0).compile().as_text()
+    sizes = [eval(shape.replace(",", "*")) for shape in re.findall(r"\\b[fus]\\d+\\[([\\d,]+)\\]", text)]
+    print(max(sizes), max(p.size for p in table.values()))
+"""
+
+
+@pytest.mark.slow
+def test_the_state_is_born_spread(tmp_path):
+    """No array of the program that makes it is larger than a device's share of the largest parameter."""
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    done = subprocess.run([sys.executable, "-c", BORN], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line, n_shares in zip(done.stdout.splitlines(), (8, 4), strict=True):
+        largest, whole = map(int, line.split())
+        assert largest == whole // n_shares
+
+
 SIZES = [
     ((-1, 1, 1, 1), 8, [8, 1, 1, 1]),
     ((1, -1, 2, 1), 8, [1, 4, 2, 1]),
