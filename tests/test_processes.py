@@ -114,8 +114,9 @@ def test_after_a_kill_the_others_end_and_any_number_goes_on(bench, tmp_path, vic
         began, other = time.monotonic(), 1 - victim
         assert running[other].wait(timeout=90) != 0
         assert time.monotonic() - began < 60  # 30 s of silence, on a machine that is busy
-    if victim == 1:
-        assert "--resume goes on from the last whole checkpoint" in said_by(workdir, other)
+    # Ours, where a message to the other failed; JAX's own, where its 30 s of silence came first (in a save, perhaps).
+    told = ("--resume goes on from the last whole checkpoint", "most likely indicates that another task died")
+    assert victim == 0 or any(text in said_by(workdir, other) for text in told)
     run(bench, workdir, n_after, *endless, "--resume")
     assert "resuming at step" in said_by(workdir, 0)
     if n_after == 2:
