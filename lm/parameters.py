@@ -15,6 +15,8 @@ from flax import traverse_util
 from lm.config import Config, ModelConfig
 from lm.layers.feed_forward import default_d_ff
 
+LARGE = 2**20  # values of a parameter (of one layer) that are too many to be whole on each of several devices
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -195,7 +197,8 @@ def init_params(c: ModelConfig, seed) -> dict:
 
 def _draw(key, p: Parameter):
     # Over several devices a flat draw would be whole on each: the partitioner cannot cut it along a later axis.
-    shape = p.shape if jax.sharding.get_abstract_mesh().auto_axes else (p.size,)
+    spread = p.size >= LARGE and jax.sharding.get_abstract_mesh().auto_axes
+    shape = p.shape if spread else (p.size,)
     if p.init == "normal":
         return p.std * jax.random.normal(key, shape).reshape(p.shape)
     if p.init == "truncated_normal":

@@ -273,13 +273,11 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * wide, n)
     reduced = sum(size(p) for p in shared.values()) / sizes["fsdp"] * (wide if n == 1 else 4)
     yield from of(["replica", "sequence"], "gradients, once a step", "all-reduce", reduced, 1)
-    tokens, forwards = _tokens(config, sizes), 1 + (m.remat == "block")
+    tokens, outputs = _tokens(config, sizes), 2 + (m.remat == "block")  # a block's last output is not recomputed
     gathers = 1 + (m.remat != "none")  # no policy keeps completed keys and values
     x_BTD = tokens * m.d_model * narrow
     inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
-    yield from of(
-        ["tensor"], "attention's and feed-forward outputs", "all-reduce", x_BTD, n * 2 * forwards * m.n_layers
-    )
+    yield from of(["tensor"], "attention's and feed-forward outputs", "all-reduce", x_BTD, n * outputs * m.n_layers)
     yield from of(["tensor"], "gradients of their inputs", "all-reduce", x_BTD, n * inputs * m.n_layers)
     if m.vocab_size % sizes["tensor"] == 0:
         yield from of(["tensor"], "embeddings, and the gradient of the head's input", "all-reduce", x_BTD, 2 * n)
