@@ -128,7 +128,8 @@ def check_sizes(found, config, sizes) -> None:
             for _, shape in c.shapes:
                 if len(shape) == 4 and shape[1] == config.train.seq_len and shape[3] == m.d_head:
                     assert c.n == sizes["sequence"], c
-                    assert shape[0] == config.train.batch_size // (sizes["replica"] * sizes["fsdp"]), c
+                    share = config.train.batch_size // (sizes["replica"] * sizes["fsdp"])
+                    assert shape[0] == share // config.train.accumulation, c
                     continue
                 assert math.prod(shape) <= largest, c
                 assert shape[-2:] != (config.train.seq_len, m.d_model), c
