@@ -4,7 +4,8 @@
     python -m lm.report sweeps/pre_vs_post_norm-quick
 
 Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not. Here with plain SGD
-and with Adam, each with and without; the grids of learning rates go on until training diverges.
+and with Adam, each with and without, beside sandwich, parallel and no norms with it; the grids of learning rates go on until
+training diverges. Half the base's batch: what is asked shows in the first steps.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
@@ -14,15 +15,14 @@ ADAM = {"optimizer.name": "adamw", LEARNING_RATE: (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def get_sweep():
-    variants = product(
-        each("model.norm_placement", "pre", "post", "sandwich", "parallel", "none"),
-        {"SGD": SGD, "Adam": ADAM},
-        {"warm-up": {"optimizer.warmup_steps": 40}, "no warm-up": {"optimizer.warmup_steps": 0}},
-    )
+    optimizers, warmup = {"SGD": SGD, "Adam": ADAM}, {"warm-up": {"optimizer.warmup_steps": 40}}
+    no_warmup = {"no warm-up": {"optimizer.warmup_steps": 0}}
+    variants = product(each("model.norm_placement", "pre", "post"), optimizers, warmup | no_warmup)
+    variants |= product(each("model.norm_placement", "sandwich", "parallel", "none"), optimizers, warmup)
     return Sweep(
         question="Does pre-norm reach a lower loss than post-norm, and does post-norm need a warm-up?",
         base="configs/shakespeare_small.py",
-        values={"optimizer.clip_norm": None},
+        values={"optimizer.clip_norm": None, "train.batch_size": 16},
         variants=variants,
         baseline="pre, Adam, warm-up",
         comparisons=(

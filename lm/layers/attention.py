@@ -150,8 +150,11 @@ def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
     scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide) * scale
     scores_BHTS = apply_softcap(scores_BHTS, softcap)
     scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(wide).min)
-    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHK.dtype)
-    return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
+    # The softmax's sum divides the output, which is narrower than the scores, and so does its derivative.
+    weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
+    sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
+    out_BTHK = jnp.einsum("...HTS,...SHK->...THK", weights_BHTS.astype(v_BSHK.dtype), v_BSHK)
+    return (out_BTHK / sum_BTH[..., None]).astype(v_BSHK.dtype)
 
 
 def chunk_size(n_queries: int) -> int:
