@@ -1,5 +1,6 @@
 """Two sides that take turns, what their times come to, and where that is written."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -13,6 +14,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+
+
+def options(name: str, what: str) -> argparse.ArgumentParser:
+    """The command line of benchmarks.NAME, with what all comparisons have; `given` reads it."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=what.split("\n")[0])
+    parser.add_argument("--pin", action="store_true", help="one core for each side, and CPU seconds where both are had")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    return parser
+
+
+def given(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, carried out: this process on one core, and a README that has a place for the table."""
+    a, name = parser.parse_args(), parser.prog.rpartition(".")[2]
+    if a.readme and place(name).search((ROOT / "README.md").read_text()) is None:
+        parser.error(f"README.md has no place for the table: <!-- {name} --> and <!-- end -->")
+    if a.pin:
+        pin()
+    return a
+
+
+def pin() -> None:
+    """This process, and those it starts, to one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def place(name: str) -> re.Pattern:
+    """What is between README's marks of a table, and the marks."""
+    return re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
 
 
 class Worker:
@@ -102,12 +132,7 @@ def publish(name: str, rows: list[dict], table: str, readme: bool) -> None:
     print(table)
     if readme:
         path = ROOT / "README.md"
-        text, n = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table + "\n" + m[2], path.read_text(), flags=re.S
-        )
-        if not n:
-            raise SystemExit(f"README.md has no place for it: <!-- {name} -->")
-        path.write_text(text)
+        path.write_text(place(name).sub(lambda m: m[1] + table + "\n" + m[2], path.read_text()))
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

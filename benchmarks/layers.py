@@ -1,9 +1,8 @@
-"""Single layers, forward and backward, beside torch's and beside each other: python -m benchmarks.layers --pin
+"""Single layers, forward and backward, beside torch's: python -m benchmarks.layers --pin
 
 Ours are compiled by jit, torch's run eagerly; both in one process, in turns, float32.
 """
 
-import argparse
 import functools
 import itertools
 import math
@@ -17,20 +16,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.compare import in_turns, markdown, publish, ratio, shown
+from benchmarks.compare import given, in_turns, markdown, options, publish, ratio, shown
 from lm.layers import feed_forward, losses, norms
 from lm.layers.attention import causal_attention
 from lm.malloc import keep_freed_memory
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__.split("\n")[0])
-    parser.add_argument("--pin", action="store_true", help="one core")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    a = parser.parse_args()
-    if a.pin:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    a = given(options("layers", __doc__))
     keep_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     cases = itertools.chain(norm_cases(), attention_cases(), head_cases(), ffn_cases())
@@ -93,12 +86,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def norm_cases():
     x, scale, bias = normal(4096, 768), normal(768), normal(768) + 1
-    algorithms = ("two_pass", "chan", "welford", "running_mean")
-    ours = {name: jitted(functools.partial(norms.layer_norm, algorithm=name), x, scale, bias) for name in algorithms}
     theirs = eager(lambda x, scale, bias: F.layer_norm(x, (768,), scale, bias), x, scale, bias)
-    yield "LayerNorm (4096, 768), two_pass; torch", ours["two_pass"], theirs
-    for name in algorithms[1:]:
-        yield f"LayerNorm (4096, 768), {name}; two_pass", ours[name], ours["two_pass"]
+    yield "LayerNorm (4096, 768); torch", jitted(norms.layer_norm, x, scale, bias), theirs
     theirs = eager(lambda x, scale: F.rms_norm(x, (768,), scale, 1e-5), x, scale)
     yield "RMSNorm (4096, 768); torch", jitted(norms.rms_norm, x, scale), theirs
 

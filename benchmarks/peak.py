@@ -5,15 +5,16 @@ FLOPs a second of the product of two large square matrices, by dtype, and bytes 
 
 import argparse
 import json
-import os
 import time
+
+from benchmarks.compare import pin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peak", description=__doc__.split("\n")[0])
     parser.add_argument("--pin", action="store_true", help="one core")
     if parser.parse_args().pin:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        pin()
     import jax
     import jax.numpy as jnp
 

@@ -4,7 +4,6 @@ python -m lm.train, all of it, and torch's GPT-2 of the same shape (which makes 
 first step is told of: CPU seconds and wall seconds, with a warm compilation cache and with an empty one.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -13,19 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.compare import ROOT, in_turns, markdown, publish, ratio, shown
+from benchmarks.compare import ROOT, given, in_turns, markdown, options, publish, ratio, shown
 from benchmarks.shapes import CONFIG, named, values_of, write_tokens
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.split("\n")[0])
+    parser = options("startup", __doc__)
     parser.add_argument("--shape", default="S")
-    parser.add_argument("--pin", action="store_true", help="one core")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    a = parser.parse_args()
-    if a.pin:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    a = given(parser)
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"

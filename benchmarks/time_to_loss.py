@@ -6,7 +6,6 @@ transformers' GPT-2, without its evaluations. Both are scored over the last tent
 consecutive windows.
 """
 
-import argparse
 import json
 import os
 import re
@@ -17,18 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.compare import ROOT, in_turns, markdown, publish, ratio, shown
+from benchmarks.compare import ROOT, given, in_turns, markdown, options, publish, ratio, shown
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_loss", description=__doc__.split("\n")[0])
+    parser = options("time_to_loss", __doc__)
     parser.add_argument("--text", required=True, type=Path, help="tiny_shakespeare's input.txt")
-    parser.add_argument("--pin", action="store_true", help="one core")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    a = parser.parse_args()
-    if a.pin:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    a = given(parser)
     with tempfile.TemporaryDirectory() as directory:
         seeds = iter(range(100))
 

@@ -4,7 +4,6 @@ Both sides start from the same values and are checked to make the same losses; t
 says that we are faster. --pin gives each one core, where CPU seconds are what a shared machine cannot disturb.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compare import ROOT, Worker, in_turns, markdown, publish, ratio, shown
+from benchmarks.compare import ROOT, Worker, given, in_turns, markdown, options, publish, ratio, shown
 from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
 
 CHECKED = 3  # steps whose losses must agree
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=__doc__.split("\n")[0])
+    parser = options("train_speed", __doc__)
     parser.add_argument(
         "shapes", nargs="+", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or with another batch size, G@64"
     )
@@ -29,13 +28,10 @@ def main() -> int:
         "--peer", default="eager", choices=["eager", "compiled"], help="torch as it is, or torch.compile"
     )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of both sides' products")
-    parser.add_argument("--pin", action="store_true", help="one core for each side, and CPU seconds")
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a turn, about")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    a = parser.parse_args()
+    a = given(parser)
     with tempfile.TemporaryDirectory() as directory:
-        peak = measured_peak(a.pin)
+        peak = measured_peak()
         rows = [row(name, setting, a, Path(directory), peak) for name in a.shapes for setting in a.settings]
     clock = "CPU" if a.pin else "wall"
     header = [
@@ -66,7 +62,7 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     if not data.exists():
         write_tokens(data, named(name))
     overrides = (BEST[name.partition("@")[0]] if setting == "best" else {}) | {"model.compute_dtype": a.dtype}
-    job = {"shape": name, "data": str(data), "pin": a.pin, "dtype": a.dtype, "compiled": a.peer == "compiled"}
+    job = {"shape": name, "data": str(data), "dtype": a.dtype, "compiled": a.peer == "compiled"}
     job |= {"overrides": overrides, "params": str(directory / "params.npz")}
 
     def started(side: str) -> Worker:
@@ -127,9 +123,9 @@ def n_steps(worker: Worker, seconds: float) -> int:
     return max(10, round(n / 10) * 10)
 
 
-def measured_peak(pin: bool) -> dict:
+def measured_peak() -> dict:
     """FLOPs a second of large matrix products by dtype, and bytes a second of a copy, on this machine."""
-    command = [sys.executable, "-m", "benchmarks.peak", *(["--pin"] if pin else [])]
+    command = [sys.executable, "-m", "benchmarks.peak"]
     return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 
 

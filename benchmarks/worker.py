@@ -2,7 +2,7 @@
 
 It answers each line of JSON on its standard input with one on its standard output: {"losses": k} the losses of k steps
 on fixed batches, {"run": n} the seconds of n steps, {"facts": true} its peak memory; {"save": path} writes parameters.
-JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "pin", "dtype", "compiled"}
+JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled"}
 """
 
 import dataclasses
@@ -21,8 +21,6 @@ from benchmarks.shapes import config_of, named
 def main(job: dict) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is no answer
-    if job["pin"]:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     side = {"ours": ours, "theirs": theirs}[job["side"]](job)
     for line in sys.stdin:
         print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)

@@ -1,10 +1,12 @@
-"""Small files on disk: strict JSON, and text that is replaced in one step."""
+"""Small files on disk: strict JSON, text that is replaced in one step, and a directory's lock."""
 
 import json
 import math
 import os
 import platform
 from pathlib import Path
+
+from lm.errors import UserError
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -41,3 +43,25 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def lock(directory: Path, option: str = "--workdir"):
+    """The lock of a directory, which the user named by `option`, as an open file: held until it is closed.
+
+    Raises UserError if another process has it.
+    """
+    import fcntl  # POSIX only, as is everything that shares a directory
+
+    file = open(directory / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held open for as long as the run lives
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(f"{option} {directory} is in use by {holder}; wait for it to end, or give another") from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file

@@ -9,7 +9,6 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from lm.config import flatten
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import lock, to_json, write_text
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
@@ -233,25 +232,6 @@ def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool
     except BaseException:
         taken.close()
         raise
-
-
-def lock(workdir: Path, option: str = "--workdir"):
-    """The lock of a workdir as an open file, held until it is closed; raises UserError if another process has it."""
-    import fcntl  # POSIX only, as is everything that shares a workdir
-
-    file = open(workdir / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held open for as long as the run lives
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise UserError(f"{option} {workdir} is in use by {holder}; wait for it to end, or give another") from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
 
 
 def describe_start() -> dict:

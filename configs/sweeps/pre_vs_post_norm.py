@@ -4,8 +4,8 @@
     python -m lm.report sweeps/pre_vs_post_norm-quick
 
 Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not. Here with plain SGD
-and with Adam, each with and without, beside sandwich, parallel and no norms with it; the grids of learning rates go on until
-training diverges. Half the base's batch: what is asked shows in the first steps.
+and with Adam, each with and without, beside sandwich, parallel and no norms with it; the grids of learning rates go on
+until training diverges. Half the base's batch: what is asked shows in the first steps.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product

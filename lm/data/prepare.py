@@ -24,11 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lm import runs
 from lm.data import cache, sources, tokenizers
 from lm.data.token_shards import MANIFEST
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import lock, to_json, write_text
 
 SAMPLE_BYTES = 2**27  # of text that bpe:SIZE is trained on, from evenly spaced units
 PIECE = 2**20  # characters encoded at once
@@ -136,7 +135,7 @@ def _take(output: Path, key: str, check: Callable[[], None]):
         mark.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output {output} cannot be made: {error.strerror}") from None
-    taken = runs.lock(mark.parent, "--output")
+    taken = lock(mark.parent, "--output")
     if mark.exists() and mark.read_text() != key:
         raise UserError(
             f"--output {output} was made from other input, or with other options; give another directory, or delete it"

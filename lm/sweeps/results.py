@@ -10,7 +10,7 @@ from pathlib import Path
 from lm import runs
 from lm.config import Config, to_dict
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import lock, to_json, write_text
 from lm.sweeps.plan import Plan
 
 
@@ -72,9 +72,9 @@ def _soon(workdir: Path):
     """The directory's lock, which others that start the same sweep hold for a moment."""
     for _ in range(100):
         with contextlib.suppress(UserError):
-            return runs.lock(workdir)
+            return lock(workdir)
         time.sleep(0.1)
-    return runs.lock(workdir)
+    return lock(workdir)
 
 
 def _measure(variant: dict) -> dict:
@@ -128,11 +128,11 @@ class Results:
         directory = self.workdir / ".claims" / name  # which stays: a lock whose file is deleted is none
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            lock = runs.lock(directory)
+            taken = lock(directory)
         except UserError:
             yield False
             return
-        with lock:
+        with taken:
             self.reload()
             yield True
 

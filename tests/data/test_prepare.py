@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm import runs
 from lm.config import DataConfig
 from lm.data import cache, open_corpus, tokenizers
 from lm.data.prepare import documents, main, units
 from lm.errors import UserError
+from lm.files import lock
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}." for i in range(300)]
@@ -228,7 +228,7 @@ def test_two_at_once_and_hidden_files(tmp_path, capsys):
     output = tmp_path / "out"
     job = ["--input", f"text:{tmp_path / 'texts'}", "--tokenizer", "byte", "--output", str(output), "--workers", "1"]
     (output / "units").mkdir(parents=True)
-    with runs.lock(output / "units"):
+    with lock(output / "units"):
         assert main(job) == 2
         assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
     assert main(job) == 0
