@@ -34,7 +34,9 @@ case $action in
     run git archive --format=tgz --prefix=lm/ -o "$archive" HEAD
     tpu scp "$archive" "$name:lm.tgz" --worker=all
     python='(command -v python3.11 || (sudo apt-get update -q && sudo apt-get install -yq python3.11-venv))'
-    on_all "$name" "$python && tar xzf lm.tgz && cd lm && python3.11 -m venv .venv && .venv/bin/pip install -q -e '.[tpu]'"
+    pip='.venv/bin/pip install -q'
+    install="$pip --require-hashes -r launch/requirements-tpu.lock && $pip --no-deps -e ."
+    on_all "$name" "$python && tar xzf lm.tgz && cd lm && python3.11 -m venv .venv && $install"
     ;;
   start)
     [ $# -ge 3 ] && [ "$2" = -- ] || usage

@@ -35,7 +35,9 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
         "--resume", action="store_true", help="continue the run in --workdir, or start it if there is none"
     )
     several = parser.add_argument_group("several processes (recognized by themselves under SLURM and mpirun)")
-    several.add_argument("--multihost", action="store_true", help="ask JAX who the others are (TPU pods, Kubernetes)")
+    several.add_argument(
+        "--multihost", action="store_true", help="ask JAX who the others are (TPU pods; Kubernetes, with extra [k8s])"
+    )
     several.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0, if JAX cannot know")
     several.add_argument("--num_processes", type=int, metavar="N")
     several.add_argument("--process_id", type=int, metavar="I")

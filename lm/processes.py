@@ -36,8 +36,8 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
     except (ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"the other processes could not be reached: {reason}; outside of SLURM, Open MPI, Kubernetes and TPU pods "
-            "give --coordinator_address HOST:PORT --num_processes N --process_id I"
+            f"the other processes could not be reached: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes "
+            "(with extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
         ) from None
 
 

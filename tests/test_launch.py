@@ -3,11 +3,15 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lm import parameters, sharding
 from lm.config_file import load
@@ -113,6 +117,29 @@ def test_mistakes_are_told(name, arguments, said):
     assert done.returncode == 2
     assert any(part in done.stderr for part in said.split("|")), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def locked(path: Path) -> dict[str, str]:
+    """The versions that a lock file gives Python 3.11, by package."""
+    lines = [line for line in path.read_text().splitlines() if line[:1].isalnum()]
+    pins = [Requirement(line.removesuffix("\\").strip()) for line in lines]
+    here = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux"}
+    return {
+        canonicalize_name(p.name): str(p.specifier)
+        for p in pins
+        if p.marker is None or p.marker.evaluate(default_environment() | here)
+    }
+
+
+@pytest.mark.parametrize(("accelerator", "package"), [("cuda", "jax-cuda13-plugin"), ("tpu", "libtpu")])
+def test_the_accelerators_locks_are_that_of_the_cpu_and_more(accelerator, package):
+    cpu, lock = locked(ROOT / "requirements.lock"), locked(ROOT / "launch" / f"requirements-{accelerator}.lock")
+    assert package in lock
+    shared = cpu.keys() & lock.keys()
+    assert {name: lock[name] for name in shared} == {name: cpu[name] for name in shared}
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        needed = {canonicalize_name(Requirement(text).name) for text in tomllib.load(file)["project"]["dependencies"]}
+    assert needed <= lock.keys()
 
 
 def test_commands_for_tpu_vms():
