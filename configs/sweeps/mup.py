@@ -34,6 +34,6 @@ def get_sweep():
                 values={"train.steps": 20, "optimizer.warmup_steps": 2, "eval.every": 10, "eval.max_batches": 2},
                 learning_rates=(8e-3,),
             ),
-            "full": Budget(tuning_seeds=2, seeds=5),
+            "full": Budget(tuning_seeds=2, seeds=5, values={"train.steps": 200, "train.batch_size": 16}),
         },
     )
