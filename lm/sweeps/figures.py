@@ -1,5 +1,6 @@
 """The pictures of a sweep's report: readable by colour-blind eyes (Okabe and Ito 2008), and in grey."""
 
+import collections
 import io
 
 import matplotlib
@@ -41,12 +42,18 @@ def to_bytes(figure: plt.Figure, kind: str) -> bytes:
 
 
 def _look(a: Analysis, name: str) -> dict:
-    i = list(a.variants).index(name)
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i % len(STYLES)]}
+    again, i = divmod(list(a.variants).index(name), len(COLOURS))  # with a colour's second use everything else differs
+    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)]}
 
 
 def _marker(a: Analysis, name: str) -> str:
-    return MARKERS[list(a.variants).index(name) % len(MARKERS)]
+    again, i = divmod(list(a.variants).index(name), len(MARKERS))
+    return MARKERS[(i + again) % len(MARKERS)]
+
+
+def _legend(axes) -> None:
+    """Beside the picture, where it hides nothing."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
 
 
 def differences(a: Analysis) -> plt.Figure:
@@ -71,24 +78,24 @@ def differences(a: Analysis) -> plt.Figure:
 def learning_curves(a: Analysis) -> plt.Figure:
     """Validation loss over training, with the band of the 95 % interval over seeds; and its last part, larger."""
     figure, (whole, end) = plt.subplots(1, 2, figsize=(9, 3.4))
-    lowest, highest = [], []
+    means = []
     for name, v in a.variants.items():
         steps, losses = curve(v.runs)
         if len(steps) == 0 or not np.isfinite(losses).all():
             continue  # what diverged is told in the table; a mean over the others would flatter it
         low, mean, high = _band(losses)
         tail = slice(len(steps) // 2, None)
-        lowest.append(np.min(low[tail]))
-        highest.append(np.max(high[tail]))
+        means.append(mean[tail])
         for axes, part in ((whole, slice(None)), (end, tail)):
             x = np.array(steps)[part]
             axes.plot(x, mean[part], label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
             axes.fill_between(x, low[part], high[part], color=_look(a, name)["color"], alpha=0.15, linewidth=0)
     whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
     end.set(xlabel="step", title="second half")
-    if lowest and np.isfinite([*lowest, *highest]).all():
-        end.set_ylim(min(lowest), max(highest))
-    whole.legend()
+    if means:  # a band of seeds that part may be wider than all else is high
+        lowest, highest = np.min(means), np.max(means)
+        end.set_ylim(lowest - 0.15 * (highest - lowest), highest + 0.15 * (highest - lowest))
+    _legend(end)
     figure.tight_layout()
     return figure
 
@@ -103,6 +110,7 @@ def learning_rates(a: Analysis) -> plt.Figure:
     figure, axes = plt.subplots(figsize=(6, 3.6))
     finite = [run["val_loss"] for run in a.results.found.values() if run["val_loss"] is not None]
     roof = np.percentile(finite, 95) + 0.15 * (np.percentile(finite, 95) - min(finite)) if finite else 1.0
+    diverged = collections.Counter()
     for name in a.variants:
         grid = a.record["variants"][name]["grid"]
         means = []
@@ -112,14 +120,15 @@ def learning_rates(a: Analysis) -> plt.Figure:
             means.append(np.inf if None in losses else np.mean(losses))
         shown = np.minimum(means, roof)
         axes.plot(grid, shown, label=name, marker=_marker(a, name), markersize=4, **_look(a, name))
-        for rate, mean in zip(grid, means, strict=True):
-            if np.isinf(mean):
-                axes.annotate("diverged", (rate, roof), fontsize=7, rotation=30)
+        diverged.update(rate for rate, mean in zip(grid, means, strict=True) if np.isinf(mean))
         runs = [(k[2], r["val_loss"]) for k, r in a.results.found.items() if k[:2] == ("final", name) and r["val_loss"]]
         axes.plot([x for x, _ in runs], [min(y, roof) for _, y in runs], ".", alpha=0.35, color=_look(a, name)["color"])
+    for rate, n in diverged.items():
+        axes.annotate(f"{n} diverged", (rate, roof), fontsize=7, rotation=30)
     axes.set_xscale("log")
-    axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}", title="line: tuning seeds; dots: fresh seeds")
-    axes.legend()
+    axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}")
+    axes.set_title("line: tuning seeds; dots: fresh seeds", pad=20)
+    _legend(axes)
     return figure
 
 
@@ -135,6 +144,6 @@ def equal_cost(a: Analysis) -> plt.Figure:
             axes.plot(x, mean, label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
     by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
     by_time.set(xlabel="seconds of this machine a run", title="equal time")
-    by_flops.legend()
+    _legend(by_time)
     figure.tight_layout()
     return figure
