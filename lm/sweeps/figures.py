@@ -94,7 +94,8 @@ def learning_curves(a: Analysis) -> plt.Figure:
     end.set(xlabel="step", title="second half")
     if means:  # a band of seeds that part may be wider than all else is high
         lowest, highest = np.min(means), np.max(means)
-        end.set_ylim(lowest - 0.15 * (highest - lowest), highest + 0.15 * (highest - lowest))
+        margin = 0.15 * (highest - lowest) or 0.1
+        end.set_ylim(lowest - margin, highest + margin)
     _legend(end)
     figure.tight_layout()
     return figure
