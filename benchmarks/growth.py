@@ -62,7 +62,6 @@ def point(change: dict) -> dict:
     from lm.malloc import keep_freed_memory
 
     keep_freed_memory()
-    import contextlib
     import functools
 
     import jax
@@ -73,16 +72,14 @@ def point(change: dict) -> dict:
 
     config = load_values(str(CONFIG), BASE | change)
     config = parameters.resolve(config, config.model.vocab_size)
-    t, mesh = config.train, None
-    if n_devices > 1:
-        mesh = sharding.make_mesh(sharding.check(config, n_devices))
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    t = config.train
+    with sharding.in_force(sharding.check(config, n_devices)):
         init = functools.partial(init_state, config)
         table = parameters.parameter_table(config.model)
         shardings = jax.tree.map(lambda a: a.sharding, sharding.spread(jax.eval_shape(init, 0), table))
         state = jax.jit(init, out_shardings=shardings)(0)
         tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (t.batch_size, t.seq_len + 1), np.int32)
-        batch = {"tokens": sharding.by_examples(mesh, tokens.shape, 0, tokens.__getitem__)}
+        batch = {"tokens": sharding.by_examples(sharding.mesh_in_force(), tokens.shape, 0, tokens.__getitem__)}
         jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=(shardings, None))
         lowered = jitted.lower(state, batch, config)
         began = time.perf_counter()

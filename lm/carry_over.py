@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from lm import parameters
+from lm import parameters, sharding
 from lm.checkpoints import restore_params
 from lm.checksums import leaf_checksums
 from lm.config import Config, init_run
@@ -42,28 +42,30 @@ class CarriedOver:
 def carry_over(config: Config, corpus: Corpus, say: Callable[[str], None]) -> CarriedOver | None:
     """What config.init_from gives to the model of a resolved config; None where it names no run.
 
-    Raises UserError if the run has no whole checkpoint, another tokenizer, or nothing that fits.
+    Only what fits is read, spread over the mesh as the model's own parameters are. Raises UserError if the run has no
+    whole checkpoint, another tokenizer, or nothing that fits.
     """
     run = init_run(config)
     if run is None:
         return None
+    table, source = parameters.parameter_table(config.model), {}
+
+    def what_fits(params: dict, meta: dict) -> dict:
+        if meta["tokenizer"] != (corpus.tokenizer and corpus.tokenizer.to_json()):
+            raise UserError("another tokenizer made its ids; use its config.data.tokenizer and its text")
+        source.update(parameters.flat(params))
+        fits = {path: x for path, x in source.items() if path in table and x.shape == table[path].shape}
+        if not fits:
+            raise UserError("none of its parameters has a name and shape of this model's")
+        return sharding.spread(parameters.nest(fits), table)
+
     try:
-        step, params, meta = restore_params(run, "best")
+        step, params, _ = restore_params(run, "best", choose=what_fits)
     except UserError as error:
-        raise UserError(*(f"config.init_from: {problem}" for problem in error.problems)) from None
-    tokenizer = corpus.tokenizer.to_json() if corpus.tokenizer else None
-    if meta["tokenizer"] != tokenizer:
-        raise UserError(
-            f"config.init_from: {run} was trained with another tokenizer, so its ids mean other things; "
-            "use its config.data.tokenizer and its text"
-        )
-    source, table = parameters.flat(params), parameters.parameter_table(config.model)
-    fits = {path: x for path, x in source.items() if path in table and x.shape == table[path].shape}
-    if not fits:
-        raise UserError(f"config.init_from: no parameter of {run} has a name and shape of this model's")
-    values = {path: x.astype(config.model.param_dtype) for path, x in fits.items()}
-    fresh = [path + _shapes(source, table, path) for path in table if path not in fits]
-    left = [path + _shapes(table, source, path) for path in source if path not in fits]
+        raise UserError(*(f"config.init_from: {run}: {problem}" for problem in error.problems)) from None
+    values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
+    fresh = [path + _shapes(source, table, path) for path in table if path not in values]
+    left = [path + _shapes(table, source, path) for path in source if path not in values]
     found = CarriedOver(run, step, values, fresh, left)
     say(found.describe())
     return found

@@ -174,33 +174,34 @@ class Checkpoints:
 # ---- Reading for sampling and evaluation ---------------------------------------------------------------------------
 
 
-def restore_params(workdir: str | Path, step: int | str = "latest", *, sharding=None) -> tuple[int, dict, dict]:
+def restore_params(
+    workdir: str | Path, step: int | str = "latest", *, choose: Callable[[dict, dict], dict] | None = None
+) -> tuple[int, dict, dict]:
     """(step, params, meta) of one checkpoint: "latest", "best" by validation loss (else the latest), or a step.
 
-    Only the parameters are read, as nested dicts, onto the first device or into `sharding`; nothing in the workdir
-    is changed, so that it may be that of a run in progress. Raises UserError if there is no such checkpoint or it is
-    not whole.
+    Only the parameters are read, as nested dicts; nothing in the workdir is changed, so that it may be that of a run in
+    progress. choose(params, meta), given `jax.ShapeDtypeStruct`s, returns those to be read with their shardings;
+    without it all are read onto the first device. Raises UserError if there is no such checkpoint or it is not whole.
     """
     _quieten_orbax()
     directory = _directory(workdir)
-    steps = _steps_on_disk(directory)
-    chosen = _choose(directory, steps, step)
+    chosen = from_first(lambda: _choose(directory, step))
     try:
-        record = _read_record(directory, chosen)
-        wanted = {
-            path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"], sharding=sharding)
-            for path, leaf in record["leaves"].items()
-            if path.startswith("params/")
-        }
+        record = _in_all(lambda: _read_record(directory, chosen))
+        leaves = {path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"]) for path, leaf in record["leaves"].items()}
+        params = nest(leaves)["params"]
+        wanted = leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
         leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
     except _Broken as reason:
+        there = _steps_on_disk(directory)
         raise UserError(
-            f"the checkpoint of step {chosen} in {directory} is not whole ({reason}); there are {steps}"
+            f"the checkpoint of step {chosen} in {directory} is not whole ({reason}); there are {there}"
         ) from None
     return chosen, nest(leaves)["params"], record["meta"]
 
 
-def _choose(directory: Path, steps: list[int], step: int | str) -> int:
+def _choose(directory: Path, step: int | str) -> int:
+    steps = _steps_on_disk(directory)
     if not steps:
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":

@@ -7,12 +7,12 @@ its own slices of parameters over `fsdp`, which `gather` completes where they ar
 gradient, so what travels is exactly what is written here. Over `tensor` XLA's partitioner does the work.
 """
 
+import contextlib
 import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -110,6 +110,11 @@ def make_mesh(sizes: dict[str, int]) -> jax.sharding.Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
+def in_force(sizes: dict[str, int]):
+    """A context in which the mesh is in force; none for one device alone."""
+    return jax.set_mesh(make_mesh(sizes)) if math.prod(sizes.values()) > 1 else contextlib.nullcontext()
+
+
 def mesh_in_force() -> jax.sharding.Mesh | None:
     """The mesh of devices that jax.set_mesh put in force in this thread; None for one device alone."""
     mesh = jax.sharding.get_mesh()
@@ -183,17 +188,6 @@ def by_examples(mesh, shape: tuple[int, ...], axis: int, rows):
         return rows((slice(None),) * (axis + 1))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
     return jax.make_array_from_callback(shape, sharding, lambda index: rows(index[: axis + 1]))
-
-
-def put(tree, shardings):
-    """Arrays that every process has whole, or that are spread as asked already, spread so."""
-
-    def one(a, sharding):
-        if sharding is None or a.sharding == sharding:
-            return a
-        return jax.make_array_from_callback(a.shape, sharding, np.asarray(a).__getitem__)
-
-    return jax.tree.map(one, tree, shardings, is_leaf=lambda x: x is None)
 
 
 def whole(mesh, array):

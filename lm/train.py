@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from lm import runs
@@ -61,14 +61,15 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     resolved = check_with_data(config, corpus)
     sizes = sharding.check(resolved, jax.device_count())
     resolved = sharding.with_accumulation(resolved, sizes)
-    carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
+    with sharding.in_force(sizes):
+        carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     processes.check_equal("the data", corpus.fingerprint)
     with (
         take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),
-        jax.set_mesh(sharding.make_mesh(sizes)) if jax.device_count() > 1 else nullcontext(),
+        sharding.in_force(sizes),
         logging_to(progress),
     ):
         for notice in run.notices:
@@ -283,7 +284,7 @@ def first_state(config: Config, saved, resume: bool, carried):
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(config.train.seed)  # born spread, never whole on one device
     if carried:
-        state = state.replace(params=sharding.put(carried.into(state.params), shardings.params))
+        state = state.replace(params=carried.into(state.params))
     return state, {}
 
 

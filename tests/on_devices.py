@@ -5,7 +5,6 @@ OUT.npz gets losses, gradients of the first step and parameters after 10 of case
 i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it (and then nothing is run).
 """
 
-import contextlib
 import functools
 import json
 import sys
@@ -68,7 +67,7 @@ def main(job: dict, out: Path) -> None:
     results = {}
     for i, case in enumerate(job["cases"]):
         sizes = case["mesh"] and dict(zip(MESH_AXES, case["mesh"], strict=True))
-        with jax.set_mesh(sharding.make_mesh(sizes)) if sizes else contextlib.nullcontext():
+        with sharding.in_force(sizes or {}):
             found = jax.device_get(run(case, out.with_suffix(f".{i}.hlo")))
         results |= {f"{i}/{name}": array for name, array in found.items()}
     np.savez(out, **results)

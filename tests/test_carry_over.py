@@ -1,5 +1,8 @@
 """config.init_from: what fits is carried over to the bit, and all else is told."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from running import bench, checksums, metrics_of, summary_of, train  # noqa: F401 - fixtures
@@ -68,3 +71,35 @@ def test_a_resumed_run_does_not_begin_anew(bench, train, tmp_path):  # noqa: F81
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
         assert train(tmp_path / workdir, *from_reference, f"--config.train.steps={steps}", "--resume")[0] == 0
     assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
+
+
+SPREAD = """
+import sys
+import jax
+from lm import data, parameters, sharding
+from lm.carry_over import carry_over
+from lm.command_line import command_line
+config = command_line(sys.argv[1:])[1]
+corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
+config = parameters.resolve(config, corpus.tokenizer.vocab_size)
+with sharding.in_force(sharding.check(config, jax.device_count())):
+    values = carry_over(config, corpus, print).values
+    wanted = parameters.flat(sharding.spread(parameters.nest(values), parameters.parameter_table(config.model)))
+    assert all(x.sharding == wanted[path].sharding for path, x in values.items())
+    print(min(x.size // x.addressable_shards[0].data.size for path, x in values.items() if x.ndim > 2), "parts")
+"""
+
+
+@pytest.mark.slow
+def test_on_a_mesh_what_is_carried_over_is_never_whole(bench, tmp_path, monkeypatch):  # noqa: F811
+    reference = bench.reference()
+    for name, value in {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}.items():
+        monkeypatch.setitem(bench.env, name, value)
+    more = (*ONCE, "--config.train.batch_size=8", "--config.mesh.fsdp=8", f"--config.init_from={reference}")
+    command = [sys.executable, "-c", SPREAD, *bench.arguments(None, *more)]
+    done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "8 parts" in done.stdout) == (0, True), done.stderr[-2000:]
+    done = bench.train(tmp_path / "run", *more)
+    assert done.returncode == 0, done.stderr
+    final = [line["loss"] for line in metrics_of(reference) if "split" in line and line["step"] == 12]
+    assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
