@@ -68,9 +68,20 @@ def test_several_processes_train_what_one_does(bench, alone, tmp_path, n):  # no
         assert "step" not in said_by(workdir, i)
 
 
-@pytest.mark.parametrize("mesh", [("--config.mesh.fsdp=-1", "--config.mesh.replica=1"), ("--config.mesh.sequence=2",)])
-def test_a_mesh_over_processes(bench, alone, tmp_path, mesh):  # noqa: F811
+@pytest.mark.parametrize(
+    ("devices", "mesh"),
+    [
+        (1, ("--config.mesh.fsdp=-1", "--config.mesh.replica=1")),
+        (1, ("--config.mesh.sequence=2",)),
+        (2, ("--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.mesh.replica=1")),
+        (2, ("--config.mesh.sequence=2",)),
+    ],
+)
+def test_a_mesh_over_processes(bench, alone, tmp_path, monkeypatch, devices, mesh):  # noqa: F811
+    """devices: of each process."""
+    monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(devices))
     run(bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0")  # each gathers its own rows
+    assert f"device {2 * devices} x cpu" in said_by(tmp_path / "run", 0)
     np.testing.assert_allclose(losses(tmp_path / "run")[:10], losses(alone)[:10], rtol=0, atol=1e-5)
 
 

@@ -1,16 +1,19 @@
-"""A real SLURM of two nodes on this machine: a job of two tasks trains, is preempted, queued again, and finishes.
+"""A real SLURM of two nodes on this machine: a job is preempted, queued again, and finishes; a sweep is shared.
 
 It runs where Debian's slurm-wlm and munge are installed, and edits no file of the system: all of it lives in one
 temporary directory.
 """
 
+import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,11 +54,11 @@ PartitionName=debug Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 """
 
 
-@pytest.fixture
-def slurm(tmp_path):
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
     """The environment in which sbatch and srun find the cluster."""
-    base = tmp_path / "slurm"
-    (base / "state").mkdir(parents=True)
+    base = tmp_path_factory.mktemp("cluster")
+    (base / "state").mkdir()
     for node in ("n1", "n2"):
         (base / f"spool.{node}").mkdir()
     (base / "munge.key").write_bytes(secrets.token_bytes(1024))
@@ -100,30 +103,27 @@ def wait_until(condition, seconds: float, what_is_wrong) -> None:
         time.sleep(0.5)
 
 
+def submit(bench, env, workdir, *arguments: str) -> str:  # noqa: F811
+    """The number of the job."""
+    command = [sys.executable, "-m", "launch.slurm", "--time", "10", "--workdir", str(workdir), *arguments]
+    sent = subprocess.run(command, cwd=bench.base, env=env, capture_output=True, text=True, timeout=60)
+    assert sent.returncode == 0, sent.stderr
+    return sent.stdout.split()[3]
+
+
+def state_of(env, job: str, log: Path) -> str:
+    return said(env, "scontrol", "show", "job", job) + (log.read_text()[-3000:] if log.exists() else "no log")
+
+
 def test_a_job_is_preempted_queued_again_and_finishes(bench, slurm, tmp_path):  # noqa: F811
     steps = ("--config.train.steps=300", "--config.eval.every=0", "--config.checkpoint.every=0")
     run = (f"--config={CONFIG}", f"--config.data.source=text:{bench.text}", "--config.log.tensorboard=false", *steps)
-    env, workdir = slurm | bench.env | {"SLURM_CONF": slurm["SLURM_CONF"]}, tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "launch.slurm",
-        "--nodes",
-        "2",
-        "--time",
-        "10",
-        "--workdir",
-        str(workdir),
-        "--",
-        *run,
-    ]
-    sent = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert sent.returncode == 0, sent.stderr
-    job = sent.stdout.split()[3]
+    env, workdir = bench.env | slurm, tmp_path / "run"
+    job = submit(bench, env, workdir, "--nodes", "2", "--", *run)
     log, lines = workdir / "slurm.log", workdir / "metrics.jsonl"
 
     def tell() -> str:
-        return said(env, "scontrol", "show", "job", job) + (log.read_text()[-3000:] if log.exists() else "no log")
+        return state_of(env, job, log)
 
     wait_until(lambda: lines.exists() and '"step": 20,' in lines.read_text(), 240, tell)
     said(env, "scancel", "--signal=TERM", job)
@@ -137,3 +137,19 @@ def test_a_job_is_preempted_queued_again_and_finishes(bench, slurm, tmp_path):  
     assert len(metrics_of(workdir)) == len(metrics_of(whole)) > 300
     assert metrics_of(workdir) == metrics_of(whole)
     assert checksums(workdir, 300) == checksums(whole, 300)
+
+
+def test_the_jobs_of_an_array_share_a_sweep(bench, slurm, tmp_path):  # noqa: F811
+    env, workdir = bench.env | slurm, tmp_path / "sweep"
+    job = submit(bench, env, workdir, "--array", "2", "--", f"--config={CONFIG.with_name('tiny_sweep.py')}")
+    logs = [tmp_path / f"sweep-{i}.log" for i in range(2)]
+
+    def ended() -> bool:
+        return all(log.exists() and "finished; now:" in log.read_text() for log in logs)
+
+    wait_until(ended, 400, lambda: "".join(state_of(env, job, log) for log in logs))
+    runs = [run for path in (workdir / "results").glob("*.json") for run in json.loads(path.read_text())]
+    made = Counter((run["phase"], run["variant"], run["learning_rate"], run["seed"]) for run in runs)
+    assert set(made.values()) == {1}
+    assert len(made) == 6 + 12  # as tests/test_sweep.py has them of one process
+    assert all(re.search(r"^(tuning|final) \d+/", log.read_text(), re.MULTILINE) for log in logs)  # each did some
