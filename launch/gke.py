@@ -1,9 +1,9 @@
 """Render a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
-        -- --config configs/gpt2_124m.py
+        -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 \\
-        -- --config configs/gpt2_124m.py
+        -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
 
 The run lives in /runs/NAME on a volume that all pods share (--claim: a PersistentVolumeClaim with ReadWriteMany). A pod
 that fails or is preempted makes JobSet start all of them again, and the run goes on from its last checkpoint.
@@ -11,9 +11,12 @@ that fails or is preempted makes JobSet start all of them again, and the run goe
 
 import argparse
 import math
+import re
 import sys
 
 import yaml
+
+from launch.slurm import config_of
 
 CHIPS_A_HOST = 4
 TPUS = {  # Google Cloud's "TPU in GKE": the value of the node label gke-tpu-accelerator
@@ -52,8 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def jobset(a) -> dict:
     """The manifest; raises ValueError for what cannot be rendered."""
-    if a.train[:1] != ["--"] or not any(word.startswith("--config") for word in a.train):
+    if a.train[:1] != ["--"] or config_of(a.train) is None:
         raise ValueError("give the run after two dashes: -- --config FILE")
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", a.name):
+        raise ValueError(f"--name: {a.name!r} is no name to Kubernetes; use up to 40 of a-z, 0-9 and -, a letter first")
     n_pods, selector, limits, connect = machines(a)
     kept = ["--workdir", f"/runs/{a.name}", "--config.data.cache_dir=/runs/cache"]
     command = ["python", "-m", "lm.train", *kept, "--resume", *connect, *a.train[1:]]
@@ -113,7 +118,7 @@ def machines(a) -> tuple[int, dict, dict, list[str]]:
                 f"--tpu: {a.tpu!r} is not KIND:TOPOLOGY with a kind of {', '.join(TPUS)}; v5e:4x4, for example"
             )
         chips = math.prod(int(n) for n in size.split("x"))
-        if chips % CHIPS_A_HOST:
+        if chips < 1 or chips % CHIPS_A_HOST:
             raise ValueError(
                 f"--tpu: {size} has {chips} chips; slices of several hosts have a multiple of {CHIPS_A_HOST}"
             )

@@ -6,6 +6,7 @@ it is a sweep, sent as N jobs of one task, which has all GPUs of its node: they 
 """
 
 import argparse
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     if problem := check(a):
         print(problem, file=sys.stderr)
         return 2
-    a.workdir = a.workdir or f"{'sweeps' if a.array else 'runs'}/{config_of(a).stem}"
+    a.workdir = a.workdir or f"{'sweeps' if a.array else 'runs'}/{config_of(a.train).stem}"
     text = script(a)
     if a.dry_run:
         print(text, end="")
@@ -65,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     print((sent.stdout + sent.stderr).strip(), file=sys.stderr if sent.returncode else sys.stdout)
-    if not sent.returncode:
+    if sent.returncode:
+        with contextlib.suppress(OSError):  # it holds another run
+            log(a).parent.rmdir()
+    else:
         watched = str(log(a)).replace("%a", "0")
         print(f"watch: tail -f {watched}; stop and keep: scancel --signal=TERM JOB; stop for good: scancel JOB")
     return sent.returncode
@@ -73,8 +77,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(a) -> str | None:
     """What is wrong with the command line, None if nothing."""
-    if a.train[:1] != ["--"] or config_of(a) is None:
+    if a.train[:1] != ["--"] or (config := config_of(a.train)) is None:
         return "give the run after two dashes: -- --config FILE"
+    if not config.is_file():
+        return f"--config {config}: there is no such file"
+    if a.time.isdecimal() and int(a.time) * 60 < 2 * SECONDS_TO_SAVE:
+        return f"--time {a.time}: of these minutes the last {SECONDS_TO_SAVE // 60} are for saving; give more"
+    try:
+        shlex.split(a.sbatch)
+    except ValueError as error:
+        return f"--sbatch: {a.sbatch!r}: {error}"
     if any(word in ("--workdir", "--resume") or word.startswith("--workdir=") for word in a.train):
         return "--workdir belongs before the two dashes, and --resume is always given"
     if a.nodes < 1 or a.gpus_per_node < 0:
@@ -84,9 +96,9 @@ def check(a) -> str | None:
     return None
 
 
-def config_of(a) -> Path | None:
-    """The file that --config names, after the two dashes."""
-    for word, following in zip(a.train, [*a.train[1:], ""], strict=True):
+def config_of(words: list[str]) -> Path | None:
+    """The file that --config names among the words after the two dashes."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("--config="):
             return Path(word.removeprefix("--config="))
         if word == "--config" and following:

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm.checksums import leaf_checksums, leaves_by_path
-from lm.errors import UserError
+from lm.errors import Passing, UserError
 from lm.files import to_json, write_text
 from lm.parameters import nest
 from lm.processes import from_first
@@ -96,7 +96,7 @@ class Checkpoints:
         """Write a checkpoint in the background; False if the step has one already.
 
         Returns as soon as the state is copied off the device, so its buffers may be donated. `meta` is anything
-        JSON can hold. Raises UserError if this or the previous checkpoint could not be written.
+        JSON can hold. Raises Passing if this or the previous checkpoint could not be written.
         """
         if step in self.steps():
             return False
@@ -157,7 +157,7 @@ class Checkpoints:
         self._say("; ".join(notices) + f"; going back to step {whole}")
 
     def wait(self) -> None:
-        """Return when no checkpoint is being written. Raises UserError if one could not be."""
+        """Return when no checkpoint is being written. Raises Passing if one could not be."""
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Checkpoints:
         try:
             return action()
         except Exception as error:
-            raise UserError(f"a checkpoint could not be written to {self._directory}: {_first_line(error)}") from error
+            raise Passing(f"a checkpoint could not be written to {self._directory}: {_first_line(error)}") from error
 
 
 # ---- Reading for sampling and evaluation ---------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The command line of python -m lm.train."""
 
 import argparse
+import re
 import textwrap
 
 from lm.config import Config, schema
@@ -13,8 +14,9 @@ examples:
   python -m lm.train --config configs/shakespeare.py --config.model.d_model=256 --config.train.steps=2000
   python -m lm.train --config configs/shakespeare.py --workdir runs/mine --resume
 
-exit codes: 0 finished; 2 a mistake in what was asked, or a disk that cannot be used; 3 the loss or a gradient was
-not finite; 130 (Ctrl-C) and 143 (SIGTERM) saved and stopped, --resume goes on.
+exit codes: 0 finished; 1 a disk or another process failed, or holds the workdir: the same command may go on later;
+2 a mistake in what was asked; 3 the loss or a gradient was not finite; 130 (Ctrl-C) and 143 (SIGTERM) saved and
+stopped, --resume goes on.
 
 config keys (--config.SECTION.KEY=VALUE), their defaults and meaning:
 """
@@ -55,6 +57,8 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     named = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in named) and None in named:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
+    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
+        problems.append(f"--coordinator_address: {address!r} is not HOST:PORT, where process 0 is to listen")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; --plan --device h100:64, for example")
     try:

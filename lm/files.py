@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from lm.errors import UserError
+from lm.errors import Passing
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 def lock(directory: Path, option: str = "--workdir"):
     """The lock of a directory, which the user named by `option`, as an open file: held until it is closed.
 
-    Raises UserError if another process has it.
+    Raises Passing if another process has it.
     """
     import fcntl  # POSIX only, as is everything that shares a directory
 
@@ -59,7 +59,7 @@ def lock(directory: Path, option: str = "--workdir"):
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise UserError(f"{option} {directory} is in use by {holder}; wait for it to end, or give another") from None
+        raise Passing(f"{option} {directory} is in use by {holder}; wait for it to end, or give another") from None
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {platform.node()}")

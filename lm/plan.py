@@ -270,8 +270,8 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     n = t.accumulation
     yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
     yield from of(["fsdp"], "embeddings and head", "all-gather", rows * wide + head * narrow, n)
-    yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * wide, n)
-    reduced = sum(size(p) for p in shared.values()) / sizes["fsdp"] * (wide if n == 1 else 4)
+    yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * 4, n)
+    reduced = sum(size(p) for p in shared.values()) / sizes["fsdp"] * 4  # added up in float32
     yield from of(["replica", "sequence"], "gradients, once a step", "all-reduce", reduced, 1)
     tokens, outputs = _tokens(config, sizes), 2 + (m.remat == "block")  # a block's last output is not recomputed
     gathers = 1 + (m.remat != "none")  # no policy keeps completed keys and values

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from lm.errors import UserError
+from lm.errors import Passing, UserError
 from lm.files import to_json
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for this long is gone, and all others end
@@ -31,6 +31,9 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
     given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
     if not (asked or coordinator_address or detected(os.environ)):
         return
+    rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    if str(process_id or rank) == "0":
+        print(f"waiting for {num_processes or 'the other'} processes", flush=True)
     try:
         jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
@@ -61,10 +64,10 @@ def from_first(function: Callable):
         try:
             answer["value"] = function()
         except UserError as error:
-            answer["problems"] = error.problems
+            answer |= {"problems": error.problems, "passing": isinstance(error, Passing)}
     answer = json.loads(_broadcast(to_json(answer)))
     if "problems" in answer:
-        raise UserError(*answer["problems"])
+        raise (Passing if answer["passing"] else UserError)(*answer["problems"])
     return answer["value"]
 
 
@@ -131,5 +134,5 @@ def ending_together():
             file=sys.stderr,
             flush=True,
         )
-        leave(2 if isinstance(error, UserError) else 1)
+        leave(error.code if isinstance(error, UserError) else 1)
         raise

@@ -210,13 +210,15 @@ def over_data(f, table: Table, params_out: bool = False):
     if mesh is None:
         return f
     params = nest({path: _by_hand(parameter_spec(p, dict(mesh.shape))) for path, p in table.items()})
+    # With an axis left to the partitioner XLA:CPU cannot add up bfloat16 (jaxlib 0.10.2): none is, where that can be.
+    by_hand = set(BY_HAND) | ({"tensor"} if mesh.shape["tensor"] == 1 else set())
 
     def by_device(params_, fields):
         specs = {name: PartitionSpec(DATA, *(() if name.endswith("_B") else ("sequence",))) for name in fields}
         whole = PartitionSpec()
         return jax.shard_map(
             f, in_specs=(params, specs), out_specs=(whole, params) if params_out else whole,
-            axis_names=set(BY_HAND), check_vma=False,
+            axis_names=by_hand, check_vma=False,
         )(params_, fields)  # fmt: skip
 
     return by_device
@@ -239,7 +241,7 @@ def add_up(tree):
 
 
 def add_up_gradients(grads: dict, table: Table) -> dict:
-    """Gradients of each device's own loss, added up over the devices that share the batch, once.
+    """Gradients of each device's own loss, added up in float32 over the devices that share the batch, once.
 
     Over fsdp the derivative of `gather` has added up already, except for what is whole there.
     """
@@ -249,7 +251,7 @@ def add_up_gradients(grads: dict, table: Table) -> dict:
 
     def add(path, g):
         left = tuple(axis for axis in axes if axis not in specs[path])
-        return jax.lax.psum(g, left) if left else g
+        return jax.lax.psum(g.astype(jnp.float32), left).astype(g.dtype) if left else g
 
     return nest({path: add(path, g) for path, g in flat(grads).items()})
 
@@ -263,7 +265,7 @@ def local_shape(p: Parameter) -> tuple[int, ...]:
 
 
 def gather(w, p: Parameter, dtype):
-    """A parameter completed over fsdp, in the dtype that it is used in; its gradient is added up in its own."""
+    """A parameter completed over fsdp, in the dtype that it is used in; its gradient is added up in float32."""
     if not _inside("fsdp") or "fsdp" not in (spec := parameter_spec(p, dict(_mesh().shape))):
         return w
     axis, wide = spec.index("fsdp"), w.dtype
@@ -273,8 +275,10 @@ def gather(w, p: Parameter, dtype):
         return _by_slices(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True), tensor)(w)
 
     def scatter(_, g):
-        add = lambda g: jax.lax.psum_scatter(g.astype(wide), "fsdp", scatter_dimension=axis, tiled=True)  # noqa: E731
-        return (_by_slices(add, tensor)(g),)
+        def add(g):
+            return jax.lax.psum_scatter(g.astype(jnp.float32), "fsdp", scatter_dimension=axis, tiled=True)
+
+        return (_by_slices(add, tensor)(g).astype(wide),)
 
     completed = jax.custom_vjp(complete)
     completed.defvjp(lambda w: (complete(w), None), scatter)

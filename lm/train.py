@@ -13,7 +13,8 @@ from pathlib import Path
 from lm import runs
 from lm.command_line import command_line
 from lm.config import Config, to_dict
-from lm.errors import UserError
+from lm.errors import Passing, UserError
+from lm.files import to_json
 from lm.malloc import keep_freed_memory
 
 
@@ -24,21 +25,19 @@ def main(argv: list[str] | None = None) -> int:
             return plan(config, arguments.device)
         return train(config, arguments.workdir, resume=arguments.resume, others=arguments)
     except UserError as error:
-        print(error, file=sys.stderr, flush=True)
-        return mistaken()
+        return end(error.code, str(error))
     except OSError as error:  # a full disk, a directory that cannot be read
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return mistaken()
+        return end(Passing.code, f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
-        print("interrupted before the first step; nothing was trained", file=sys.stderr)
-        return 130
+        return end(130, "interrupted before the first step; nothing was trained")
 
 
-def mistaken() -> int:
-    """The exit code of a mistake, for which jax need not have been imported; one of several processes ends here."""
+def end(code: int, why: str) -> int:
+    """The exit code of a run that did not come to be; jax need not have been imported. One of several ends here."""
+    print(why, file=sys.stderr, flush=True)
     if processes := sys.modules.get("lm.processes"):
-        processes.leave(2)
-    return 2
+        processes.leave(code)
+    return code
 
 
 def train(config: Config, workdir: str | None, *, resume: bool = False, others=None) -> int:
@@ -66,6 +65,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     processes.check_equal("the data", corpus.fingerprint)
+    processes.check_equal("the config", to_json(to_dict(resolved)))
     with (
         take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),

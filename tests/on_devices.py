@@ -23,9 +23,11 @@ from lm.step import eval_step, init_state, train_step
 N_STEPS, B, T, V = 10, 16, 8, 19
 
 
-def batch(step: int, T: int = T) -> dict:
+def batch(step: int, T: int = T, packed: bool = False) -> dict:
     draw = np.random.default_rng(step)
     arrays = {"tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32), "weights": draw.random((B, T), np.float32)}
+    if packed:
+        arrays["segments"] = np.cumsum(draw.random((B, T + 1)) < 0.3, axis=1).astype(np.int32)
     mesh = sharding.mesh_in_force()
     return {name: sharding.by_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()}
 
@@ -53,14 +55,15 @@ def run(case: dict, hlo: Path) -> dict:
     if case.get("hlo"):
         hlo.write_text(step.lower(state, batch(0, config.train.seq_len), config).compile().as_text())
         return {}
-    losses = []
+    losses, packed = [], config.data.packing == "documents"
     for i in range(N_STEPS):
-        state, out = step(state, batch(i), config)
+        state, out = step(state, batch(i, packed=packed), config)
         losses.append(out["loss"])
         if i == 0:
             found = {f"first/{path}": x for path, x in leaves_by_path(state.opt_state).items()}
     found |= {f"params/{path}": p for path, p in parameters.flat(state.params).items()}
-    found["eval"] = np.array(jax.jit(eval_step, static_argnames="config")(state.params, None, batch(0), config))
+    evaluate = jax.jit(eval_step, static_argnames="config")
+    found["eval"] = np.array(evaluate(state.params, None, batch(0, packed=packed), config))
     return found | {"losses": np.array(losses)}
 
 

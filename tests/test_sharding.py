@@ -34,6 +34,7 @@ MODELS = {
     },
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
     "muon": {"optimizer": {"name": "muon"}},
+    "packed": {"data": {"packing": "documents"}},
 }  # fmt: skip
 MESHES = [
     [8, 1, 1, 1], [1, 8, 1, 1], [4, 1, 2, 1], [2, 1, 1, 4], [4, 2, 1, 1], [2, 2, 2, 1], [1, 1, 2, 4], [1, 2, 1, 4],
@@ -85,6 +86,18 @@ def test_ten_steps_equal_those_of_one_device(tmp_path, model):
             assert_equal(found, reference)
         except AssertionError as error:
             raise AssertionError(f"mesh {case['mesh']}: {error}") from error
+
+
+@pytest.mark.slow
+def test_bfloat16_trains_on_a_mesh(tmp_path):
+    """Rounded by 2^-8 in every product, in another order; the losses stay close."""
+    cases = [
+        {"mesh": mesh, "sections": {"model": {dtype: "bfloat16", "compute_dtype": "bfloat16"}}}
+        for dtype, mesh in (("compute_dtype", [2, 2, 1, 2]), ("param_dtype", [2, 2, 2, 1]))
+    ]
+    for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
+        (reference,), _ = on_devices(tmp_path, 1, [case | {"mesh": None}])
+        np.testing.assert_allclose(found["losses"], reference["losses"], rtol=0, atol=0.03)
 
 
 # ---- What is sent ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ ReturnToService=2
 MpiDefault=none
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=2000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=2000 State=UNKNOWN
-PartitionName=debug Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -126,7 +129,7 @@ def test_a_job_is_preempted_queued_again_and_finishes(bench, slurm, tmp_path):  
         return state_of(env, job, log)
 
     wait_until(lambda: lines.exists() and '"step": 20,' in lines.read_text(), 240, tell)
-    said(env, "scancel", "--signal=TERM", job)
+    said(env, "sbatch", "--partition=urgent", "--nodes=2", f"--output={tmp_path / 'urgent.log'}", "--wrap=sleep 1")
     wait_until(lambda: "resuming at step" in log.read_text(), 400, tell)
     # Until then the summary is that of the preempted start.
     wait_until(lambda: summary_of(workdir)["status"] == "finished", 240, tell)

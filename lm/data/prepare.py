@@ -36,9 +36,9 @@ SHORT = {"train": "train", "validation": "val", "test": "test"}
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A part of the input: bytes [start, end) of a file, from line to line, or the records of a split."""
+    """A part of the input: bytes [start, end) of a file, from line to line, or records of a file or a split."""
 
-    kind: str  # text, jsonl or tfds
+    kind: str  # text, jsonl, arrayrecord or tfds:SPLIT
     path: str  # of the file or the prepared directory
     start: int
     end: int
@@ -47,7 +47,9 @@ class Unit:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lm.data.prepare", description=__doc__.split("\n")[0])
-    parser.add_argument("--input", required=True, metavar="KIND:PATH", help="text:PATH, jsonl:PATH or tfds:DIR")
+    parser.add_argument(
+        "--input", required=True, metavar="KIND:PATH", help="text:PATH, jsonl:PATH, arrayrecord:PATH or tfds:DIR"
+    )
     parser.add_argument("--tokenizer", required=True, metavar="SPEC", help="byte, hf:PATH, or bpe:SIZE to train one")
     parser.add_argument("--output", required=True, metavar="DIR", help="where the shards go")
     parser.add_argument("--validation", type=float, default=0.005, help="fraction of text and jsonl (%(default)s)")
@@ -168,12 +170,16 @@ def units(source: str, unit_bytes: int) -> list[Unit]:
     path = Path(argument).expanduser()
     if kind == "tfds":
         return _tfds_units(path, unit_bytes)
-    if kind not in ("text", "jsonl") or not argument:
-        raise UserError(f"--input: {source!r} is none of text:PATH, jsonl:PATH, tfds:DIR")
+    if kind not in ("text", "jsonl", "arrayrecord") or not argument:
+        raise UserError(f"--input: {source!r} is none of text:PATH, jsonl:PATH, arrayrecord:PATH, tfds:DIR")
     files = sources.files_of(path)
     if not files:
         raise UserError(f"--input: {source!r} has no file to read")
     sizes = {file: file.stat().st_size for file in files}
+    if kind == "arrayrecord":
+        return [
+            Unit(kind, str(file), *part) for file in files for part in _parts(_n_records(file), sizes[file], unit_bytes)
+        ]
     starts = [(file, start) for file in files for start in range(0, sizes[file], unit_bytes)]
     return [Unit(kind, str(file), start, min(start + unit_bytes, sizes[file])) for file, start in starts]
 
@@ -182,11 +188,32 @@ def _tfds_units(directory: Path, unit_bytes: int) -> list[Unit]:
     found = []
     for split, (shards, n_records) in sources.check_prepared(directory).items():
         size = sum(shard.stat().st_size for shard in shards)
-        n_units = max(1, min(n_records, round(size / unit_bytes)))
-        ends = [n_records * (i + 1) // n_units for i in range(n_units)]
         named = split if split in SHORT else "train"
-        found += [Unit(f"tfds:{split}", str(directory), s, e, named) for s, e in zip([0, *ends], ends, strict=False)]
+        parts = _parts(n_records, size, unit_bytes)
+        found += [Unit(f"tfds:{split}", str(directory), *part, named) for part in parts]
     return found
+
+
+def _parts(n_records: int, size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    """[start, end) of parts of about unit_bytes, of records of that size together."""
+    n_units = max(1, min(n_records, round(size / unit_bytes)))
+    ends = [n_records * (i + 1) // n_units for i in range(n_units)]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _n_records(file: Path) -> int:
+    with closing(_reader(file)) as reader:
+        return reader.num_records()
+
+
+def _reader(file: Path | str):
+    """Of an ArrayRecord file; raises UserError if it is none."""
+    from array_record.python.array_record_module import ArrayRecordReader  # comes with tensorflow-datasets, on Linux
+
+    reader = ArrayRecordReader(str(file))
+    if not reader.ok():
+        raise UserError(f"{file} is not a whole ArrayRecord file; put a whole one in its place, or leave it out")
+    return reader
 
 
 def documents(unit: Unit, field: str) -> Iterator[str]:
@@ -195,6 +222,10 @@ def documents(unit: Unit, field: str) -> Iterator[str]:
         split = unit.kind.partition(":")[2]
         n_records = sources.check_prepared(Path(unit.path))[split][1]
         yield from sources.Records(Path(unit.path), split, n_records).between(unit.start, unit.end)
+        return
+    if unit.kind == "arrayrecord":
+        with closing(_reader(unit.path)) as reader:
+            yield from (record.decode() for record in reader.read(unit.start, unit.end))
         return
     lines = _lines(unit)
     if unit.kind == "text":

@@ -3,6 +3,7 @@
 import glob
 import json
 import re
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ def find(path: str, cache_dir: Path) -> Found:
     splits = {}
     for file in files:
         splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
+    _allow_open(len(files))
     tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
     tokenizer, known = manifest(location) if location.is_dir() else (None, {})
     if missing := known.keys() - {file.name for file in files}:
@@ -59,6 +61,20 @@ def find(path: str, cache_dir: Path) -> Found:
         if all(f.name in known for f in splits[split])
     }
     return Found(location.name, digest, joined, text_bytes, tokenizer)
+
+
+def _allow_open(n_files: int) -> None:
+    """Have the system let so many files be open, since each map keeps one; raises UserError if it does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = n_files + 512  # checkpoints, logs and programs are files too
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"config.data.source: {n_files} token shards need {needed} open files and the system allows {hard} "
+            "(ulimit -Hn); raise that, or make larger shards (lm.data.prepare --unit_mb)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:

@@ -18,6 +18,7 @@ from lm.errors import UserError
 from lm.files import lock
 
 ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data" / "tfds"
 DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}." for i in range(300)]
 
 
@@ -118,20 +119,41 @@ def test_killed_it_goes_on_and_repeats_nothing(dump, tmp_path):
     assert all(path.stat().st_mtime_ns == at for path, at in done.items())
 
 
-@pytest.mark.skipif("TFDS_DATA_DIR" not in os.environ, reason="no prepared TFDS directory (TFDS_DATA_DIR)")
-def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path):
-    (directory,) = Path(os.environ["TFDS_DATA_DIR"]).glob("tiny_shakespeare/*/*")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no prepared TFDS directory (../shared/data/tfds)")
+def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(SHARED))
+    (directory,) = SHARED.glob("tiny_shakespeare/*")
     job = ["--input", f"tfds:{directory}", "--tokenizer", "byte", "--output", str(tmp_path / "out"), "--workers", "1"]
     assert main(job) == 0
     found = corpus(tmp_path / "out", tmp_path)
     direct = open_corpus(
-        DataConfig(source=f"tfds:{directory.parents[1].name}", tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+        DataConfig(source=f"tfds:{directory.parent.name}", tokenizer="byte", cache_dir=str(tmp_path / "cache"))
     )
     assert found.splits.keys() == direct.splits.keys() == {"train", "validation", "test"}
     for name, split in direct.splits.items():
         ours = np.asarray(found.splits[name].tokens)
         assert len(ours) - len(split.tokens) in (0, 1)  # a newline after the last document
         np.testing.assert_array_equal(ours[: len(split.tokens)], np.asarray(split.tokens))
+
+
+def test_array_records_are_documents(dump, tmp_path, capsys):
+    module = pytest.importorskip("array_record.python.array_record_module", reason="ArrayRecord is for Linux alone")
+    records = tmp_path / "records"
+    records.mkdir()
+    for i in range(2):
+        writer = module.ArrayRecordWriter(str(records / f"{i}.array_record"), "group_size:1")
+        for text in DOCUMENTS[150 * i : 150 * (i + 1)]:
+            writer.write(text.encode())
+        writer.close()
+    options = ("--unit_mb", "0.004", "--validation", "0")
+    assert main(arguments(dump, tmp_path / "a", *options, "--input", f"arrayrecord:{records}")) == 0
+    assert len(list((tmp_path / "a").glob("train_*.npy"))) > 2
+    assert main(arguments(dump, tmp_path / "b", *options)) == 0
+    found = [np.asarray(corpus(tmp_path / name, tmp_path).splits["train"].tokens) for name in ("a", "b")]
+    np.testing.assert_array_equal(*found)
+    (records / "0.array_record").write_bytes(b"no records")
+    assert main(arguments(dump, tmp_path / "c", "--input", f"arrayrecord:{records}")) == 2
+    assert "is not a whole ArrayRecord file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -239,3 +261,25 @@ def test_half_a_surrogate_is_told_of(tmp_path, capsys):
     path.write_text('{"text": "fine"}\n{"text": "half \\ud800"}\n')
     assert main(arguments(path, tmp_path / "out")) == 2
     assert str(path) in capsys.readouterr().err
+
+
+MANY = """
+import resource, sys
+from pathlib import Path
+from lm.data import token_shards
+from lm.errors import UserError
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[2])))
+try:
+    print(len(token_shards.find(sys.argv[1], Path(sys.argv[1]) / "cache").tokens["train"]))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("limit", "said"), [(1000, "600"), (300, "300 token shards need 812 open files")])
+def test_more_shards_than_files_may_be_open(tmp_path, limit, said):
+    for i in range(300):
+        np.save(tmp_path / f"train_{i:06}.npy", np.arange(2, dtype=np.uint16))
+    command = [sys.executable, "-c", MANY, str(tmp_path), str(limit)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert said in done.stdout, done.stdout + done.stderr
