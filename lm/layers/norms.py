@@ -20,14 +20,14 @@ def rms_norm(x, scale, *, eps=1e-5):
     return _affine(y, scale, None).astype(x.dtype)
 
 
-def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_size=64):
+def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_size=32):
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al. 2016, arXiv:1607.06450, eq. 4).
 
     x: (..., D); scale, bias: (D,) or None. Returns the shape and dtype of x.
     algorithm: how the variance is found, a name in LAYER_NORMS. All but "running_mean" compute the same function.
     ddof: var = sum (x - mean)^2 / (D - ddof), as in NumPy.
     block_size: features per block of "chan", and per tile of the running sums of "welford" and "running_mean". It
-        does not change the result beyond rounding.
+        does not change the result beyond rounding; with one block "chan" is "two_pass".
     Raises ValueError for an unknown algorithm, D <= ddof, and for "running_mean" with ddof other than 0 or D = 1.
     """
     if algorithm not in LAYER_NORMS:

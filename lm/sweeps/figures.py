@@ -78,22 +78,23 @@ def differences(a: Analysis) -> plt.Figure:
 def learning_curves(a: Analysis) -> plt.Figure:
     """Validation loss over training, with the band of the 95 % interval over seeds; and its last part, larger."""
     figure, (whole, end) = plt.subplots(1, 2, figsize=(9, 3.4))
-    means = []
-    for name, v in a.variants.items():
-        steps, losses = curve(v.runs)
+    curves = {name: curve(v.runs) for name, v in a.variants.items()}
+    half = max((steps[-1] for steps, _ in curves.values() if len(steps)), default=0) / 2
+    means = []  # of the second half, which shorter runs do not reach
+    for name, (steps, losses) in curves.items():
         if len(steps) == 0 or not np.isfinite(losses).all():
             continue  # what diverged is told in the table; a mean over the others would flatter it
         low, mean, high = _band(losses)
-        tail = slice(len(steps) // 2, None)
-        means.append(mean[tail])
-        for axes, part in ((whole, slice(None)), (end, tail)):
+        late = np.array(steps) >= half
+        means += list(mean[late])
+        for axes, part in ((whole, late | True), (end, late)):
             x = np.array(steps)[part]
             axes.plot(x, mean[part], label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
             axes.fill_between(x, low[part], high[part], color=_look(a, name)["color"], alpha=0.15, linewidth=0)
     whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
     end.set(xlabel="step", title="second half")
     if means:  # a band of seeds that part may be wider than all else is high
-        lowest, highest = np.min(means), np.max(means)
+        lowest, highest = min(means), max(means)
         margin = 0.15 * (highest - lowest) or 0.1
         end.set_ylim(lowest - margin, highest + margin)
     _legend(end)
