@@ -18,7 +18,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve, tokens_per_step
+from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve, difference, tokens_per_step
 
 CAPTIONS = {
     "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, uncorrected.",
@@ -136,10 +136,10 @@ def to_csv(rows: list[dict]) -> str:
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
-    return "infinite" if math.isinf(value) else f"{value:.{digits}f}"
+    return "infinite" if math.isinf(value) else difference(value, sign="")
 
 
 def variant_table(a: Analysis) -> list[list[str]]:
@@ -169,7 +169,7 @@ def comparison_table(a: Analysis) -> list[list[str]]:
     rows = [["comparison", "difference [95 % interval]", "p (Holm)", "sampling error", "detectable"]]
     for c in a.comparisons:
         d = c.difference
-        shown = "runs diverged" if d is None else f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]"
+        shown = "runs diverged" if d is None else "{} [{}, {}]".format(*map(difference, (d.mean, d.low, d.high)))
         p = "–" if math.isnan(c.p_adjusted) else f"{c.p_adjusted:.2g}"
         rows.append(
             [f"{c.variant} − {c.against}", shown, p, number(c.sampling_error), number(d.detectable if d else None)]

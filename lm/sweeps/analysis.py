@@ -157,18 +157,27 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> st
             f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
         )
     if math.isnan(p):
-        return f"{a.name} - {b.name} is {d.mean:+.4f} for every seed: one measurement, of which no p-value follows."
-    range_ = f"95 % CI {d.low:+.4f} to {d.high:+.4f}"
+        return (
+            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: one measurement, of which no p-value follows."
+        )
+    if d.low == d.high == 0:
+        return f"{a.name} and {b.name} end at the same loss for every seed."
+    range_ = f"95 % CI {difference(d.low)} to {difference(d.high)}"
     if p < 1 - statistics.LEVEL:
         direction = "lower" if d.mean < 0 else "higher"
         return (
-            f"{a.name} ends {abs(d.mean):.4f} nats per token {direction} than {b.name} "
+            f"{a.name} ends {difference(abs(d.mean), sign='')} nats per token {direction} than {b.name} "
             f"(n = {n} paired seeds, {range_}, p = {p:.2g} after Holm's correction)."
         )
     return (
         f"No difference found between {a.name} and {b.name} at n = {n} ({range_}, p = {p:.2g} after Holm's "
-        f"correction; a difference of {d.detectable:.4f} would have been found in 8 of 10 such sweeps)."
+        f"correction; a difference of {difference(d.detectable, sign='')} would have been found in 8 of 10 such sweeps)."
     )
+
+
+def difference(x: float, sign: str = "+") -> str:
+    """A difference of losses with four decimals, or with one digit where it would be none of them."""
+    return f"{x:{sign}.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:{sign}.0e}"
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
