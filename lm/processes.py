@@ -33,7 +33,7 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
         return
     rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     if str(process_id or rank) == "0":
-        print(f"waiting for {num_processes or 'the other'} processes", flush=True)
+        print(f"waiting for {f'all {num_processes}' if num_processes else 'the other'} processes", flush=True)
     try:
         jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:

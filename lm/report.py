@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         write_report(a, workdir, arguments.publish and Path(arguments.publish))
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     return 0
 
 

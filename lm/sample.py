@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         text = sample_text(params, config, tokenizer, prompt=a.prompt, n_tokens=a.tokens, **options)
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     print(f"[{a.workdir}, step {step}]", file=sys.stderr)
     print(text)
     return 0

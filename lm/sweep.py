@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         return sweep(plan, Path(a.workdir or f"sweeps/{plan.name}-{a.budget}"), a.together, dry_run=a.dry_run)
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130

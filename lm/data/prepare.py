@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         prepare(a)
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130

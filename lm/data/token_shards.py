@@ -3,7 +3,6 @@
 import glob
 import json
 import re
-import resource
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +64,8 @@ def find(path: str, cache_dir: Path) -> Found:
 
 def _allow_open(n_files: int) -> None:
     """Have the system let so many files be open, since each map keeps one; raises UserError if it does not."""
+    import resource  # POSIX only
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = n_files + 512  # checkpoints, logs and programs are files too
     if soft == resource.RLIM_INFINITY or soft >= needed:

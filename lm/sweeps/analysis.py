@@ -169,9 +169,10 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> st
             f"{a.name} ends {difference(abs(d.mean), sign='')} nats per token {direction} than {b.name} "
             f"(n = {n} paired seeds, {range_}, p = {p:.2g} after Holm's correction)."
         )
+    detectable = f"a difference of {difference(d.detectable, sign='')} would have been found in 8 of 10 such sweeps"
     return (
         f"No difference found between {a.name} and {b.name} at n = {n} ({range_}, p = {p:.2g} after Holm's "
-        f"correction; a difference of {difference(d.detectable, sign='')} would have been found in 8 of 10 such sweeps)."
+        f"correction; {detectable})."
     )
 
 

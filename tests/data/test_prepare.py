@@ -251,7 +251,7 @@ def test_two_at_once_and_hidden_files(tmp_path, capsys):
     job = ["--input", f"text:{tmp_path / 'texts'}", "--tokenizer", "byte", "--output", str(output), "--workers", "1"]
     (output / "units").mkdir(parents=True)
     with lock(output / "units"):
-        assert main(job) == 2
+        assert main(job) == 1  # it may be free later
         assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
     assert main(job) == 0
 
