@@ -272,6 +272,7 @@ def leaf_values(draw):
     else:
         value = draw(VALUES[kind])
         value = min(value, limits["high"]) if limits["high"] is not None else value
+        value = max(value, limits["low"]) if limits["low"] is not None else value
     return name, value
 
 
