@@ -23,6 +23,7 @@ from lm.data.batches import gather
 from lm.errors import UserError
 from lm.files import write_text
 from lm.layers import norms
+from lm.malloc import keep_freed_memory
 from lm.sample import load_run
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
+    keep_freed_memory()  # as in training: it is large temporary arrays that some algorithms need
     try:
         found = [swapped(run) for run in a.runs]
     except UserError as error:
@@ -87,13 +89,13 @@ def speeds() -> dict[str, float]:
     x, scale, bias = jax.random.normal(jax.random.key(0), SHAPE), jnp.ones(SHAPE[1]), jnp.zeros(SHAPE[1])
 
     def timed(algorithm: str):
-        loss = lambda x: jnp.sum(jnp.square(norms.layer_norm(x, scale, bias, algorithm=algorithm)))  # noqa: E731
-        step = jax.jit(jax.grad(loss))
-        jax.block_until_ready(step(x))
+        loss = lambda *arrays: jnp.sum(jnp.square(norms.layer_norm(*arrays, algorithm=algorithm)))  # noqa: E731
+        step = jax.jit(jax.grad(loss, (0, 1, 2)))
+        jax.block_until_ready(step(x, scale, bias))
 
         def once() -> float:
             began = time.perf_counter()
-            jax.block_until_ready(step(x))
+            jax.block_until_ready(step(x, scale, bias))
             return time.perf_counter() - began
 
         return once
