@@ -32,7 +32,7 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
     if not (asked or coordinator_address or detected(os.environ)):
         return
     rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-    if str(process_id or rank) == "0":
+    if int(rank if process_id is None else process_id) == 0:
         print(f"waiting for {f'all {num_processes}' if num_processes else 'the other'} processes", flush=True)
     try:
         jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)

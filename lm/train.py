@@ -60,12 +60,13 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     resolved = check_with_data(config, corpus)
     sizes = sharding.check(resolved, jax.device_count())
     resolved = sharding.with_accumulation(resolved, sizes)
-    with sharding.in_force(sizes):
-        carried = None if resume and runs.steps_made(workdir) else carry_over(resolved, corpus, progress.say)
-    if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
-        resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
+    goes_on = resume and processes.from_first(lambda: runs.steps_made(workdir))
+    with sharding.in_force(sizes):
+        carried = None if goes_on else carry_over(resolved, corpus, progress.say)
+    if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
+        resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     with (
         take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),

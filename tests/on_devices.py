@@ -1,9 +1,10 @@
 """Training steps on simulated devices, in a process of their own: python tests/on_devices.py JSON OUT
 
 JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: one device alone.
-OUT.npz gets losses, the optimizer's state after the first step and parameters after 10 of case i as i/losses,
-i/first/PATH, i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it (and then nothing is run).
-The optimizer's state holds the first gradients: compiling a program for these too would take as long as all else.
+OUT.npz gets losses and gradients' norms, the optimizer's state after the first step and parameters after 10 of case i as
+i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it (and
+then nothing is run). The optimizer's state holds the first gradients but for their norm, which clipping takes away:
+compiling a program for these too would take as long as all else.
 """
 
 import functools
@@ -55,16 +56,19 @@ def run(case: dict, hlo: Path) -> dict:
     if case.get("hlo"):
         hlo.write_text(step.lower(state, batch(0, config.train.seq_len), config).compile().as_text())
         return {}
-    losses, packed = [], config.data.packing == "documents"
+    outs, packed = [], config.data.packing == "documents"
     for i in range(N_STEPS):
         state, out = step(state, batch(i, packed=packed), config)
-        losses.append(out["loss"])
+        outs.append(out)
         if i == 0:
             found = {f"first/{path}": x for path, x in leaves_by_path(state.opt_state).items()}
     found |= {f"params/{path}": p for path, p in parameters.flat(state.params).items()}
     evaluate = jax.jit(eval_step, static_argnames="config")
     found["eval"] = np.array(evaluate(state.params, None, batch(0, packed=packed), config))
-    return found | {"losses": np.array(losses)}
+    return found | {
+        "losses": np.array([out["loss"] for out in outs]),
+        "grad_norms": np.array([out["grad_norm"] for out in outs]),
+    }
 
 
 def main(job: dict, out: Path) -> None:

@@ -59,7 +59,7 @@ PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=2
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """The environment in which sbatch and srun find the cluster."""
+    """What the environment needs for sbatch and srun to find the cluster."""
     base = tmp_path_factory.mktemp("cluster")
     (base / "state").mkdir()
     for node in ("n1", "n2"):
@@ -68,7 +68,8 @@ def slurm(tmp_path_factory):
     (base / "munge.key").chmod(0o400)
     ports = free_ports(4)
     (base / "slurm.conf").write_text(CONF.format(host=platform.node(), base=base, ports=ports))
-    env = os.environ | {"SLURM_CONF": str(base / "slurm.conf"), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[3]}"}
+    found = {"SLURM_CONF": str(base / "slurm.conf"), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[3]}"}
+    env = os.environ | found
     files = [f"--{kind}-file={base / f'munge.{kind}'}" for kind in ("key", "pid", "log", "seed")]
     daemons = [
         ["munged", "--foreground", "--force", f"--socket={base / 'munge.socket'}", *files],
@@ -84,7 +85,7 @@ def slurm(tmp_path_factory):
             log.close()
             time.sleep(2)
         wait_until(lambda: "idle" in said(env, "sinfo", "-h", "-o", "%T"), 60, lambda: said(env, "sinfo", "-R"))
-        yield env
+        yield found
     finally:
         subprocess.run(["scancel", "--user=root"], env=env, capture_output=True)
         for process in reversed(running):

@@ -85,10 +85,11 @@ def learning_curves(a: Analysis) -> plt.Figure:
         if len(steps) == 0 or not np.isfinite(losses).all():
             continue  # what diverged is told in the table; a mean over the others would flatter it
         low, mean, high = _band(losses)
-        late = np.array(steps) >= half
-        means += list(mean[late])
-        for axes, part in ((whole, late | True), (end, late)):
-            x = np.array(steps)[part]
+        steps = np.array(steps)
+        means += list(mean[steps >= half])
+        for axes, first in ((whole, 0), (end, half)):
+            part = steps >= first
+            x = steps[part]
             axes.plot(x, mean[part], label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
             axes.fill_between(x, low[part], high[part], color=_look(a, name)["color"], alpha=0.15, linewidth=0)
     whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
