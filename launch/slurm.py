@@ -8,6 +8,7 @@ it is a sweep, sent as N jobs of one task, which has all GPUs of its node: they 
 import argparse
 import contextlib
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,14 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     if a.dry_run:
         print(text, end="")
         return 0
-    log(a).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        sent = subprocess.run(["sbatch"], input=text, text=True, capture_output=True, check=False)
-    except FileNotFoundError:
+    if shutil.which("sbatch") is None:
         print(
             "there is no sbatch here; submit from a login node of the cluster, or look with --dry-run", file=sys.stderr
         )
         return 2
+    log(a).parent.mkdir(parents=True, exist_ok=True)
+    sent = subprocess.run(["sbatch"], input=text, text=True, capture_output=True, check=False)
     print((sent.stdout + sent.stderr).strip(), file=sys.stderr if sent.returncode else sys.stdout)
     if sent.returncode:
         with contextlib.suppress(OSError):  # it holds another run

@@ -1,10 +1,10 @@
 """Training steps on simulated devices, in a process of their own: python tests/on_devices.py JSON OUT
 
 JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: one device alone.
-OUT.npz gets losses and gradients' norms, the optimizer's state after the first step and parameters after 10 of case i as
-i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it (and
-then nothing is run). The optimizer's state holds the first gradients but for their norm, which clipping takes away:
-compiling a program for these too would take as long as all else.
+OUT.npz gets losses and gradients' norms, the optimizer's state after the first step and parameters after 10 of case i
+as i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it
+(and then nothing is run). The optimizer's state holds the first gradients but for their norm, which clipping takes
+away: compiling a program for these too would take as long as all else.
 """
 
 import functools

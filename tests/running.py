@@ -109,11 +109,15 @@ def free_ports(n: int) -> list[int]:
 
 @contextlib.contextmanager
 def several(bench: Bench, workdir: Path, n: int, *more: str):
-    """n processes of one run; those that are left at the end are killed. What each says is in WORKDIR.I.log."""
+    """n processes of one run; those that are left at the end are killed. What each says is in WORKDIR.I.log.
+
+    {i} in an argument is the number of the process.
+    """
     (port,), running = free_ports(1), []
     for i in range(n):
         address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
-        command = bench.command(workdir, *more) + (list(address) if n > 1 else [])
+        own = (word.replace("{i}", str(i)) for word in more)
+        command = bench.command(workdir, *own) + (list(address) if n > 1 else [])
         with open(workdir.parent / f"{workdir.name}.{i}.log", "w") as said:
             running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=said, stderr=said))
     try:

@@ -2,12 +2,11 @@
 
 import re
 import signal
-import subprocess
 import time
 
 import numpy as np
 import pytest
-from running import bench, checkpoint_steps, checksums, free_ports, metrics_of, several, summary_of  # noqa: F401 - fixtures
+from running import bench, checkpoint_steps, checksums, metrics_of, several, summary_of  # noqa: F401 - fixtures
 
 from lm.processes import detected
 
@@ -87,14 +86,9 @@ def test_a_mesh_over_processes(bench, alone, tmp_path, monkeypatch, devices, mes
 
 
 def test_another_command_in_one_of_them_is_refused_by_all(bench, tmp_path):  # noqa: F811
-    (port,), running = free_ports(1), []
-    for i in range(2):
-        address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", "2", "--process_id", str(i))
-        command = bench.command(tmp_path / "run", *DENSE, f"--config.optimizer.weight_decay=0.{i}", *address)
-        running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, text=True, stderr=subprocess.PIPE))
-    for process in running:
-        assert "the config is not the same in all processes" in process.communicate(timeout=120)[1]
-        assert process.returncode == 2
+    with processes(bench, tmp_path / "run", 2, "--config.optimizer.weight_decay=0.{i}") as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert all("the config is not the same in all processes" in said_by(tmp_path / "run", i) for i in range(2))
     assert not (tmp_path / "run").exists()
 
 
