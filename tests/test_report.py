@@ -15,7 +15,7 @@ from scipy import stats
 
 import lm.sweeps.figures
 from lm import report
-from lm.sweeps.analysis import analyse
+from lm.sweeps.analysis import analyse, difference
 from lm.sweeps.results import around, at_edge
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
@@ -281,8 +281,29 @@ def test_identical_variants_are_noticed(tmp_path):
     a = analyse(write(tmp_path / "same", record, runs))
     assert a.notices == ["'plain' and 'wide' have identical losses for all seeds: check the switch"]
     assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
+    assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
     runs[-1]["test_sums"][0] = np.nextafter(runs[-1]["test_sums"][0], 0)
     assert analyse(write(tmp_path / "almost", record, runs)).notices == []
+
+
+def test_a_tiny_difference_is_told_with_a_digit_of_its_own(tmp_path):
+    tiny = [b + d for b, d in zip(BASE, [3e-8, 2e-8, 4e-8, 3e-8, 3e-8], strict=True)]
+    a = analyse(write(tmp_path / "sweep", *sweep(LOSSES | {"wide": tiny})))
+    assert "wide ends 3e-08 nats per token higher than plain" in a.comparisons[1].answer
+    assert [difference(x) for x in (0.0, 4e-5, -6e-5, 0.25)] == ["+0.0000", "+4e-05", "-0.0001", "+0.2500"]
+
+
+def test_variants_of_different_lengths_are_drawn(tmp_path):
+    """In the second half stands what reaches it: a swap of no steps has one point, and a short run none there."""
+    record, runs = sweep()
+    for r in runs:
+        if r["variant"] == "wide":
+            r["validation"] = [[0, 2.5]]
+        if r["variant"] == "plain":
+            r["validation"] = [[20, 2.9], [40, 2.5]]
+    figure = lm.sweeps.figures.learning_curves(analyse(write(tmp_path / "sweep", record, runs)))
+    shown = [{line.get_label(): len(line.get_xdata()) for line in axes.get_lines()} for axes in figure.axes[:2]]
+    assert shown == [{"plain": 2, "gated": 2, "wide": 1}, {"plain": 0, "gated": 2, "wide": 0}]
 
 
 @pytest.mark.parametrize("lost", ["tuning", "final", "speeds"])
