@@ -196,7 +196,7 @@ def _tfds_units(directory: Path, unit_bytes: int) -> list[Unit]:
 
 def _parts(n_records: int, size: int, unit_bytes: int) -> list[tuple[int, int]]:
     """[start, end) of parts of about unit_bytes, of records of that size together."""
-    n_units = max(1, min(n_records, round(size / unit_bytes)))
+    n_units = min(n_records, max(1, round(size / unit_bytes)))  # none of no records
     ends = [n_records * (i + 1) // n_units for i in range(n_units)]
     return list(zip([0, *ends], ends, strict=False))
 
