@@ -112,12 +112,12 @@ class Loop:
         """Compile the training program ahead of the first step; returns the seconds it took."""
         began = time.monotonic()
         if self.config.train.debug:
-            self._train_steps = lambda state, corpus, feed, n: train_steps(state, corpus, feed, n, self.config)
+            self.program = lambda state, corpus, feed, n: train_steps(state, corpus, feed, n, self.config)
         else:
             out = (jax.tree.map(lambda a: a.sharding, self.state), sharding.everywhere())
             jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=out)
             feed = self.feed(self.step, 1)
-            self._train_steps = jitted.lower(self.state, self.resident, feed, np.int32(1), self.config).compile()
+            self.program = jitted.lower(self.state, self.resident, feed, np.int32(1), self.config).compile()
         self._inspect = jax.jit(inspect, static_argnames="config", out_shardings=sharding.everywhere())
         return time.monotonic() - began
 
@@ -130,7 +130,7 @@ class Loop:
         for (first, n), feed in zip(plan, feeds, strict=False):
             if stopped := stopped or ("interrupted" if signals.to_stop() else None):
                 break
-            self.state, out = self._train_steps(self.state, self.resident, feed, np.int32(n))
+            self.state, out = self.program(self.state, self.resident, feed, np.int32(n))
             self.step = first + n
             previous, self._unread = self._unread, (first, n, out)
             stopped = self._read(previous) or self._between(signals)

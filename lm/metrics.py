@@ -145,7 +145,14 @@ def _detail_scalars(detail: dict):
 
 
 def _start_tensorboard(workdir: Path, last_kept: int):
-    from tensorboardX import SummaryWriter
+    # tensorboardX imports torch where there is one, for seconds and for nothing that is used here.
+    hidden = {"torch": None} if "torch" not in sys.modules else {}
+    sys.modules.update(hidden)
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
     folder = workdir / "tensorboard"
     # A purge tells the readers to forget what earlier event files hold from that step on.

@@ -115,9 +115,10 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
     from lm.sweeps.speed import measure_variants
+    from lm.train import logging_to
 
     say = progress.say
-    with Signals(say) as signals:
+    with logging_to(progress), Signals(say) as signals:
         tuning = tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds)
         failed = train("tuning", tuning, variants, results, together, say, signals)
         final = []

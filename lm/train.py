@@ -15,7 +15,7 @@ from lm.command_line import command_line
 from lm.config import Config, to_dict
 from lm.errors import Passing, UserError
 from lm.files import to_json
-from lm.malloc import keep_freed_memory
+from lm.malloc import NOTICE, keep_freed_memory, keeps_freed_memory
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,7 +156,7 @@ def start_jax(config: Config, others=None):
 
 @contextmanager
 def logging_to(progress):
-    """While the run lasts, lines of the logger "lm" (an automatic choice, for example) are shown like all others."""
+    """While the run lasts, lines of the logger "lm", such as automatic choices, are shown like all others."""
     import logging
 
     handler = logging.StreamHandler()
@@ -165,6 +165,8 @@ def logging_to(progress):
     before = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
+    if keeps_freed_memory():
+        logger.info(NOTICE)
     try:
         yield
     finally:
@@ -174,10 +176,7 @@ def logging_to(progress):
 
 def check_with_data(config: Config, corpus) -> Config:
     """The second stage of checking: what needs the data and the device. Returns the resolved config."""
-    import jax
-
     from lm import data, parameters
-    from lm.layers.attention import choose_implementation
 
     vocab_size = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     if vocab_size is None:
@@ -199,22 +198,32 @@ def check_with_data(config: Config, corpus) -> Config:
         except UserError as error:
             problems.append(f"config.eval.sample_prompt: {error}")
     try:
-        choose_implementation(
-            m.attention,
-            platform=jax.default_backend(),
-            dtype=m.compute_dtype,
-            d_head=m.d_head,
-            softcap=m.attn_softcap,
-            window=m.window_pattern[0] or None,
-            segments=corpus.packed,
-            contiguous=not corpus.packed,
-            n_queries=t.seq_len,
-        )
+        attention_of(resolved, corpus)
     except ValueError as error:
         problems.append(f"config.model.attention: {error}")
     if problems:
         raise UserError(*problems)
     return resolved
+
+
+def attention_of(config: Config, corpus) -> tuple[str, str]:
+    """The attention that training takes, and why; raises ValueError where the one that is asked for cannot be had."""
+    import jax
+
+    from lm.layers.attention import choose_implementation
+
+    m = config.model
+    return choose_implementation(
+        m.attention,
+        platform=jax.default_backend(),
+        dtype=m.compute_dtype,
+        d_head=m.d_head,
+        softcap=m.attn_softcap,
+        window=m.window_pattern[0] or None,
+        segments=corpus.packed,
+        contiguous=not corpus.packed,
+        n_queries=config.train.seq_len,
+    )
 
 
 def describe(table) -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -213,3 +214,16 @@ def test_a_narrow_terminal_gets_one_line_cut_to_its_width(monkeypatch):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_tensorboard_does_without_torch(tmp_path):
+    """tensorboardX would import it where it is installed: seconds of every start."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    job = (
+        "import sys\nfrom pathlib import Path\nfrom lm.metrics import _start_tensorboard\n"
+        f"_start_tensorboard(Path({str(tmp_path)!r}), 0).close()\nassert 'torch' not in sys.modules\n"
+    )
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
+    done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
