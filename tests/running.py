@@ -119,7 +119,8 @@ def several(bench: Bench, workdir: Path, n: int, *more: str):
         own = (word.replace("{i}", str(i)) for word in more)
         command = bench.command(workdir, *own) + (list(address) if n > 1 else [])
         with open(workdir.parent / f"{workdir.name}.{i}.log", "w") as said:
-            running.append(subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=said, stderr=said))
+            env = bench.env | {"JAX_PLATFORMS": "cpu"}  # one GPU cannot be shared by processes of one run
+            running.append(subprocess.Popen(command, cwd=bench.base, env=env, stdout=said, stderr=said))
     try:
         yield running
     finally:

@@ -71,6 +71,6 @@ def test_muons_own_communication_is_said_not_to_be_counted():
         "    config = tiny(optimizer={'name': name}, model={'compute_dtype': 'bfloat16'})\n"
         "    print(name, 'not counted' in plan.plan(config, 'h100', 2))\n"
     )
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True)
     assert done.stdout == "muon True\nadamw False\n", done.stderr

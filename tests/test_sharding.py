@@ -46,7 +46,7 @@ ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4)
 def on_devices(tmp_path, n: int, cases: list[dict]):
     """What tests/on_devices.py finds: a list of dicts of arrays, and its HLO texts."""
     out = tmp_path / f"on_{n}.npz"
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
     job = json.dumps({"devices": n, "cases": cases})
     done = subprocess.run(
         [sys.executable, HERE / "on_devices.py", job, out], env=env, capture_output=True, text=True, timeout=900
@@ -237,7 +237,7 @@ def test_argument_bytes_match_the_formula(tmp_path):
         "    state = plan.State(dataclasses.replace(config, mesh=MeshConfig(*mesh)), 8)\n"
         "    print(state.parameters, state.optimizer, state.arguments, state.compiled, state.temporaries)\n"
     )
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
@@ -272,7 +272,7 @@ for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
 @pytest.mark.slow
 def test_the_state_is_born_spread(tmp_path):
     """No array of the program that makes it is larger than a device's share of the largest parameter."""
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", BORN], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for line, n_shares in zip(done.stdout.splitlines(), (8, 4), strict=True):

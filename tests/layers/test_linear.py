@@ -19,6 +19,23 @@ def test_multiplies_in_the_dtype_of_x_and_returns_it():
     assert np.all(np.abs(np.asarray(y, np.float64) - expected) <= 2.0**-8 * np.abs(expected) + 1e-5)
 
 
+def test_any_leading_axes_and_their_gradients():
+    """Products have one leading axis inside; with none, one or two outside values and gradients are NumPy's."""
+    w, b = normal(8, 2, 4, seed=1), normal(2, 4, seed=2)
+    for leading in ((), (3,), (3, 5)):
+        x, g = normal(*leading, 8), normal(*leading, 2, 4, seed=3)
+        y, vjp = jax.vjp(lambda x, w, b: einsum("...d,dhk->...hk", x, w, b), x, w, b)
+        np.testing.assert_allclose(y, np.einsum("...d,dhk->...hk", x, w) + b, rtol=1e-5, atol=1e-5)
+        rows, upstream = x.reshape(-1, 8), g.reshape(-1, 2, 4)
+        expected = (
+            np.einsum("...hk,dhk->...d", g, w),
+            np.einsum("nd,nhk->dhk", rows, upstream),
+            upstream.sum(0),
+        )
+        for found, right in zip(vjp(g), expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
 def test_accumulates_in_float32():
     # A bfloat16 sum of ones stops at 256.
     x, w = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 1))
