@@ -22,14 +22,15 @@ def options(name: str, what: str) -> argparse.ArgumentParser:
     parser.add_argument("--pin", action="store_true", help="one core for each side, and CPU seconds where both are had")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
+    parser.add_argument("--name", default=name, help=f"of results/NAME.json and of README's place [{name}]")
     return parser
 
 
 def given(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options, carried out: this process on one core, and a README that has a place for the table."""
-    a, name = parser.parse_args(), parser.prog.rpartition(".")[2]
-    if a.readme and place(name).search((ROOT / "README.md").read_text()) is None:
-        parser.error(f"README.md has no place for the table: <!-- {name} --> and <!-- end -->")
+    a = parser.parse_args()
+    if a.readme and place(a.name).search((ROOT / "README.md").read_text()) is None:
+        parser.error(f"README.md has no place for the table: <!-- {a.name} --> and <!-- end -->")
     if a.pin:
         pin()
     return a
@@ -66,7 +67,8 @@ class Worker:
         return json.loads(line)
 
     def end(self) -> None:
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # a side that failed has gone
+            self.process.stdin.close()
         self.process.wait()
         self.log.close()
 
@@ -101,7 +103,8 @@ def machine() -> dict:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": cpu[1] if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
+        "cores_used": len(os.sched_getaffinity(0)),
         "gpu": gpu.stdout.strip() or None,
         "versions": versions() | peers(),
         "git": git_state(),
@@ -120,19 +123,21 @@ def peers() -> dict:
     return found
 
 
-def publish(name: str, rows: list[dict], table: str, readme: bool) -> None:
+def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
     """Write results/NAME.json, print the table, and put it between README's marks of that name if asked to."""
     RESULTS.mkdir(exist_ok=True)
+    module = "benchmarks." + Path(sys.argv[0]).stem
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]  # no machine's own paths
     found = {
-        "command": "python -m " + " ".join(["benchmarks." + name, *sys.argv[1:]]),
+        "command": " ".join(["python -m", module, *words]),
         "machine": machine(),
         "rows": rows,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / f"{a.name}.json").write_text(json.dumps(found, indent=1) + "\n")
     print(table)
-    if readme:
+    if a.readme:
         path = ROOT / "README.md"
-        path.write_text(place(name).sub(lambda m: m[1] + table + "\n" + m[2], path.read_text()))
+        path.write_text(place(a.name).sub(lambda m: m[1] + table + "\n" + m[2], path.read_text()))
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -1,9 +1,9 @@
 """How cost grows: python -m benchmarks.growth
 
 One training step of a small Llama-like model while one number of it changes: parameters, context, vocabulary, layers,
-simulated devices. Each point is a process of its own and compiles anew: seconds to compile, seconds a step (the median
-of several), bytes of the program's arguments and temporaries beside the formula of lm/plan.py. Writes
-results/growth.json and results/growth.png.
+simulated devices. Each point is a process of its own and compiles anew: CPU seconds to compile, seconds a step (the
+median of several), bytes of the program's arguments and temporaries as XLA lays them out beside the formula of
+lm/plan.py. Writes results/growth.json and results/growth.png.
 """
 
 import argparse
@@ -21,7 +21,7 @@ BASE = {
     "train.batch_size": 8, "data.source": "tokens:unread",
 }  # fmt: skip
 AXES = {
-    "width d": [{"model.d_model": d} for d in (64, 128, 256, 512)],
+    "parameters": [{"model.d_model": d} for d in (64, 128, 256, 512)],
     "context": [{"train.seq_len": t} for t in (64, 128, 256, 512, 1024)],
     "vocabulary": [{"model.vocab_size": v} for v in (256, 1024, 4096, 16_384)],
     "vocabulary, chunks of 128": [{"model.vocab_size": v, "train.loss_chunk": 128} for v in (256, 1024, 4096, 16_384)],
@@ -45,7 +45,9 @@ def main() -> int:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(done.stderr[-3000:])
-            rows.append({"axis": axis, "at": next(iter(change.values()))} | json.loads(done.stdout.splitlines()[-1]))
+            found = json.loads(done.stdout.splitlines()[-1])
+            at = found["n_params"] if axis == "parameters" else next(iter(change.values()))
+            rows.append({"axis": axis, "at": at, "change": change} | found)
             print(rows[-1], flush=True)
     found = {"command": "python -m benchmarks.growth", "machine": machine(), "base": BASE, "rows": rows}
     (RESULTS / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -56,7 +58,7 @@ def main() -> int:
 def point(change: dict) -> dict:
     """What a step costs with this change of BASE."""
     n_devices = change.pop("devices", 1)
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={n_devices}"
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
     from lm.config_file import load_values
     from lm.malloc import keep_freed_memory
@@ -82,9 +84,9 @@ def point(change: dict) -> dict:
         batch = {"tokens": sharding.by_examples(sharding.mesh_in_force(), tokens.shape, 0, tokens.__getitem__)}
         jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=(shardings, None))
         lowered = jitted.lower(state, batch, config)
-        began = time.perf_counter()
+        began = time.process_time()
         compiled = lowered.compile()
-        compile_seconds = time.perf_counter() - began
+        compile_seconds = time.process_time() - began
         seconds = []
         for _ in range(12):
             began = time.perf_counter()
@@ -116,10 +118,10 @@ def draw(rows: list[dict]) -> None:
 
     columns = (
         ("step_s", "seconds a step", 1),
-        ("compile_s", "seconds to compile", 1),
+        ("compile_s", "CPU seconds to compile", 1),
         ("bytes", "MiB a device", 2**20),
     )
-    groups = ("width d", "context", "vocabulary", "layers", "devices")
+    groups = ("parameters", "context", "vocabulary", "layers", "devices")
     figure, axes = plt.subplots(len(columns), len(groups), figsize=(15, 8), sharex="col", layout="constrained")
     for j, group in enumerate(groups):
         for i, (key, label, unit) in enumerate(columns):

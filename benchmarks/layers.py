@@ -1,6 +1,7 @@
 """Single layers, forward and backward, beside torch's: python -m benchmarks.layers --pin
 
-Ours are compiled by jit, torch's run eagerly; both in one process, in turns, float32.
+Ours are compiled by jit, torch's run eagerly; both in one process, in turns, float32. Both share a process, so of its
+memory no side's share can be told; "arrays" is what our compiled program takes, arguments and results included.
 """
 
 import functools
@@ -10,6 +11,8 @@ import os
 import statistics
 import sys
 import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # torch's layers are on the CPU too; ours must be told before jax is imported
 
 import jax
 import numpy as np
@@ -28,42 +31,51 @@ def main() -> int:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     cases = itertools.chain(norm_cases(), attention_cases(), head_cases(), ffn_cases())
     rows = [compared(name, ours, theirs, a.rounds) for name, ours, theirs in cases]
-    cells = [[r["layer"], f"{r['ours_ms']:.2f}", f"{r['theirs_ms']:.2f}", shown(r["ratio"])] for r in rows]
-    publish("layers", rows, markdown(["layer", "ms", "beside", "beside / ours"], cells), a.readme)
+    clock = "cpu" if a.pin else "wall"
+    header = ["layer", f"ms ({clock})", "beside", "beside / ours", "by wall time", "arrays"]
+    cells = [
+        [
+            r["layer"], *(f"{r[side][clock]:.2f}" for side in ("ours_ms", "theirs_ms")), shown(r["ratio"][clock]),
+            f"{r['ratio']['wall']['median']:.2f}", f"{r['program_bytes'] / 2**20:.0f} MiB",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    publish(a, rows, markdown(header, cells))
     return 0
 
 
 def compared(name: str, ours, theirs, rounds: int) -> dict:
-    turns = in_turns(rounds, timer(ours), timer(theirs))
-    found = {
-        "layer": name,
-        "ours_ms": 1e3 * statistics.median(turns[0]),
-        "theirs_ms": 1e3 * statistics.median(turns[1]),
-    }
-    return found | {"ratio": ratio(*turns)}
+    run, program_bytes = ours
+    turns = in_turns(rounds, timer(run), timer(theirs))
+    seconds = {clock: [[turn[clock] for turn in side] for side in turns] for clock in ("cpu", "wall")}
+    medians = [{clock: 1e3 * statistics.median(sides[k]) for clock, sides in seconds.items()} for k in (0, 1)]
+    found = {"layer": name, "ours_ms": medians[0], "theirs_ms": medians[1], "program_bytes": program_bytes}
+    return found | {"ratio": {clock: ratio(*sides) for clock, sides in seconds.items()}}
 
 
 def timer(f):
-    """A function that gives the CPU seconds of one of several calls of f, after a first one."""
+    """A function that gives the seconds of one of several calls of f, after a first one."""
     f()
     began = time.perf_counter()
     f()
     n = max(1, round(0.1 / (time.perf_counter() - began)))
 
-    def seconds() -> float:
-        began = time.process_time()
+    def seconds() -> dict:
+        cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(n):
             f()
-        return (time.process_time() - began) / n
+        return {"cpu": (time.process_time() - cpu) / n, "wall": (time.perf_counter() - wall) / n}
 
     return seconds
 
 
 def jitted(f, *arrays):
-    """f and its derivative at the arrays, as a function without arguments."""
+    """(f and its derivative at the arrays, as a function without arguments; the bytes of all arrays of the program)."""
     run = jax.jit(lambda *arrays: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *arrays)))
-    arrays = jax.device_put(arrays)
-    return lambda: jax.block_until_ready(run(*arrays))
+    run = run.lower(*arrays).compile()
+    arrays, m = jax.device_put(arrays), run.memory_analysis()
+    size = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
+    return lambda: jax.block_until_ready(run(*arrays)), size
 
 
 def eager(f, *arrays):

@@ -1,5 +1,7 @@
-"""What a user would pick instead: transformers' GPT-2 and Llama in torch, in a loop like nanoGPT's."""
+"""What a user would pick instead: transformers' GPT-2 and Llama in torch, or nanoGPT, in a loop like nanoGPT's."""
 
+import argparse
+import importlib.util
 import math
 import os
 import sys
@@ -7,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 
-from benchmarks.shapes import OPTIMIZER, Shape, named
+from benchmarks.shapes import OPTIMIZER, SHAPES, Shape, named
 
 CONV = {
     "attn.c_proj.weight": "attention/w_o_HKD",
@@ -31,23 +32,37 @@ LLAMA = {
 
 
 def tokens_in(directory: Path, shape: Shape):
-    return np.memmap(directory / "train.bin", shape.token_dtype, "r")
+    return np.memmap(directory / shape.token_file, shape.token_dtype, "r")
 
 
 class Peer:
     """A model in torch that trains as nanoGPT's train.py does: crops, fused AdamW, clipping, a loss now and then.
 
     params: our initial values by path, as numpy arrays (None: its own); tokens: what it trains on.
-    dtype "bfloat16" is autocast over float32 parameters; compiled: by torch.compile.
+    dtype "bfloat16" is autocast over float32 parameters; compiled: by torch.compile; seed: of values and batches.
+    nanogpt: a checkout of nanoGPT whose model it is, in place of transformers'.
     """
 
-    def __init__(self, shape: Shape, params: dict | None, tokens, dtype="float32", compiled=False, **changes):
+    def __init__(
+        self,
+        shape: Shape,
+        params: dict | None,
+        tokens,
+        dtype="float32",
+        compiled=False,
+        nanogpt=None,
+        seed=0,
+        **changes,
+    ):
         self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32, as JAX by default
         else:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
-        self.model = {"gpt2": gpt2, "llama": llama}[shape.family](shape, params).to(self.device)
+        torch.manual_seed(seed)
+        self.is_nanogpt = nanogpt is not None
+        builder = nanogpt_of(nanogpt) if nanogpt else {"gpt2": gpt2, "llama": llama}[shape.family]
+        self.model = builder(shape, params).train().to(self.device)
         self.loss = torch.compile(self._loss) if compiled else self._loss
         self.autocast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
         o = OPTIMIZER | changes
@@ -56,7 +71,7 @@ class Peer:
         groups = [{"params": decays, "weight_decay": o["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
         self.tokens = tokens
-        self.rng, self.step, self.logged = np.random.default_rng(0), 0, 0.0
+        self.rng, self.step, self.logged = np.random.default_rng(seed), 0, 0.0
 
     def batch(self):
         n = self.shape.seq_len
@@ -64,9 +79,16 @@ class Peer:
         tokens = torch.from_numpy(np.stack([self.tokens[s : s + n + 1] for s in starts]).astype(np.int64))
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
 
+    def logits(self, tokens):
+        if self.is_nanogpt:
+            return self.model(tokens, tokens)[0]  # without targets it answers for the last position alone
+        return self.model(input_ids=tokens, use_cache=False).logits
+
     def _loss(self, tokens):
-        logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
+        if self.is_nanogpt:
+            return self.model(inputs, targets)[1]
+        return torch.nn.functional.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
 
     def train_step(self, tokens):
         with self.autocast:
@@ -94,17 +116,37 @@ class Peer:
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
 
+    def facts(self) -> dict:
+        return {}
+
+
+def causal_sdpa() -> str:
+    """transformers' SDPA under a name of its own, by which it is called without a mask and causal.
+
+    Under the name "sdpa" torch.compile makes transformers pass a mask of its own, which keeps the flash kernels out.
+    """
+    import transformers
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    transformers.AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    return "causal_sdpa"
+
 
 def gpt2(m: Shape, params: dict | None):
+    import transformers
+
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=m.vocab_size, n_positions=m.seq_len, n_embd=m.d_model, n_layer=m.n_layers,
             n_head=m.n_heads, n_inner=m.d_ff, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, layer_norm_epsilon=1e-5, attn_implementation="sdpa",
+            attn_pdrop=0.0, layer_norm_epsilon=1e-5, attn_implementation=causal_sdpa(),
         )
     )  # fmt: skip
-    if params is None:
-        return model.train()
+    return model if params is None else loaded(model, gpt2_state(m, params))
+
+
+def gpt2_state(m: Shape, params: dict) -> dict:
+    """Our parameters under GPT-2's names, in its layouts."""
     D = m.d_model
     state = {"transformer.wte.weight": params["embedding"], "transformer.wpe.weight": params["positions"]}
     state |= {
@@ -119,20 +161,40 @@ def gpt2(m: Shape, params: dict | None):
         biases = [params[f"layers/attention/{name}"][i] for name in ("b_q_HK", "b_k_GK", "b_v_GK")]
         layer["attn.c_attn.bias"] = np.concatenate([b.reshape(-1) for b in biases])
         state |= {f"transformer.h.{i}.{name}": value for name, value in layer.items()}
-    return loaded(model, state)
+    return state
+
+
+def nanogpt_of(checkout: str):
+    """A builder of the model of a checkout of nanoGPT; its GELU is the exact one, and its matrices are transposed."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass looks itself up
+    spec.loader.exec_module(module)
+
+    def built(m: Shape, params: dict | None):
+        sizes = {"n_layer": m.n_layers, "n_head": m.n_heads, "n_embd": m.d_model, "vocab_size": m.vocab_size}
+        model = module.GPT(module.GPTConfig(block_size=m.seq_len, dropout=0.0, bias=True, **sizes))
+        if params is None:
+            return model
+        state = gpt2_state(m, params)
+        return loaded(model, {n: v.T if "transformer.h" in n and v.ndim == 2 else v for n, v in state.items()})
+
+    return built
 
 
 def llama(m: Shape, params: dict | None):
+    import transformers
+
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=m.vocab_size, hidden_size=m.d_model, intermediate_size=m.d_ff, num_hidden_layers=m.n_layers,
             num_attention_heads=m.n_heads, num_key_value_heads=m.n_kv_heads, rms_norm_eps=1e-5,
             rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-            max_position_embeddings=m.seq_len, tie_word_embeddings=True, attn_implementation="sdpa",
+            max_position_embeddings=m.seq_len, tie_word_embeddings=True, attn_implementation=causal_sdpa(),
         )
     )  # fmt: skip
     if params is None:
-        return model.train()
+        return model
     state = {"model.embed_tokens.weight": params["embedding"], "model.norm.weight": params["final_norm/scale_D"]}
     for i in range(m.n_layers):
         for name, path in LLAMA.items():
@@ -149,12 +211,13 @@ def loaded(model, state: dict):
     found = model.load_state_dict(tensors, strict=False)
     if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
         raise ValueError(f"not loaded: {found}")
-    model.tie_weights()
-    return model.train()
+    return model
 
 
-def shakespeare(text: Path) -> None:
+def shakespeare(text: Path, seed: int, nanogpt: str | None) -> None:
     """nanoGPT's README run for CPUs on the characters of a text, without its evaluations: 2000 steps of batch 12.
+
+    With biases, as GPT-2 has them: by nanoGPT's own default it would do without, which are 0.7 % of the parameters.
 
     Prints the mean loss over the last tenth of the text: every character once, in consecutive windows.
     """
@@ -162,7 +225,7 @@ def shakespeare(text: Path) -> None:
     ids = {c: i for i, c in enumerate(sorted(set(characters)))}
     tokens = np.array([ids[c] for c in characters], np.uint16)
     cut = int(0.9 * len(tokens))
-    peer = Peer(shape, None, tokens[:cut], learning_rate=1e-3, betas=(0.9, 0.99))
+    peer = Peer(shape, None, tokens[:cut], nanogpt=nanogpt, seed=seed, learning_rate=1e-3, betas=(0.9, 0.99))
     n_steps, warmup, last = 2000, 100, 1e-4
     for step in range(n_steps):
         done = (step - warmup) / (n_steps - warmup)
@@ -170,27 +233,36 @@ def shakespeare(text: Path) -> None:
         for group in peer.optimizer.param_groups:
             group["lr"] = rate
         peer.run(1)
-    print(f"loss {score(peer.model, tokens[cut:], shape.seq_len):.4f}")
+    print(f"loss {score(peer, tokens[cut:], shape.seq_len):.4f}")
 
 
 @torch.no_grad()
-def score(model, tokens, seq_len: int) -> float:
+def score(peer: Peer, tokens, seq_len: int) -> float:
     """Mean cross-entropy of tokens 1.. in windows of seq_len."""
     total, n = 0.0, len(tokens) - 1
-    tokens, whole = torch.from_numpy(tokens.astype(np.int64)), n // seq_len * seq_len
+    tokens, whole = torch.from_numpy(tokens.astype(np.int64)).to(peer.device), n // seq_len * seq_len
     inputs, targets = tokens[:whole].view(-1, seq_len), tokens[1 : whole + 1].view(-1, seq_len)
     pairs = [*zip(inputs.split(64), targets.split(64), strict=True), (tokens[whole:n][None], tokens[whole + 1 :][None])]
     for x, y in pairs:
         if x.numel():
-            logits = model(input_ids=x).logits
+            logits = peer.logits(x)
             total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item()
     return total / n
 
 
-if __name__ == "__main__":
-    what, argument = sys.argv[1:]
-    if what == "shakespeare":
-        shakespeare(Path(argument))
-    else:  # a shape, and the directory of its tokens
-        Peer(named(what), None, tokens_in(Path(argument), named(what))).run(1)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser.add_argument("what", metavar="SHAPE", help=f"shakespeare, {', '.join(SHAPES)}, or one with a batch: G@64")
+    parser.add_argument("path", type=Path, help="the text, or the directory of a shape's tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nanogpt")
+    a = parser.parse_args()
+    if a.what == "shakespeare":
+        shakespeare(a.path, a.seed, a.nanogpt)
+    else:
+        Peer(named(a.what), None, tokens_in(a.path, named(a.what)), nanogpt=a.nanogpt).run(1)
         print("step 1", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,11 @@ class Shape:
     def token_dtype(self) -> str:
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
+    @property
+    def token_file(self) -> str:
+        """By whose name lm/data/token_shards.py knows how wide the numbers are."""
+        return "train.bin" if self.token_dtype == "uint16" else "train.uint32.bin"
+
 
 SHAPES = {
     "S": Shape("4 layers, 4 heads, d 128, context 64, batch 12, vocabulary 65", 4, 4, 128, 512, 65, 64, 12),
@@ -82,7 +87,7 @@ def config_of(name: str, data: str, overrides: dict):
 
 
 def write_tokens(directory: Path, shape: Shape) -> None:
-    """A million random tokens, as nanoGPT's prepare.py writes them."""
+    """A million random tokens, flat, as nanoGPT's prepare.py writes them."""
     directory.mkdir()
     tokens = np.random.default_rng(0).integers(0, shape.vocab_size, 10**6)
-    tokens.astype(shape.token_dtype).tofile(directory / "train.bin")
+    tokens.astype(shape.token_dtype).tofile(directory / shape.token_file)

@@ -2,8 +2,8 @@
 
 Whole processes, from the command to the final score: python -m lm.train --config benchmarks/speedrun.py, with caches of
 compiled programs and tokens, beside nanoGPT's README run for CPUs (2000 steps of batch 12, context 64, our size) on
-transformers' GPT-2, without its evaluations. Both are scored over the last tenth of the text: every character once, in
-consecutive windows.
+transformers' GPT-2 or on nanoGPT itself, without its evaluations. Both are scored over the last tenth of the text:
+every character once, in consecutive windows.
 """
 
 import json
@@ -18,23 +18,26 @@ from pathlib import Path
 
 from benchmarks.compare import ROOT, given, in_turns, markdown, options, publish, ratio, shown
 
+TARGET = 1.88  # what nanoGPT's README gives for its run
+
 
 def main() -> int:
     parser = options("time_to_loss", __doc__)
     parser.add_argument("--text", required=True, type=Path, help="tiny_shakespeare's input.txt")
+    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to stand in for transformers' GPT-2")
     a = given(parser)
     with tempfile.TemporaryDirectory() as directory:
-        seeds = iter(range(100))
+        seeds = iter(range(100)), iter(range(100))
 
         def ours():
-            return our_run(a.text, Path(directory), next(seeds))
+            return our_run(a.text, Path(directory), next(seeds[0]))
 
         ours()  # fills the cache
-        turns = in_turns(a.rounds, ours, lambda: their_run(a.text))
-    rows = [{"ours": turns[0], "theirs": turns[1]}]
+        turns = in_turns(a.rounds, ours, lambda: their_run(a.text, next(seeds[1]), a.nanogpt))
+    rows = [{"target": TARGET, "beside": a.nanogpt and "nanoGPT", "ours": turns[0], "theirs": turns[1]}]
     for clock in ("cpu", "wall"):
         rows[0][f"ratio_{clock}"] = ratio(*([t[clock] for t in side] for side in turns))
-    publish("time_to_loss", rows, table(rows[0]), a.readme)
+    publish(a, rows, table(rows[0]))
     return 0
 
 
@@ -42,15 +45,25 @@ def table(r: dict) -> str:
     def median(side: str, key: str) -> float:
         return statistics.median(turn[key] for turn in r[side])
 
-    losses = sorted(turn["loss"] for turn in r["ours"])
-    header = ["", "loss (range)", "at context 64", "CPU s", "wall s", "characters seen", "parameters"]
-    ours = ["ours", f"{median('ours', 'loss'):.3f} ({losses[0]:.3f} to {losses[-1]:.3f})"]
-    ours += [f"{median('ours', 'loss_64'):.3f}", f"{median('ours', 'cpu'):.1f}", f"{median('ours', 'wall'):.1f}"]
+    def losses(side: str, key: str) -> str:
+        found = [turn[key] for turn in r[side]]
+        return f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+
+    def costs(side: str) -> list[str]:
+        return [
+            *(f"{median(side, key):.1f}" for key in ("cpu", "wall")),
+            f"{median(side, 'peak_bytes') / 2**20:.0f} MiB",
+        ]
+
+    header = ["", "loss (range)", "at context 64", "CPU s", "wall s", "peak memory", "characters seen", "parameters"]
+    ours = ["ours", losses("ours", "loss"), losses("ours", "loss_64"), *costs("ours")]
     ours += [f"{r['ours'][0]['tokens']:,}", f"{r['ours'][0]['n_params']:,}"]
-    theirs = ["nanoGPT's run, on transformers", f"{median('theirs', 'loss'):.3f}", f"{median('theirs', 'loss'):.3f}"]
-    theirs += [f"{median('theirs', 'cpu'):.1f}", f"{median('theirs', 'wall'):.1f}", f"{2000 * 12 * 64:,}", "809,856"]
-    last = ["times sooner", "", "", shown(r["ratio_cpu"]), shown(r["ratio_wall"]), "", ""]
-    return markdown(header, [ours, theirs, last])
+    theirs = [f"nanoGPT's run, on {r['beside'] or 'transformers'}", losses("theirs", "loss"), "the same"]
+    theirs += [*costs("theirs"), f"{2000 * 12 * 64:,}", "809,856"]
+    last = ["times sooner", "", "", shown(r["ratio_cpu"]), shown(r["ratio_wall"]), "", "", ""]
+    missed = sum(turn["loss_64"] > TARGET for turn in r["ours"])
+    said = f"Of {len(r['ours'])} seeds of ours {missed} end above {TARGET} at context 64."
+    return markdown(header, [ours, theirs, last]) + f"\n\n{said}"
 
 
 def timed(command: list[str]) -> dict:
@@ -61,7 +74,10 @@ def timed(command: list[str]) -> dict:
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise RuntimeError(output[-3000:])
-    return {"wall": time.perf_counter() - began, "cpu": usage.ru_utime + usage.ru_stime, "output": output}
+    wall = time.perf_counter() - began
+    return {
+        "wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024, "output": output,
+    }  # fmt: skip
 
 
 def our_run(text: Path, directory: Path, seed: int) -> dict:
@@ -81,17 +97,17 @@ def our_run(text: Path, directory: Path, seed: int) -> dict:
     keys = {"init_from": run, "train.steps": 0, "train.seq_len": 64, "train.batch_size": 64}
     timed([*common, "--workdir", str(again), *(f"--config.{key}={value}" for key, value in keys.items())])
     at_64 = json.loads((again / "summary.json").read_text())
-    if at_64["losses"]["validation+test"] > 1.88:
-        raise RuntimeError(f"seed {seed} ends at {at_64['losses']['validation+test']:.4f}, which is not nanoGPT's 1.88")
-    return {
-        "seed": seed, "cpu": found["cpu"], "wall": found["wall"], "loss": summary["losses"]["validation+test"],
+    del found["output"]
+    return found | {
+        "seed": seed, "loss": summary["losses"]["validation+test"],
         "loss_64": at_64["losses"]["validation+test"], "tokens": summary["tokens"], "n_params": summary["n_params"],
     }  # fmt: skip
 
 
-def their_run(text: Path) -> dict:
-    found = timed([sys.executable, "-m", "benchmarks.peers", "shakespeare", str(text)])
-    return {"cpu": found["cpu"], "wall": found["wall"], "loss": float(re.search(r"loss ([\d.]+)", found["output"])[1])}
+def their_run(text: Path, seed: int, nanogpt: str | None) -> dict:
+    command = [sys.executable, "-m", "benchmarks.peers", "shakespeare", str(text), "--seed", str(seed)]
+    found = timed(command + (["--nanogpt", nanogpt] if nanogpt else []))
+    return found | {"seed": seed, "loss": float(re.search(r"loss ([\d.]+)", found.pop("output"))[1])}
 
 
 if __name__ == "__main__":

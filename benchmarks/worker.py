@@ -1,8 +1,9 @@
 """One side of a comparison, in a process of its own: python -m benchmarks.worker JSON
 
 It answers each line of JSON on its standard input with one on its standard output: {"losses": k} the losses of k steps
-on fixed batches, {"run": n} the seconds of n steps, {"facts": true} its peak memory; {"save": path} writes parameters.
-JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled"}
+on fixed batches, {"run": n} the seconds of n steps, {"facts": true} its memory and choices; {"save": path} writes
+parameters. JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled",
+"nanogpt"}
 """
 
 import dataclasses
@@ -37,7 +38,8 @@ def answer(job: dict, side, asked: dict) -> dict:
         began = time.perf_counter(), time.process_time()
         side.run(asked["run"])
         return {"wall": time.perf_counter() - began[0], "cpu": time.process_time() - began[1]}
-    return {"peak_bytes": side.peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peak = side.peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak} | side.facts()
 
 
 def resolved(job: dict):
@@ -59,8 +61,9 @@ def theirs(job: dict):
     from benchmarks.peers import Peer, tokens_in
 
     shape = named(job["shape"])
-    with np.load(job["params"]) as params:
-        return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
+    with np.load(job["params"]) as archive:
+        params = dict(archive)  # each array is read once, not once a layer
+    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"], job["nanogpt"])
 
 
 class Ours:
@@ -110,6 +113,14 @@ class Ours:
         import jax
 
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+    def facts(self) -> dict:
+        """The bytes of the compiled program (its arguments, the state above all, and what it holds in between)."""
+        from lm.train import attention_of
+
+        memory = self.loop.program.memory_analysis()
+        size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        return {"program_bytes": size, "attention": attention_of(self.config, self.loop.corpus)[0]}
 
 
 if __name__ == "__main__":
