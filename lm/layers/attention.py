@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from lm.layers.linear import is_narrow_on_cpu, matmul_on_cpu
 from lm.layers.linear import softcap as apply_softcap
 
 IMPLEMENTATIONS = ("auto", "einsum", "chunked", "xla", "cudnn")
@@ -146,14 +147,22 @@ def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
     # nothing in memory but is no plain batched product, which on a CPU takes 1.6 times as long.
     n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
     k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
-    wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
-    scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide) * scale
+    wide, narrow_on_cpu = jnp.promote_types(q_BTHK.dtype, jnp.float32), is_narrow_on_cpu(q_BTHK)
+    if narrow_on_cpu:
+        q_BHTK, k_BHSK, v_BHSK = (jnp.swapaxes(a, -2, -3) for a in (q_BTHK, k_BSHK, v_BSHK))
+        scores_BHTS = matmul_on_cpu(True, q_BHTK, k_BHSK) * scale
+    else:
+        scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide) * scale
     scores_BHTS = apply_softcap(scores_BHTS, softcap)
     scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(wide).min)
     # The softmax's sum divides the output, which is narrower than the scores, and so does its derivative.
     weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
     sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
-    out_BTHK = jnp.einsum("...HTS,...SHK->...THK", weights_BHTS.astype(v_BSHK.dtype), v_BSHK)
+    weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
+    if narrow_on_cpu:
+        out_BTHK = jnp.swapaxes(matmul_on_cpu(False, weights_BHTS, v_BHSK), -2, -3)
+    else:
+        out_BTHK = jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
     return (out_BTHK / sum_BTH[..., None]).astype(v_BSHK.dtype)
 
 

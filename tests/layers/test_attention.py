@@ -214,6 +214,25 @@ def test_bfloat16_inputs_have_a_float32_softmax():
         assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["einsum", "chunked"])
+def test_gradients_of_bfloat16_are_those_of_float32_but_for_rounding(implementation):
+    n = 160
+    q, k, v = (jnp.asarray(normal(2, n, h, K, seed=i), jnp.bfloat16) for i, h in enumerate((H, 2, 2)))
+    g = jnp.asarray(normal(2, n, H, K, seed=3), jnp.bfloat16)
+    options = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": 100}
+
+    def pull(dtype, implementation):
+        def f(q, k, v):
+            return attend(q, k, v, implementation=implementation, **options)
+
+        return jax.vjp(f, *(a.astype(dtype) for a in (q, k, v)))[1](g.astype(dtype))
+
+    for found, exact in zip(pull(jnp.bfloat16, implementation), pull(jnp.float32, "einsum"), strict=True):
+        assert found.dtype == jnp.bfloat16
+        off = np.linalg.norm(np.float64(found) - np.float64(exact)) / np.linalg.norm(exact)
+        assert off < 2.0**-7
+
+
 def test_cudnn_is_asked_for_the_same_mask(monkeypatch):
     """Everything of the cuDNN path but cuDNN: jax.nn's XLA implementation in its place, given the same arguments."""
     real = jax.nn.dot_product_attention

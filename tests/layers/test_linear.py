@@ -1,8 +1,11 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from lm.layers.linear import einsum, softcap
+from lm.layers.linear import einsum, matmul_on_cpu, softcap
 
 
 def normal(*shape, seed=0):
@@ -34,6 +37,51 @@ def test_any_leading_axes_and_their_gradients():
         )
         for found, right in zip(vjp(g), expected, strict=True):
             np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("equation", "of_x", "of_w"),
+    [
+        ("...D,DF->...F", (3, 5, 8), (8, 6)),
+        ("...D,DHK->...HK", (3, 5, 8), (8, 2, 4)),
+        ("...HK,HKD->...D", (3, 5, 2, 4), (2, 4, 6)),
+        ("...D,VD->...V", (3, 5, 8), (7, 8)),
+        ("...D,DF->...F", (8,), (8, 6)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_products_of_16_bits_round_factors_and_results_alone(equation, of_x, of_w, dtype):
+    """Values and gradients are the exact products of the rounded factors, rounded once more where 16 bits come out."""
+    x, w = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate((of_x, of_w)))
+    y, vjp = jax.vjp(jax.jit(lambda x, w: einsum(equation, x, w, dtype=dtype)), x, w.astype(jnp.float32))
+    g = jnp.asarray(normal(*y.shape, seed=3), jnp.bfloat16)
+    x64, w64, g64 = (np.asarray(a, np.float64) for a in (x, w, g))
+    left, right, out = equation.replace("...", "ab" if x.ndim > 1 else "").replace("->", ",").split(",")
+    exact = [
+        np.einsum(f"{left},{right}->{out}", x64, w64),
+        np.einsum(f"{out},{right}->{left}", g64, w64),
+        np.einsum(f"{left},{out}->{right}", x64, g64),
+    ]
+    found = [y, *vjp(g.astype(dtype))]
+    assert [a.dtype for a in found] == [dtype, jnp.bfloat16, jnp.float32]
+    for a, right, step in zip(
+        found, exact, (2.0**-8 if dtype == jnp.bfloat16 else 1e-6, 2.0**-8, 2.0**-8), strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(a, np.float64), right, rtol=step, atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_batches_of_16_bit_products_on_a_cpu(transposed):
+    a, b, g = (jnp.asarray(normal(2, 3, *shape), jnp.bfloat16) for shape in ((5, 8), (8, 7), (5, 7)))
+    a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
+    given = jnp.swapaxes(b, -1, -2) if transposed else b
+    y, vjp = jax.vjp(jax.jit(functools.partial(matmul_on_cpu, transposed)), a, given)
+    d_a, d_b = vjp(g.astype(jnp.float32))
+    assert y.dtype == jnp.float32
+    np.testing.assert_allclose(y, a64 @ b64, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=2.0**-8, atol=1e-5)
+    d_b = jnp.swapaxes(d_b, -1, -2) if transposed else d_b
+    np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=2.0**-8, atol=1e-5)
 
 
 def test_accumulates_in_float32():
