@@ -12,7 +12,7 @@ from lm.config import ModelConfig, layer_windows
 from lm.layers import feed_forward, norms, positions
 from lm.layers.attention import UNLIMITED, causal_attention
 from lm.layers.dropout import dropout
-from lm.layers.linear import einsum
+from lm.layers.linear import PRODUCT, einsum
 from lm.layers.losses import head_logits
 
 
@@ -220,7 +220,9 @@ def _rematerialized(c: ModelConfig, static_window: bool) -> type[Block]:
     policies = jax.checkpoint_policies
     policy = {
         "none": sharding.keep_all_but_gathered,
-        "dots": policies.dots_with_no_batch_dims_saveable,
+        "dots": policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(PRODUCT)
+        ),
         "block": policies.nothing_saveable,
     }[c.remat]
     static = (4,) if static_window else ()  # the window's place among the arguments of Block.__call__

@@ -5,6 +5,7 @@ import itertools
 
 import chex
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -278,3 +279,24 @@ def test_logits_are_float32_and_near_in_bfloat16():
     assert rounded.dtype == jnp.float32
     # Two layers of some ten roundings of 2^-9 each.
     assert 2.0**-12 < np.abs(rounded - exact).max() / np.abs(exact).max() < 20 * 2.0**-9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_remat_dots_computes_attention_alone_twice(dtype):
+    """Its two products have a batch; those with weights are kept, and "block" computes them anew as well."""
+
+    def products(jaxpr):
+        n = 0
+        for eqn in jaxpr.eqns:
+            n += eqn.primitive.name == "dot_general"
+            n += sum(map(products, jax.extend.core.jaxprs_in_params(eqn.params)))
+        return n
+
+    def of_gradient(remat):
+        c = tiny(model={"vocab_size": OTHER + 1, "compute_dtype": dtype, "remat": remat, "scan_layers": True}).model
+        f = jax.grad(lambda params: model.logits(params, c, TOKENS[:2]).sum())
+        return products(jax.make_jaxpr(f)(redrawn(c)).jaxpr)
+
+    kept, dots, block = map(of_gradient, ("none", "dots", "block"))
+    assert dots == kept + 2
+    assert block > dots + 4

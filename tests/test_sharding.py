@@ -100,6 +100,14 @@ def test_bfloat16_trains_on_a_mesh(tmp_path):
         np.testing.assert_allclose(found["losses"], reference["losses"], rtol=0, atol=0.03)
 
 
+@pytest.mark.slow
+def test_bfloat16_gathers_nothing_over_tensor(tmp_path):
+    """The partitioner cannot look into a constraint of layout, and would gather what lies below it."""
+    case = {"mesh": [1, 4, 2, 1], "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}}, "hlo": True}
+    gathers = [c for c in collectives(on_devices(tmp_path, 8, [case])[1][0]) if c.kind == "all-gather"]
+    assert {c.n for c in gathers} == {4}
+
+
 # ---- What is sent ----------------------------------------------------------------------------------------------------
 
 SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}

@@ -5,14 +5,17 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
+
+PRODUCT = "product"  # the name of products that jax.checkpoint_policies cannot tell by their primitive
 
 
 def einsum(equation, x, w, b=None, *, dtype=None):
     """Contracts activations `x` with a weight `w`, multiplying in the dtype of `x`, and adds a bias `b` where given.
 
     The weight is cast to `x.dtype` (mixed precision keeps float32 weights and bfloat16 activations); its gradient
-    comes back in its own dtype. Every backend accumulates such a product in float32 and rounds once, at the end.
+    comes back in its own dtype. Every backend accumulates such a product in float32 and rounds it once.
 
     equation: the contracted axes are the last of `x`, and the first or the last of `w`.
     dtype: of the result. None means `x.dtype`; float32 keeps the accumulator unrounded, which logits need: a
@@ -27,9 +30,10 @@ def einsum(equation, x, w, b=None, *, dtype=None):
     x = x.reshape(-1, *x.shape[len(leading) :]) if leading else x
     if is_narrow_on_cpu(x):
         y = _product_on_cpu(of_x[-1] == of_w[-1], len(set(of_x) & set(of_w)), x, w)
+        y = checkpoint_name((y if b is None else y + b).astype(dtype), PRODUCT)
     else:
         y = _wide_einsum(equation, dtype, x, w) if dtype != x.dtype else jnp.einsum(equation, x, w)
-    y = (y if b is None else y + b.astype(y.dtype)).astype(dtype)
+        y = y if b is None else y + b.astype(y.dtype)
     return y.reshape(*leading, *y.shape[1:]) if leading else y
 
 
@@ -54,11 +58,11 @@ _wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
 
 def is_narrow_on_cpu(x) -> bool:
     """Whether products of x are for matmul_on_cpu."""
-    return x.dtype.itemsize == 2 and jax.default_backend() == "cpu"
+    return x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
 
 
 def _product_on_cpu(w_is_transposed, n_contracted, x, w):
-    """The same for 16 bits on a CPU, as a product of matrices; float32.
+    """einsum's product of bfloat16 on a CPU, as one of matrices; float32.
 
     n_contracted: how many axes are summed over, the last ones of x and the first of w, or its last where
         w_is_transposed.
@@ -73,7 +77,7 @@ def _product_on_cpu(w_is_transposed, n_contracted, x, w):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def matmul_on_cpu(b_is_transposed, a, b):
-    """a b, or a b^T, of 16 bits over the last two axes; float32. Its derivative multiplies in 16 bits as well.
+    """a b, or a b^T, of bfloat16 over the last two axes; float32. Its derivative multiplies in bfloat16 as well.
 
     XLA:CPU hands products of 16 bits to the units that processors have for them only where the result is float32 and
     both factors lie in memory by rows; by itself it keeps a transposed one as it lies, at a quarter of the speed.
@@ -96,13 +100,19 @@ def _matmul_on_cpu_backward(b_is_transposed, saved, g):
 matmul_on_cpu.defvjp(_matmul_on_cpu_forward, _matmul_on_cpu_backward)
 
 
-@functools.partial(jax.jit, static_argnames="b_is_transposed")
+@functools.partial(jax.jit, static_argnames="b_is_transposed")  # layouts are constrained in compiled programs only
 def _rows_times(a, b, b_is_transposed):
-    by_rows, batch = Layout(tuple(range(a.ndim))), tuple(range(a.ndim - 2))
-    a, b = (with_layout_constraint(m, by_rows) for m in (a, b))
     contracted = (a.ndim - 1,), (b.ndim - 1 if b_is_transposed else b.ndim - 2,)
-    y = jax.lax.dot_general(a, b, (contracted, (batch, batch)), preferred_element_type=jnp.float32)
-    return with_layout_constraint(y, by_rows)
+    batch = tuple(range(a.ndim - 2))
+    a, b = _by_rows(a), _by_rows(b)
+    return _by_rows(jax.lax.dot_general(a, b, (contracted, (batch, batch)), preferred_element_type=jnp.float32))
+
+
+def _by_rows(a):
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(mesh.shape[axis] > 1 for axis in mesh.auto_axes):
+        return a  # the partitioner would gather what it cannot look into
+    return with_layout_constraint(a, Layout(tuple(range(a.ndim))))
 
 
 def softcap(x, cap):

@@ -129,9 +129,9 @@ def learning_rates(a: Analysis) -> plt.Figure:
     for rate, n in diverged.items():
         axes.annotate(f"{n} diverged", (rate, roof), fontsize=7, rotation=30)
     axes.set_xscale("log")
-    axes.minorticks_off()
     rates = sorted({rate for variant in a.record["variants"].values() for rate in variant["grid"]})
     if len(rates) <= 8:  # of more, the decades are enough
+        axes.minorticks_off()
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}")
     axes.set_title("line: tuning seeds; dots: fresh seeds", pad=20)

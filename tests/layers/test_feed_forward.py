@@ -45,6 +45,16 @@ def test_mlp_equals_numpy():
     np.testing.assert_allclose(mlp(X, W_IN, W_OUT, activation="relu"), without, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere activations are computed in 16 bits")
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+def test_on_a_cpu_activations_of_16_bits_are_rounded_once(name):
+    x = jnp.asarray(np.linspace(-4, 4, 999), jnp.bfloat16)[:, None]
+    one = jnp.ones((1, 1), jnp.bfloat16)
+    exact = np.float64(ACTIVATIONS[name](x.astype(jnp.float32)))
+    found = np.float64(mlp(x, one, one, activation=name))  # products with 1 round nothing
+    assert np.all(np.abs(found - exact) <= 2.0**-8 * np.abs(exact))
+
+
 def test_glu_equals_numpy_and_swiglu_and_geglu_are_glus():
     x = X.astype(np.float64)
     gate, up = x @ W_IN + B_IN, x @ W_UP + B_UP

@@ -1,4 +1,5 @@
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,33 @@ def test_products_of_16_bits_round_factors_and_results_alone(equation, of_x, of_
         found, exact, (2.0**-8 if dtype == jnp.bfloat16 else 1e-6, 2.0**-8, 2.0**-8), strict=True
     ):
         np.testing.assert_allclose(np.asarray(a, np.float64), right, rtol=step, atol=1e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA:CPU needs for its fast products")
+@pytest.mark.parametrize("equation", ["...D,DF->...F", "...D,FD->...F"])
+def test_on_a_cpu_16_bit_products_lie_by_rows_and_have_float32_results(equation):
+    """Forward and backward: XLA:CPU multiplies others of 16 bits at a quarter of the speed, or not at all."""
+    x, w = jnp.ones((2, 3, 8), jnp.bfloat16), jnp.ones((6, 8) if "FD" in equation else (8, 6))
+    grads = jax.jit(jax.grad(lambda x, w: einsum(equation, x, w).astype(jnp.float32).sum(), argnums=(0, 1)))
+    text = grads.lower(x, w).as_text()
+    products = re.findall(r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\) -> tensor<\S+x(\w+)>", text)
+    assert len(products) == text.count("stablehlo.dot_general") > 0
+    assert set(products) == {("bf16", "bf16", "f32")}
+    assert text.count("LayoutConstraint") >= 3 * len(products)
+
+
+def test_a_bias_is_added_before_the_only_rounding():
+    x, w, b = (
+        jnp.asarray(normal(50, 8), jnp.bfloat16),
+        jnp.asarray(normal(8, 6, seed=1), jnp.bfloat16),
+        normal(6, seed=2),
+    )
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64) + b
+    off = np.abs(np.asarray(einsum("...D,DF->...F", x, w, b), np.float64) - exact)
+    if jax.default_backend() == "cpu":
+        assert np.all(off <= 2.0**-8 * np.abs(exact) + 1e-6)
+    else:  # elsewhere the product and the bias are rounded, and their sum
+        assert np.all(off <= 2.0**-8 * (np.abs(exact) + np.abs(exact - b) + np.abs(b)))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
