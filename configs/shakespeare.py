@@ -3,8 +3,9 @@
     python -m lm.train --config configs/shakespeare.py
 
 Measured on 2 cores of a 2.6 GHz Xeon (shared virtual machine, jax 0.10.2), 2026-11-22: 1.585 nats per character
-over validation+test after 600 steps, 1.2 million characters; 84 s from an empty compilation cache to the end. For comparison: nanoGPT's README gives 1.88 after about 3 minutes for its CPU run of this size, over
-random batches of the same text.
+over validation+test after 600 steps, 1.2 million characters; 84 s from an empty compilation cache to the end. For
+comparison: nanoGPT's README gives 1.88 after about 3 minutes for its CPU run of this size, over random batches of the
+same text.
 """
 
 from lm.config import default_config
