@@ -123,16 +123,16 @@ def peers() -> dict:
     return found
 
 
+def started_as() -> str:
+    """What this process was started with, without the machine's own paths."""
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *words])
+
+
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
     """Write results/NAME.json, print the table, and put it between README's marks of that name if asked to."""
     RESULTS.mkdir(exist_ok=True)
-    module = "benchmarks." + Path(sys.argv[0]).stem
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]  # no machine's own paths
-    found = {
-        "command": " ".join(["python -m", module, *words]),
-        "machine": machine(),
-        "rows": rows,
-    }
+    found = {"command": started_as(), "machine": machine(), "rows": rows}
     (RESULTS / f"{a.name}.json").write_text(json.dumps(found, indent=1) + "\n")
     print(table)
     if a.readme:

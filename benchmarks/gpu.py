@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.compare import RESULTS, ROOT, machine, markdown, shown
+from benchmarks.compare import RESULTS, ROOT, machine, markdown, shown, started_as
 
 BATCHES = {"124M": (128, 64, 48, 32, 24, 16, 8), "1B": (16, 8, 4, 2, 1), "G": (64,)}
 AT_LEAST = {"124M": {"mfu": 0.45, "ratio": 1.1}, "G": {"ratio": 1.5}, "1B": {}}
@@ -44,7 +44,7 @@ def main() -> int:
             found = {"result": f"FAILED: {type(error).__name__}: {str(error)[-400:]}"}
         rows.append({"what": what, "seconds": round(time.monotonic() - began), **found})
         print(f"{what}: {rows[-1]['result']}", flush=True)
-        report = {"command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]), "machine": machine(), "rows": rows}
+        report = {"command": started_as(), "machine": machine(), "rows": rows}
         (RESULTS / f"{'-'.join(['gpu', *some])}.json").write_text(json.dumps(report, indent=1) + "\n")
     cells = [[r["what"], r["result"].replace("|", "/"), r.get("targets", "-")] for r in rows]
     print(markdown(["what", "result", "targets"], cells))

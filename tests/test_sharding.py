@@ -21,6 +21,7 @@ from lm.config import MESH_AXES, MeshConfig
 from lm.errors import UserError
 
 HERE = Path(__file__).parent
+ENV = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
 MODELS = {
     "modern": {},
     "eight heads": {"model": {"n_heads": 8, "n_kv_heads": 8}},
@@ -46,10 +47,9 @@ ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4)
 def on_devices(tmp_path, n: int, cases: list[dict]):
     """What tests/on_devices.py finds: a list of dicts of arrays, and its HLO texts."""
     out = tmp_path / f"on_{n}.npz"
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
     job = json.dumps({"devices": n, "cases": cases})
     done = subprocess.run(
-        [sys.executable, HERE / "on_devices.py", job, out], env=env, capture_output=True, text=True, timeout=900
+        [sys.executable, HERE / "on_devices.py", job, out], env=ENV, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(out) as arrays:
@@ -245,8 +245,7 @@ def test_argument_bytes_match_the_formula(tmp_path):
         "    state = plan.State(dataclasses.replace(config, mesh=MeshConfig(*mesh)), 8)\n"
         "    print(state.parameters, state.optimizer, state.arguments, state.compiled, state.temporaries)\n"
     )
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", job], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
     for (_, fsdp, tensor, _), line in zip(meshes, done.stdout.splitlines(), strict=True):
@@ -280,8 +279,7 @@ for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
 @pytest.mark.slow
 def test_the_state_is_born_spread(tmp_path):
     """No array of the program that makes it is larger than a device's share of the largest parameter."""
-    env = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", BORN], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", BORN], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for line, n_shares in zip(done.stdout.splitlines(), (8, 4), strict=True):
         largest, whole = map(int, line.split())

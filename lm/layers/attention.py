@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from lm.layers.linear import is_narrow_on_cpu, matmul_on_cpu
+from lm.layers.linear import scores, weighted_sums
 from lm.layers.linear import softcap as apply_softcap
 
 IMPLEMENTATIONS = ("auto", "einsum", "chunked", "xla", "cudnn")
@@ -142,28 +142,17 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
 
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask_BTS, scale, softcap):
-    """The reference: two einsums around a softmax."""
+    """The reference: two products around a softmax."""
     # Key heads are repeated for the queries that share them: an einsum with group and query axes kept apart costs
     # nothing in memory but is no plain batched product, which on a CPU takes 1.6 times as long.
     n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
     k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
-    wide, narrow_on_cpu = jnp.promote_types(q_BTHK.dtype, jnp.float32), is_narrow_on_cpu(q_BTHK)
-    if narrow_on_cpu:
-        q_BHTK, k_BHSK, v_BHSK = (jnp.swapaxes(a, -2, -3) for a in (q_BTHK, k_BSHK, v_BSHK))
-        scores_BHTS = matmul_on_cpu(True, q_BHTK, k_BHSK) * scale
-    else:
-        scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide) * scale
-    scores_BHTS = apply_softcap(scores_BHTS, softcap)
-    scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(wide).min)
+    scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scale, softcap)
+    scores_BHTS = jnp.where(mask_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min)
     # The softmax's sum divides the output, which is narrower than the scores, and so does its derivative.
     weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
     sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
-    weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
-    if narrow_on_cpu:
-        out_BTHK = jnp.swapaxes(matmul_on_cpu(False, weights_BHTS, v_BHSK), -2, -3)
-    else:
-        out_BTHK = jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
-    return (out_BTHK / sum_BTH[..., None]).astype(v_BSHK.dtype)
+    return (weighted_sums(weights_BHTS, v_BSHK) / sum_BTH[..., None]).astype(v_BSHK.dtype)
 
 
 def chunk_size(n_queries: int) -> int:

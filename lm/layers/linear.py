@@ -1,4 +1,4 @@
-"""Products with weights: the one seam where precision and device tricks live."""
+"""Products of matrices: the one seam where precision and device tricks live."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ def einsum(equation, x, w, b=None, *, dtype=None):
     # One leading axis: XLA:CPU makes transposed copies to sum a weight's gradient over two, and half the speed.
     leading = x.shape[: x.ndim - len(of_x.removeprefix("..."))]
     x = x.reshape(-1, *x.shape[len(leading) :]) if leading else x
-    if is_narrow_on_cpu(x):
+    if _narrow_on_cpu(x):
         y = _product_on_cpu(of_x[-1] == of_w[-1], len(set(of_x) & set(of_w)), x, w)
         y = checkpoint_name((y if b is None else y + b).astype(dtype), PRODUCT)
     else:
@@ -56,7 +56,23 @@ def _wide_einsum_backward(equation, dtype, saved, g):
 _wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
 
 
-def is_narrow_on_cpu(x) -> bool:
+def scores(q_BTHK, k_BSHK):
+    """q k^T by example and head, (..., H, T, S), in float32 or wider."""
+    if _narrow_on_cpu(q_BTHK):
+        return matmul_on_cpu(True, jnp.swapaxes(q_BTHK, -2, -3), jnp.swapaxes(k_BSHK, -2, -3))
+    wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
+    return jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide)
+
+
+def weighted_sums(weights_BHTS, v_BSHK):
+    """The sums of values that the weights ask for, (..., T, H, K), multiplied in the dtype of the values."""
+    weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
+    if _narrow_on_cpu(v_BSHK):
+        return jnp.swapaxes(matmul_on_cpu(False, weights_BHTS, jnp.swapaxes(v_BSHK, -2, -3)), -2, -3)
+    return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
+
+
+def _narrow_on_cpu(x) -> bool:
     """Whether products of x are for matmul_on_cpu."""
     return x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
 
