@@ -22,10 +22,13 @@ from lm.sweeps.analysis import Analysis, VariantResult, analyse, curve, differen
 
 CAPTIONS = {
     "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, uncorrected.",
-    "curves": "Validation loss of the best learning rate; bands: 95 % intervals over seeds.",
+    "curves": "Validation loss of the best learning rate; bands: 95 % intervals over seeds; dotted, where it is in "
+    "reach: counting tokens alone.",
     "learning_rates": "Validation loss at the end of training over the learning rate.",
     "equal_cost": "The second half of the learning curves over what they cost.",
 }
+
+COLUMNS = 8  # of the table of validation losses
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,6 +167,28 @@ def variant_table(a: Analysis) -> list[list[str]]:
     return rows
 
 
+def curve_table(a: Analysis) -> list[list[str]]:
+    """The heading and a row for each variant: its mean validation loss, at up to COLUMNS steps of the sweep."""
+    curves = {name: curve(v.runs) for name, v in a.variants.items()}
+    steps = sorted({step for found, _ in curves.values() for step in found})
+    n = min(COLUMNS, len(steps))
+    steps = [steps[round((i + 1) * len(steps) / n) - 1] for i in range(n)]
+    rows = [["validation loss after step", *(f"{step:,}" for step in steps)]]
+    for name, (found, losses) in curves.items():
+        means = dict(zip(found, losses.mean(axis=0), strict=True))
+        rows.append([name, *(number(means.get(step)) for step in steps)])
+    return rows
+
+
+def unigram_line(a: Analysis) -> str:
+    """What counting tokens alone reaches on each text of the sweep."""
+    losses = {}
+    for v in a.record["variants"].values():
+        parts = [f"{loss:.4f} on {split}" for split, loss in v["data"]["unigram"].items() if loss is not None]
+        losses[v["data"]["fingerprint"]] = f"{v['data']['name']}: {', '.join(parts)}"
+    return f"Counting tokens alone (unigrams plus one) gives for {'; '.join(losses.values())}."
+
+
 def comparison_table(a: Analysis) -> list[list[str]]:
     """The heading and a row for each declared comparison."""
     rows = [["comparison", "difference [95 % interval]", "p (Holm)", "sampling error", "detectable"]]
@@ -254,7 +279,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
         table(comparison_table(a)),
         f"![differences]({figures}differences.png)",
         table(variant_table(a)),
-        NOTES,
+        f"{NOTES} {unigram_line(a)}",
+        table(curve_table(a)),
         *(f"![{name}]({figures}{name}.png)\n\n{CAPTIONS[name]}" for name in list(CAPTIONS)[1:]),
         f"Base: {_base(r)}. Changed:",
         table(changes),
@@ -318,7 +344,8 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
     body = [
         f"<h1>{html.escape(r['name'])}</h1>{none}<p><b>{html.escape(r['question'])}</b></p>",
         f"<p class=claim>{html.escape(headline(a))}</p><ul>{others}</ul>",
-        table(comparison_table(a)), figure("differences"), table(variant_table(a)), f"<p>{html.escape(NOTES)}</p>",
+        table(comparison_table(a)), figure("differences"), table(variant_table(a)),
+        f"<p>{html.escape(NOTES)} {html.escape(unigram_line(a))}</p>", table(curve_table(a)),
         *(figure(name) for name in list(CAPTIONS)[1:]),
         f"<h2>What was changed</h2><p>Base: {html.escape(_base(r))}</p>", table(changes),
         "<h2>To repeat it</h2><pre>" + html.escape("\n".join(repetition(a))) + "</pre>",

@@ -88,6 +88,8 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
                 "embeddings, head and logits are whole on each; a larger config.model.vocab_size would be shared"
             )
         progress.say(describe(parameters.parameter_table(resolved.model)))
+        if (unigram := data.unigram_loss(corpus, "validation", resolved.model.vocab_size)) is not None:
+            progress.say(f"validation: {unigram:.4f} nats per token by counting tokens alone")
         return carry_out(resolved, corpus, run, progress, resume, carried)
 
 
@@ -348,6 +350,7 @@ def stop(loop, run, status: str) -> None:
 
 def write_summary(loop, run, status: str, lines: dict) -> None:
     """summary.json; the losses are those of the final evaluations, by split."""
+    from lm.data import unigram_loss
     from lm.parameters import count, parameter_table
 
     t = loop.config.train
@@ -367,6 +370,7 @@ def write_summary(loop, run, status: str, lines: dict) -> None:
         data=loop.corpus.name,
         data_notices=list(loop.corpus.notices),
         entropy_floor=loop.corpus.entropy_floor,
+        unigram_loss=unigram_loss(loop.corpus, "validation", loop.config.model.vocab_size),
         flops_per_token=loop.flops,
         flops_per_token_full_square=loop.flops_full_square,
         config_digest=run.experiment_digest,

@@ -58,7 +58,12 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
             "grid": grid,
             "n_params": 1000 * i,
             "flops_per_token": FLOPS[name],
-            "data": {"name": "text", "fingerprint": "0123456789abcdef", "notices": []},
+            "data": {
+                "name": "text",
+                "fingerprint": "0123456789abcdef",
+                "notices": [],
+                "unigram": {"validation": 2.5, "test": 2.75},
+            },
             "config": {"model": {"d_ff": 8}, "train": train},
         }
         for i, name in enumerate(losses, start=1)

@@ -203,7 +203,38 @@ def test_variants_of_different_lengths_are_drawn(tmp_path):
             r["validation"] = [[20, 2.9], [40, 2.5]]
     figure = lm.sweeps.figures.learning_curves(analyse(write(tmp_path / "sweep", record, runs)))
     shown = [{line.get_label(): len(line.get_xdata()) for line in axes.get_lines()} for axes in figure.axes[:2]]
-    assert shown == [{"plain": 2, "gated": 2, "wide": 1}, {"plain": 0, "gated": 2, "wide": 0}]
+    assert shown == [
+        {"plain": 2, "gated": 2, "wide": 1, "counting tokens alone": 2},
+        {"plain": 0, "gated": 2, "wide": 0},
+    ]
+
+
+def test_validation_losses_are_told_at_some_of_many_steps(tmp_path, monkeypatch):
+    """Means over seeds; a step that a variant has no loss of, or a diverged run, is no number."""
+    record, runs = sweep()
+    diverge(select(runs, "final", "gated")[3])
+    for r in runs:
+        if r["variant"] == "wide":
+            r["validation"] = [[step, 0.001 * step] for step in range(10, 101, 10)]
+    a = analyse(write(tmp_path / "sweep", record, runs))
+    monkeypatch.setattr(report, "COLUMNS", 5)
+    ends = {name: f"{np.mean(losses) + 0.1:.4f}" for name, losses in LOSSES.items()}
+    assert report.curve_table(a) == [
+        ["validation loss after step", "20", "40", "60", "80", "100"],
+        ["plain", "–", "–", "–", "–", ends["plain"]],
+        ["gated", "–", "–", "–", "–", "–"],
+        ["wide", "0.0200", "0.0400", "0.0600", "0.0800", "0.1000"],
+    ]
+
+
+def test_what_counting_alone_reaches_is_told_and_drawn(tmp_path):
+    a = analyse(write(tmp_path / "sweep", *sweep()))
+    expected = "Counting tokens alone (unigrams plus one) gives for text: 2.5000 on validation, 2.7500 on test."
+    assert report.unigram_line(a) == expected
+    assert expected in report.to_markdown(a, "")
+    assert expected in report.to_html(a, dict.fromkeys(report.CAPTIONS, b""))
+    drawn = {line.get_label(): list(line.get_ydata()) for line in lm.sweeps.figures.learning_curves(a).axes[0].lines}
+    assert drawn["counting tokens alone"] == [2.5, 2.5]
 
 
 @pytest.mark.parametrize("lost", ["tuning", "final", "speeds"])

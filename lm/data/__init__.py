@@ -4,7 +4,7 @@ After that a batch is a pure function of (tokens, seed, step): `windows.window_n
 `batches.gather` reads them. Nothing here holds iterator state, and nothing here imports jax.
 """
 
-from lm.data.corpus import Corpus, Split, problems
+from lm.data.corpus import Corpus, Split, problems, unigram_loss
 from lm.data.preparation import open_corpus
 
-__all__ = ["Corpus", "Split", "open_corpus", "problems"]
+__all__ = ["Corpus", "Split", "open_corpus", "problems", "unigram_loss"]

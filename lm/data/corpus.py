@@ -7,6 +7,8 @@ import numpy as np
 from lm.data import batches, token_shards, tokenizers, windows
 from lm.errors import UserError
 
+COUNTED = 2**22  # enough for frequencies, and read in a moment
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -79,6 +81,26 @@ class Corpus:
             None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
             batches.Shards([part.segments for part in parts]) if self.packed else None,
         )
+
+
+def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
+    """What counting tokens alone reaches on a split, in nats per token; None where there is no such split.
+
+    Probabilities are the frequencies in the training split, where every token counts one more time than it occurs
+    (Laplace's rule). Of a long split the first COUNTED tokens (or packed rows) count.
+    """
+    if name not in corpus.splits:
+        return None
+    train, scored = (_counts(corpus.split(part), vocab_size) for part in ("train", name))
+    train += 1
+    return float(np.log(train.sum()) - scored @ np.log(train) / scored.sum())
+
+
+def _counts(split: Split, vocab_size: int) -> np.ndarray:
+    tokens = np.asarray(split.tokens[:COUNTED])
+    if split.packed:
+        tokens = tokens[np.asarray(split.segments[:COUNTED]) > 0]
+    return np.bincount(tokens, minlength=vocab_size)
 
 
 def problems(corpus: Corpus, seq_len: int, batch_size: int, vocab_size: int) -> list[str]:

@@ -92,6 +92,10 @@ def learning_curves(a: Analysis) -> plt.Figure:
             x = steps[part]
             axes.plot(x, mean[part], label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
             axes.fill_between(x, low[part], high[part], color=_look(a, name)["color"], alpha=0.15, linewidth=0)
+    low, high = whole.get_ylim()
+    for unigram in {v["data"]["unigram"]["validation"] for v in a.record["variants"].values()} - {None}:
+        if low < unigram < high:
+            whole.axhline(unigram, label="counting tokens alone", color="#777777", linestyle=":", linewidth=1)
     whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
     end.set(xlabel="step", title="second half")
     if means:  # a band of seeds that part may be wider than all else is high

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lm import runs
 from lm.config import Config, to_dict
+from lm.data import unigram_loss
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.plan import Plan
@@ -24,7 +25,12 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
             "flops_per_token": v.flops,
             "identity": v.identity,
             "carried": {str(seed): c.checksum() for seed, c in v.carried.items()},
-            "data": {"name": v.corpus.name, "fingerprint": v.corpus.fingerprint, "notices": list(v.corpus.notices)},
+            "data": {
+                "name": v.corpus.name,
+                "fingerprint": v.corpus.fingerprint,
+                "notices": list(v.corpus.notices),
+                "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
+            },
             "config": to_dict(v.config),
         }
         for name, v in variants.items()

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import open_corpus, preparation, problems, python_docs, sources, tokenizers
+from lm.data import Corpus, Split, open_corpus, preparation, problems, python_docs, sources, tokenizers, unigram_loss
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -294,6 +295,20 @@ def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
     assert quiet(config(source="markov")).entropy_floor == markov.entropy_rate()
     assert quiet(config(source="markov", tokenizer="byte")).entropy_floor is None
     assert quiet(config()).entropy_floor is None
+
+
+def test_what_counting_alone_reaches_by_hand(config, tmp_path):
+    """In training 0 0 0 1 of three ids count 4 2 1; in validation come 0 and 2."""
+    train, validation, padded = np.array([0, 0, 0, 1]), np.array([0, 2]), np.array([[0, 2, 0, 0]])
+    splits = {"train": Split("train", train, 4, None), "validation": Split("validation", validation, 2, None)}
+    corpus = Corpus("three", splits, None, "")
+    expected = -(math.log(4 / 7) + math.log(1 / 7)) / 2
+    assert unigram_loss(corpus, "validation", 3) == pytest.approx(expected, rel=1e-12)
+    assert unigram_loss(corpus, "test", 3) is None
+    packed = Split("validation", padded, 2, None, np.array([[1, 1, 0, 0]]))
+    whole = Split("train", train[None], 4, None, np.ones((1, 4), int))
+    rows = Corpus("rows", {"train": whole, "validation": packed}, None, "", packed=True)
+    assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_embedded_text_is_large_and_any_split_covers_its_characters(config):
