@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -94,15 +93,14 @@ def in_turns(rounds: int, ours, theirs) -> tuple[list, list]:
 
 def machine() -> dict:
     """Where this ran, and with what."""
-    from lm.runs import git_state, versions
+    from lm.runs import git_state, processor, versions
 
-    cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     gpu = subprocess.run(
         "nvidia-smi --query-gpu=name --format=csv,noheader", shell=True, capture_output=True, text=True
     )
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "cpu": cpu[1] if cpu else platform.machine(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "cores_used": len(os.sched_getaffinity(0)),
         "gpu": gpu.stdout.strip() or None,

@@ -88,7 +88,9 @@ class ModelConfig:
         "standard", "how initial values and learning rates follow the width: muP keeps the best rate where it is",
         choices=("standard", "mup"),
     )  # fmt: skip
-    mup_base_d_model: int = key(64, "mup: the d_model at which both parametrizations are the same", low=1)
+    mup_base_d_model: int = key(
+        64, "mup: the d_model at which both parametrizations are the same; d_ff must grow with it", low=1
+    )
     mup_base_d_head: int = key(16, "mup: the d_head at which both are the same", low=1)
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and products", choices=("float32", "bfloat16"))

@@ -4,12 +4,14 @@ Files: config.json, run.json (one entry a start: versions, git commit, host, com
 checkpoints/, summary.json, and .lock.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -240,10 +242,19 @@ def describe_start() -> dict:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
         "platform": platform.platform(),
+        "processor": processor(),
         "argv": sys.argv,
         "versions": versions(),
         "git": git_state(),
     }
+
+
+def processor() -> str:
+    """The processor's name, of which speeds on CPU follow; the kind of machine where no name is to be had."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()):
+            return found[1]
+    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str | None]:

@@ -7,6 +7,7 @@ seeds, and leaves what `python -m lm.report` draws its tables and pictures from.
 import argparse
 import hashlib
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     if dry_run:
         base, total = variants[plan.sweep.baseline], flops_of_runs(plan, variants)
         at_once = Runs(base.config, base.corpus, together, jax.device_count())
-        speed = base.flops * measure({"": at_once}, rounds=3)[""]
+        speed = base.flops * statistics.median(measure({"": at_once}, rounds=3)[""])
         say(
             f"training takes {total:.3g} FLOPs at most: {total / speed / 60:,.0f} minutes at the baseline's "
             f"{speed / 1e9:,.1f} GFLOP/s, measured here and now; evaluations and compilation come on top"

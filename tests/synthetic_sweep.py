@@ -23,7 +23,9 @@ STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gate
 
 def speeds_json(plain: float, gated: float, wide: float) -> str:
     """As lm.sweeps.speed.measure_variants leaves it; one run at a time has half of the baseline's speed."""
-    return json.dumps({"alone": plain / 2, "at_once": 4, "variants": {"plain": plain, "gated": gated, "wide": wide}})
+    speeds = {"plain": plain, "gated": gated, "wide": wide}
+    quartiles = {name: [0.75 * speed, 1.5 * speed] for name, speed in speeds.items()}
+    return json.dumps({"alone": plain / 2, "at_once": 4, "variants": speeds, "quartiles": quartiles})
 
 
 def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> dict:
@@ -76,6 +78,7 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
         "tuning_seeds": TUNING_SEEDS,
         "seeds": list(range(n)),
         "question": "Do gates help?",
+        "background": "Whether <gates> help.\n\n    python -m lm.sweep --config configs/sweeps/gates.py",
         "base": "configs/shakespeare.py",
         "values": {"optimizer.clip_norm": "None"},
         "variants": variants,
@@ -84,6 +87,7 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
             {
                 "time": "2026-01-01T00:00:00+0000",
                 "platform": "Linux",
+                "processor": "a 2 GHz processor",
                 "argv": STARTED,
                 "versions": {"python": "3.11.0", "jax": None},
                 "git": {"commit": "abc123", "dirty": False},

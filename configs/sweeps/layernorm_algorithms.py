@@ -7,8 +7,11 @@
     python -m benchmarks.layernorm_swap runs/layernorm-*        # logits' deviation, error per layer, speed of the layer
 
 The first to ask took BERT on CoLA; here a trained language model is the subject: the question is about the layer, and
-there are no weights to fetch. They found a 13-fold slowdown and a model that no longer learned, from a formula that
-normalized the wrong axis in a loop over columns.
+there are no weights to fetch. They found a 13-fold slowdown (132 to 136 tokens/s in place of 1,695 to 2,081) and a
+model that no longer learned, from a formula that normalized the wrong axis in a loop over columns.
+
+What is compared are the formulas (lm/layers/norms.py): the statistics follow the recurrence of one pass, computed for
+all rows at once; the normalization then reads the row again, as it must, and all but running_mean share a derivative.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep
@@ -24,14 +27,14 @@ WAYS = {
 
 def get_sweep():
     return Sweep(
-        question="Does LayerNorm in one pass reach the same loss as in two?",
+        question="Does LayerNorm by the formulas of one pass reach the same loss as by two passes?",
         base="configs/shakespeare_small.py",
         values={"model.norm": "layer"},
         variants={
             f"{way}: {a}": {"model.norm_algorithm": a} | changes for way, changes in WAYS.items() for a in ALGORITHMS
         },
         baseline="scratch: two_pass",
-        comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in WAYS for a in ALGORITHMS[1:]),
+        comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
         budgets={
             "quick": Budget(

@@ -2,27 +2,29 @@
 
     python -m lm.sweep --config configs/sweeps/mup.py --budget quick
     python -m lm.report sweeps/mup-quick
+    python -m benchmarks.mup_coordinates                       # how far a few steps move the activations, by width
 
-Yang et al. 2022 (arXiv:2203.03466): under muP it does; under the standard parametrization it falls with the width. The
-coordinate check (activations keep their scale over the width) is a test: tests/test_mup.py.
+Yang et al. 2022 (arXiv:2203.03466): under muP it does; under the standard parametrization it falls with the width. All
+widths grow together, the feed-forward layer's too; at the base's, 32, both are the same model.
 """
 
-from lm.sweeps import Budget, Sweep, each, product
+from lm.sweeps import Budget, Sweep, product
 
 WIDTHS = (32, 64, 128, 256)
 
 
 def get_sweep():
+    widths = {str(width): {"model.d_model": width, "model.d_ff": 3 * width} for width in WIDTHS}
     variants = product(
-        {"muP": {"model.parametrization": "mup"}, "standard": {"model.parametrization": "standard"}},
-        {name: changes | {"model.mup_base_d_model": 32} for name, changes in each("model.d_model", *WIDTHS).items()},
+        {"muP": {"model.parametrization": "mup"}, "standard": {"model.parametrization": "standard"}}, widths
     )
     # At the width where they are the same there is nothing to compare.
     variants = {name: changes for name, changes in variants.items() if name != "muP, 32"}
     return Sweep(
-        question="At 8 times the base's width, does muP reach a lower loss than the standard parametrization?",
+        question="At 8 times the width, each at its own best learning rate, does muP reach a lower loss than the "
+        "standard parametrization, and which rates are those on the way there?",
         base="configs/shakespeare_small.py",
-        values={"model.mup_base_d_head": 8},
+        values={"model.mup_base_d_model": WIDTHS[0], "model.mup_base_d_head": 8},
         variants=variants,
         baseline="standard, 32",
         comparisons=tuple((f"muP, {width}", f"standard, {width}") for width in reversed(WIDTHS[1:])),

@@ -3,6 +3,7 @@
 A file in configs/sweeps/ has a function `get_sweep()` that returns a Sweep. This module imports no jax.
 """
 
+import ast
 import dataclasses
 import difflib
 import itertools
@@ -47,12 +48,16 @@ def each(key: str, *values) -> Variants:
 
 
 def product(*axes: Variants) -> Variants:
-    """Every combination of one variant from each axis, "a, b"."""
+    """Every combination of one variant from each axis, "a, b"; raises ValueError for an axis without variants."""
+    if not all(axes):
+        raise ValueError("product: an axis without variants")
     return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
 
 
 def zipped(*axes: Variants) -> Variants:
-    """The first variants of all axes together, the second, and so on; raises ValueError for unequal lengths."""
+    """The first variants of all axes together, the second, and so on; raises ValueError for unequal or no lengths."""
+    if not all(axes):
+        raise ValueError("zipped: an axis without variants")
     return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
 
 
@@ -100,6 +105,7 @@ class Plan:
     """
 
     name: str
+    background: str  # what the file says of itself
     budget_name: str
     sweep: Sweep
     budget: Budget
@@ -136,9 +142,16 @@ def load(path: str, budget_name: str) -> Plan:
             except UserError as error:
                 problems |= {f"{path}: variant {name!r}: {problem}": None for problem in error.problems}
         grids[name] = grid
+    for a, b in sweep.comparisons:
+        if len(grids[a]) != len(grids[b]):
+            problems[
+                f"{path}: comparisons: {a!r} has {len(grids[a])} learning rates to choose from and {b!r} "
+                f"{len(grids[b])}; give both as many"
+            ] = None
     if problems:
         raise UserError(*problems)
-    return Plan(Path(path).stem, budget_name, sweep, budget, configs, grids, matches)
+    background = ast.get_docstring(ast.parse(Path(path).read_text(encoding="utf-8"))) or ""
+    return Plan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
 
 
 def _problems(sweep: Sweep):

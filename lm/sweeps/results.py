@@ -43,6 +43,7 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
         "tuning_seeds": list(plan.tuning_seeds),
         "seeds": list(plan.seeds),
         "question": plan.sweep.question,
+        "background": plan.background,
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "variants": described,
@@ -163,15 +164,16 @@ def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
 
 
 def choose(results: Results, variant: str, grid, seeds) -> float:
-    """The rate with the smallest mean validation loss over the tuning seeds; a diverged run makes it infinite."""
+    """The rate at which the fewest tuning seeds diverged; among such the one of smallest mean validation loss."""
     if len(grid) == 1:
         return grid[0]
 
-    def mean(rate: float) -> float:
+    def diverged_and_loss(rate: float) -> tuple[int, float]:
         losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in seeds]
-        return math.inf if None in losses else math.fsum(losses) / len(losses)
+        finite = [loss for loss in losses if loss is not None]
+        return losses.count(None), math.fsum(finite) / len(finite) if finite else math.inf
 
-    return min(grid, key=mean)
+    return min(grid, key=diverged_and_loss)
 
 
 def at_edge(grid, rate: float) -> bool:

@@ -50,23 +50,26 @@ def timer(runs: Runs) -> Callable[[], float]:
     return dispatch
 
 
-def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median tokens per second of each, over rounds that go through all of them, forwards and backwards in turn."""
+def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Tokens per second of each, in rounds that go through all of them, forwards and backwards in turn."""
     timers = {name: timer(one) for name, one in runs.items()}
     speeds = {name: [] for name in timers}
     for i in range(rounds):
         for name in list(timers)[:: -1 if i % 2 else 1]:
             speeds[name].append(timers[name]())
-    return {name: statistics.median(values) for name, values in speeds.items()}
+    return speeds
 
 
 def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, together: int) -> dict:
-    """speeds.json: tokens per second by variant, all devices busy, and of the baseline one run at a time.
+    """speeds.json: medians of tokens per second by variant, all devices busy, and of the baseline one run at a time;
+    and the quartiles of each variant's.
 
     together: how many runs fit on a device; here those of all variants are on it at once.
     """
     n, together = jax.device_count(), max(1, together // (len(variants) + 1))
     runs = {name: Runs(*variant, together, n) for name, variant in variants.items()}
     alone = "one run of the baseline at a time"
-    speeds = measure(runs | {alone: Runs(*variants[baseline], 1, 1)})
-    return {"alone": speeds.pop(alone), "at_once": together * n, "variants": speeds}
+    rounds = measure(runs | {alone: Runs(*variants[baseline], 1, 1)})
+    speeds = {name: statistics.median(values) for name, values in rounds.items()}
+    quartiles = {name: statistics.quantiles(rounds[name], method="inclusive")[::2] for name in variants}
+    return {"alone": speeds.pop(alone), "at_once": together * n, "variants": speeds, "quartiles": quartiles}

@@ -62,14 +62,22 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
         if config.init_from is not None:
             seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
             configs = {seed: variant.member(variant.grid[0], seed) for seed in seeds}
-            quiet = lambda text: None  # noqa: E731 - what fits is the same for all seeds
-            carried = {s: carry_over(c, corpus, quiet) for s, c in configs.items()}
-            say(f"{name}: {carried[seeds[0]].describe()}")
+            carried = {s: carry_over(c, corpus, lambda text: None) for s, c in configs.items()}
+            for alike in _alike(carried):
+                say(f"{name}, {len(alike)} seeds: {carried[alike[0]].describe()}")
             variant = dataclasses.replace(variant, carried=carried)
         identified = identity(config, corpus, variant.carried.get(plan.seeds[0]))
         variants[name] = dataclasses.replace(variant, identity=identified)
     check_that_they_differ(variants)
     return variants
+
+
+def _alike(carried: dict[int, CarriedOver]) -> list[list[int]]:
+    """The seeds, those together of whose runs the same parameters are carried over."""
+    groups = {}
+    for seed, c in carried.items():
+        groups.setdefault((tuple(c.values), tuple(c.fresh), tuple(c.left)), []).append(seed)
+    return list(groups.values())
 
 
 def matched(config: Config, match: Match, target: Config) -> Config:
