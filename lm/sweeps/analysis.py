@@ -11,12 +11,15 @@ from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.results import Results, around, at_edge, choose, identical, tuning_runs
 
+STUCK = 0.95  # of the loss of counting tokens alone: a run that ends above it has hardly learned
+
 
 @dataclasses.dataclass(frozen=True)
 class VariantResult:
     """One variant at its best learning rate; losses are of the test split in nats per token, None if diverged."""
 
     name: str
+    grid: tuple[float, ...]  # the learning rates that it chose from
     rate: float
     at_edge: bool  # the best rate is the first or last of its grid: a better one may lie beyond
     runs: list[dict]  # at the best rate, by fresh seed
@@ -27,6 +30,8 @@ class VariantResult:
     median: float  # a diverged run counts as infinite
     sampling_error: float  # of the test loss, over blocks of text; the mean over the runs that finished
     tokens_per_second: float
+    quartiles: tuple[float, float]  # of it, over the rounds in which it was measured
+    n_stuck: int  # runs that finished, but at a loss above STUCK times that of counting tokens alone
 
     @property
     def n_diverged(self) -> int:
@@ -88,6 +93,11 @@ def analyse(workdir: Path) -> Analysis:
             notices.append(f"{v.name}: the best learning rate, {v.rate:g}, is at the edge of its grid")
         if v.n_diverged:
             notices.append(f"{v.name}: {v.n_diverged} of {len(v.losses)} runs at learning rate {v.rate:g} diverged")
+        if v.n_stuck:
+            notices.append(
+                f"{v.name}: {v.n_stuck} of {len(v.losses)} runs at learning rate {v.rate:g} got stuck: they end above "
+                f"{STUCK} times the loss of counting tokens alone (median of all {v.median:.4f})"
+            )
     return Analysis(record, results, variants, comparisons, list(dict.fromkeys(notices)))
 
 
@@ -115,6 +125,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
     return VariantResult(
         name=name,
+        grid=tuple(grid),
         rate=rate,
         at_edge=at_edge(grid, rate),
         runs=runs,
@@ -125,6 +136,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
         tokens_per_second=results.speeds["variants"][name],
+        quartiles=tuple(results.speeds["quartiles"][name]),
+        n_stuck=sum(loss is not None and loss > STUCK * described["data"]["unigram"]["test"] for loss in losses),
     )
 
 
@@ -170,6 +183,12 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> st
             f"(n = {n} paired seeds, {range_}, p = {p:.2g} after Holm's correction)."
         )
     detectable = f"a difference of {difference(d.detectable, sign='')} would have been found in 8 of 10 such sweeps"
+    if d.p < 1 - statistics.LEVEL:
+        detectable += f"; this interval alone excludes 0, too little among {len(record['comparisons'])} comparisons"
+    if a.n_stuck or b.n_stuck:
+        detectable += (
+            f"; {a.n_stuck} of {n} and {b.n_stuck} of {n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
+        )
     return (
         f"No difference found between {a.name} and {b.name} at n = {n} ({range_}, p = {p:.2g} after Holm's "
         f"correction; {detectable})."

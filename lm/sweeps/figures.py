@@ -41,19 +41,42 @@ def to_bytes(figure: plt.Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _look(a: Analysis, name: str) -> dict:
-    again, i = divmod(list(a.variants).index(name), len(COLOURS))  # with a colour's second use everything else differs
-    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)]}
+def panels(a: Analysis) -> list[list[str]]:
+    """The variants that choose from the same learning rates, which are drawn together, in the sweep's order."""
+    by_grid = {}
+    for name, variant in a.record["variants"].items():
+        by_grid.setdefault(tuple(variant["grid"]), []).append(name)
+    return list(by_grid.values())
 
 
-def _marker(a: Analysis, name: str) -> str:
-    again, i = divmod(list(a.variants).index(name), len(MARKERS))
-    return MARKERS[(i + again) % len(MARKERS)]
+def _look(i: int) -> dict:
+    """Of the i-th line of a panel; with a colour's second use everything else differs."""
+    again, i = divmod(i, len(COLOURS))
+    marker = MARKERS[(i + again) % len(MARKERS)]
+    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}
 
 
 def _legend(axes) -> None:
     """Beside the picture, where it hides nothing."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+
+
+def _rows(n: int, **options):
+    """n rows of two pictures."""
+    figure, axes = plt.subplots(n, 2, figsize=(9, 3.2 * n), squeeze=False, **options)
+    return figure, list(axes)
+
+
+def _curves(a: Analysis):
+    """(steps, losses) of the variants that trained and of which no run diverged, and their names by panel.
+
+    What diverged is told in the table; a mean over the other runs would flatter it.
+    """
+    curves = {name: curve(v.runs) for name, v in a.variants.items()}
+    curves = {n: (np.array(s), losses) for n, (s, losses) in curves.items() if any(s) and np.isfinite(losses).all()}
+    rows = [[name for name in names if name in curves] for names in panels(a)]
+    return curves, [names for names in rows if names] or [[]]
 
 
 def differences(a: Analysis) -> plt.Figure:
@@ -76,33 +99,34 @@ def differences(a: Analysis) -> plt.Figure:
 
 
 def learning_curves(a: Analysis) -> plt.Figure:
-    """Validation loss over training, with the band of the 95 % interval over seeds; and its last part, larger."""
-    figure, (whole, end) = plt.subplots(1, 2, figsize=(9, 3.4))
-    curves = {name: curve(v.runs) for name, v in a.variants.items()}
-    half = max((steps[-1] for steps, _ in curves.values() if len(steps)), default=0) / 2
-    means = []  # of the second half, which shorter runs do not reach
-    for name, (steps, losses) in curves.items():
-        if len(steps) == 0 or not np.isfinite(losses).all():
-            continue  # what diverged is told in the table; a mean over the others would flatter it
-        low, mean, high = _band(losses)
-        steps = np.array(steps)
-        means += list(mean[steps >= half])
-        for axes, first in ((whole, 0), (end, half)):
-            part = steps >= first
-            x = steps[part]
-            axes.plot(x, mean[part], label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
-            axes.fill_between(x, low[part], high[part], color=_look(a, name)["color"], alpha=0.15, linewidth=0)
-    low, high = whole.get_ylim()
-    for unigram in {v["data"]["unigram"]["validation"] for v in a.record["variants"].values()} - {None}:
-        if low < unigram < high:
-            whole.axhline(unigram, label="counting tokens alone", color="#777777", linestyle=":", linewidth=1)
-    whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
-    end.set(xlabel="step", title="second half")
-    if means:  # a band of seeds that part may be wider than all else is high
-        lowest, highest = min(means), max(means)
-        margin = 0.15 * (highest - lowest) or 0.1
-        end.set_ylim(lowest - margin, highest + margin)
-    _legend(end)
+    """Validation loss over training, with the band of the 95 % interval over seeds; and its last part, larger.
+
+    Of a variant of which runs got stuck the median is drawn: their band would cover the others.
+    """
+    curves, rows = _curves(a)
+    figure, pictures = _rows(len(rows))
+    for names, (whole, end) in zip(rows, pictures, strict=True):
+        half = max((curves[name][0][-1] for name in names), default=0) / 2
+        means = []  # of the second half, which shorter runs do not reach
+        for i, name in enumerate(names):
+            steps, losses = curves[name]
+            stuck = a.variants[name].n_stuck > 0
+            low, middle, high = (np.median(losses, axis=0),) * 3 if stuck else _band(losses)
+            means += list(middle[steps >= half])
+            for axes, part in ((whole, steps >= 0), (end, steps >= half)):
+                axes.plot(steps[part], middle[part], label=name + " (median)" * stuck, **_look(i))
+                axes.fill_between(steps[part], low[part], high[part], color=_look(i)["color"], alpha=0.15, linewidth=0)
+        low, high = whole.get_ylim()
+        for unigram in {a.record["variants"][name]["data"]["unigram"]["validation"] for name in names} - {None}:
+            if low < unigram < high:
+                whole.axhline(unigram, label="counting tokens alone", color="#777777", linestyle=":", linewidth=1)
+        whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
+        end.set(xlabel="step", title="second half")
+        if means:  # a band of seeds that part may be wider than all else is high
+            lowest, highest = min(means), max(means)
+            margin = 0.15 * (highest - lowest) or 0.1
+            end.set_ylim(lowest - margin, highest + margin)
+        _legend(end)
     figure.tight_layout()
     return figure
 
@@ -113,48 +137,65 @@ def _band(losses: np.ndarray):
 
 
 def learning_rates(a: Analysis) -> plt.Figure:
-    """Validation loss at the end over the learning rate: mean of the tuning seeds, and each fresh seed's run."""
-    figure, axes = plt.subplots(figsize=(6, 3.6))
-    finite = [run["val_loss"] for run in a.results.found.values() if run["val_loss"] is not None]
+    """Validation loss at the end over the learning rate: mean of the tuning seeds, and each fresh seed's run.
+
+    Variants of one rate are left out where others have a choice. What is above the picture stands at its upper edge.
+    """
+    rows = [names for names in panels(a) if len(a.variants[names[0]].grid) > 1] or panels(a)
+    figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
+    for names, axes in zip(rows, pictures[:, 0], strict=True):
+        _rates_of(a, names, axes)
+    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds; triangles: above the picture", pad=20)
+    figure.tight_layout()
+    return figure
+
+
+def _rates_of(a: Analysis, names: list[str], axes) -> None:
+    """The learning rates of variants that have the same."""
+    grid = a.variants[names[0]].grid
+    ours = [run for run in a.results.found.values() if run["variant"] in names]
+    finite = [run["val_loss"] for run in ours if run["val_loss"] is not None]
     roof = np.percentile(finite, 95) + 0.15 * (np.percentile(finite, 95) - min(finite)) if finite else 1.0
     diverged = collections.Counter()
-    for name in a.variants:
-        grid = a.record["variants"][name]["grid"]
+    for i, name in enumerate(names):
+        look = _look(i)
         means = []
-        for rate in grid:
-            phase, seeds = ("tuning", "tuning_seeds") if len(grid) > 1 else ("final", "seeds")
-            losses = [a.results.found[phase, name, rate, seed]["val_loss"] for seed in a.record[seeds]]
+        for rate in grid if len(grid) > 1 else ():
+            losses = [a.results.found["tuning", name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
             means.append(np.inf if None in losses else np.mean(losses))
-        shown = np.minimum(means, roof)
-        axes.plot(grid, shown, label=name, marker=_marker(a, name), markersize=4, **_look(a, name))
-        diverged.update(rate for rate, mean in zip(grid, means, strict=True) if np.isinf(mean))
-        runs = [(k[2], r["val_loss"]) for k, r in a.results.found.items() if k[:2] == ("final", name) and r["val_loss"]]
-        axes.plot([x for x, _ in runs], [min(y, roof) for _, y in runs], ".", alpha=0.35, color=_look(a, name)["color"])
+        axes.plot(grid[: len(means)], np.minimum(means, roof), label=name, **look)
+        diverged.update(rate for rate, mean in zip(grid, means, strict=False) if np.isinf(mean))
+        runs = [(r["learning_rate"], r["val_loss"]) for r in ours if r["variant"] == name and r["phase"] == "final"]
+        runs = [(rate, loss) for rate, loss in runs if loss is not None]
+        for marker, shown in ((".", [r for r in runs if r[1] <= roof]), ("^", [r for r in runs if r[1] > roof])):
+            x, y = [rate for rate, _ in shown], [min(loss, roof) for _, loss in shown]
+            axes.plot(x, y, marker, alpha=0.35, color=look["color"])
+        above = [rate for rate, mean in zip(grid, means, strict=False) if roof < mean < np.inf]
+        axes.plot(above, [roof] * len(above), "^", color=look["color"], markersize=7)
     for rate, n in diverged.items():
         axes.annotate(f"{n} diverged", (rate, roof), fontsize=7, rotation=30)
     axes.set_xscale("log")
-    rates = sorted({rate for variant in a.record["variants"].values() for rate in variant["grid"]})
-    if len(rates) <= 8:  # of more, the decades are enough
+    if len(grid) <= 8:  # of more, the decades are enough
         axes.minorticks_off()
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.set_xticks(grid, [f"{rate:g}" for rate in grid])
     axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}")
-    axes.set_title("line: tuning seeds; dots: fresh seeds", pad=20)
     _legend(axes)
-    return figure
 
 
 def equal_cost(a: Analysis) -> plt.Figure:
     """Validation loss over the floating-point operations spent, and over the seconds that they took here."""
-    figure, (by_flops, by_time) = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    for name, v in a.variants.items():
-        steps, losses = curve(v.runs)
-        keep = np.array(steps) * 2 >= max(steps, default=0)
-        mean = losses.mean(axis=0)[keep]
-        tokens = np.array(steps)[keep] * tokens_per_step(a, v)
-        for axes, x in ((by_flops, tokens * v.flops), (by_time, tokens / v.tokens_per_second)):
-            axes.plot(x, mean, label=name, marker=_marker(a, name), markersize=3, **_look(a, name))
-    by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
-    by_time.set(xlabel="seconds of this machine a run", title="equal time")
-    _legend(by_time)
+    curves, rows = _curves(a)
+    figure, pictures = _rows(len(rows), sharey="row")
+    for names, (by_flops, by_time) in zip(rows, pictures, strict=True):
+        for i, name in enumerate(names):
+            steps, losses = curves[name]
+            v, keep = a.variants[name], steps * 2 >= steps[-1]
+            middle = (np.median if v.n_stuck else np.mean)(losses, axis=0)[keep]
+            tokens = steps[keep] * tokens_per_step(a, v)
+            for axes, x in ((by_flops, tokens * v.flops), (by_time, tokens / v.tokens_per_second)):
+                axes.plot(x, middle, label=name + " (median)" * (v.n_stuck > 0), **_look(i))
+        by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
+        by_time.set(xlabel="seconds of this machine a run", title="equal time")
+        _legend(by_time)
     figure.tight_layout()
     return figure
