@@ -9,6 +9,8 @@ two_pass (dispatches take turns, medians).
 
 import argparse
 import dataclasses
+import json
+import shlex
 import statistics
 import sys
 import time
@@ -18,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.page import markdown, publish
 from lm import data, model, parameters
 from lm.data.batches import gather
 from lm.errors import UserError
-from lm.files import write_text
 from lm.layers import norms
 from lm.malloc import keep_freed_memory
 from lm.sample import load_run
@@ -41,15 +43,24 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    text = "\n".join(table(found, speeds()))
-    print(text)
+    rows = table(found, speeds())
+    print(markdown(rows))
     if a.publish:
-        Path(a.publish).mkdir(parents=True, exist_ok=True)
-        command = "python -m benchmarks.layernorm_swap " + " ".join(a.runs)
-        picture = "![error per layer](layernorm_swap.png)"
-        write_text(Path(a.publish) / "layernorm_swap.md", f"# layernorm_swap\n\n`{command}`\n\n{text}\n\n{picture}\n")
-        draw(found).savefig(Path(a.publish) / "layernorm_swap.png", dpi=110, bbox_inches="tight")
+        about = (
+            f"What another algorithm does to {len(found)} models trained with two passes, over the first {N_WINDOWS} "
+            "windows of the test split: how far the logits move, and the relative error of each layer's output (root "
+            "mean square, mean of the models). Time: of the layer alone, forward and backward, over that of two_pass."
+        )
+        commands = [command for run in a.runs for command in made_by(run)]
+        commands += [f"python -m benchmarks.layernorm_swap {' '.join(a.runs)} --publish docs/results"]
+        publish(Path(a.publish), "layernorm_swap", about, commands, rows, draw(found))
     return 0
+
+
+def made_by(run: str) -> list[str]:
+    """The commands that trained a run."""
+    record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
+    return ["python -m lm.train " + shlex.join(start["argv"][1:]) for start in record["starts"]]
 
 
 def swapped(run: str) -> dict[str, dict]:
@@ -109,25 +120,25 @@ def speeds() -> dict[str, float]:
     return {a: seconds / medians["two_pass"] for a, seconds in medians.items()}
 
 
-def table(found: list[dict], relative: dict[str, float]) -> list[str]:
+def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
     n_layers = len(found[0]["two_pass"]["layers"])
     layers = [f"layer {i}" for i in range(n_layers)]
     rows = [["algorithm", "mean abs. deviation of logits", "largest", *layers, f"time of the layer {SHAPE}"]]
-    rows.append(["---"] * len(rows[0]))
     for a in ALGORITHMS:
         mean, largest = np.mean([f[a]["mean"] for f in found]), max(f[a]["max"] for f in found)
         errors = np.mean([f[a]["layers"] for f in found], axis=0)
         rows.append([a, f"{mean:.2g}", f"{largest:.2g}", *(f"{e:.2g}" for e in errors), f"{relative[a]:.2f}"])
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    return rows
 
 
 def draw(found: list[dict]):
-    import matplotlib.pyplot as plt
+    from lm.sweeps.figures import COLOURS, STYLES, plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2))
-    for a in ALGORITHMS[1:]:
+    for i, a in enumerate(ALGORITHMS[1:]):
         errors = np.array([f[a]["layers"] for f in found])
-        axes.plot(range(errors.shape[1]), errors.mean(axis=0), marker="o", label=a)
+        look = {"marker": "os^"[i], "linestyle": STYLES[i], "color": COLOURS[i], "markerfacecolor": "none"}
+        axes.plot(range(errors.shape[1]), errors.mean(axis=0), label=a, **look)
     axes.set(yscale="log", xlabel="layer", ylabel="relative error of its output", xticks=range(errors.shape[1]))
     axes.legend(frameon=False)
     return figure

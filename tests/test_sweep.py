@@ -94,6 +94,22 @@ def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):  # 
 
 
 @pytest.mark.slow
+def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finished, tmp_path):  # noqa: F811
+    """Learned losses differ by rounding alone, which is far below what seeds make."""
+    workdir = tmp_path / "sweep"
+    done = run(bench, "--workdir", workdir, "--together", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = results(finished[0]), results(workdir)
+    assert one.keys() == two.keys()
+    for phase, name, rate, seed in one:
+        ours, theirs = two[phase, name, rate, seed]["test_loss"], one[phase, name, rate, seed]["test_loss"]
+        assert (ours is None) == (theirs is None)
+        if phase == "final" and ours is not None:
+            spread = abs(one[phase, name, rate, 0]["test_loss"] - one[phase, name, rate, 1]["test_loss"])
+            assert abs(ours - theirs) < 0.1 * spread, (name, rate, seed)
+
+
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # noqa: F811
     workdir, reference = tmp_path / "sweep", results(finished[0])
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]

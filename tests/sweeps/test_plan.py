@@ -7,7 +7,7 @@ from running import ROOT
 
 from lm.errors import UserError
 from lm.sweeps import plan as plan_of
-from lm.sweeps.plan import Match, Sweep, each, match_params, product, zipped
+from lm.sweeps.plan import LEARNING_RATE, Match, Sweep, each, match_params, product, zipped
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 
@@ -28,6 +28,10 @@ def test_combinators():
         each("model.norm")
     with pytest.raises(ValueError, match="zip"):
         zipped(norms, each("model.d_ff", 1))
+    with pytest.raises(ValueError, match="product: an axis without variants"):
+        product(norms, {})
+    with pytest.raises(ValueError, match="zipped: an axis without variants"):
+        zipped({}, {})
 
 
 def test_the_plan():
@@ -53,6 +57,7 @@ def tiny_with(monkeypatch, **changes) -> str:
 
 
 TWO = {"a": {}, "b": {"model.norm": "layer"}}
+TWO_GRIDS = {"mlp": {}, "glu": {"model.ffn": "glu", LEARNING_RATE: (1e-3, 1e-2)}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
 QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
 
@@ -67,6 +72,7 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
         ({"learning_rates": ()}, "learning_rates: () must be rates in ascending order"),
         ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be rates in ascending order"),
         ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
+        ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
         ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong to"),
         ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is the sweep's to set"),

@@ -1,0 +1,132 @@
+"""The coordinate check of muP: how far the first steps of Adam move activations, by width.
+
+    python -m benchmarks.mup_coordinates --publish docs/results
+
+Yang et al. 2022 (arXiv:2203.03466, appendix D.1): when all is scaled as it should be, what training does to the last
+hidden states and to the logits keeps its size as the model widens; under the standard parametrization it grows. The
+models of configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, three seeds.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.page import markdown, publish
+from lm import data, model, parameters
+from lm.config import Config
+from lm.config_file import load_values
+from lm.data.batches import gather
+from lm.errors import UserError
+from lm.feeds import train_feed
+from lm.step import init_state, train_step
+from lm.train import check_with_data
+
+WIDTHS = (32, 64, 128, 256, 512)
+STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3
+BASE = "configs/shakespeare_small.py"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0])
+    parser.add_argument("--publish", metavar="DIR", help="write mup_coordinates.md and its picture there")
+    a = parser.parse_args()
+    try:
+        found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    print(markdown(table(found)))
+    if a.publish:
+        command = "python -m benchmarks.mup_coordinates --publish docs/results"
+        about = (
+            f"How far {STEPS} steps of Adam at {RATE:g} move the last hidden states and the logits from where they "
+            f"were: root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the "
+            "slope over the width, both logarithmic: 0 is flat. Models of `configs/sweeps/mup.py`; at width "
+            f"{WIDTHS[0]} both parametrizations are the same."
+        )
+        publish(Path(a.publish), "mup_coordinates", about, [command], table(found), draw(found))
+    return 0
+
+
+def config_of(parametrization: str, width: int) -> Config:
+    return load_values(
+        BASE,
+        {
+            "model.parametrization": parametrization,
+            "model.d_model": width,
+            "model.d_ff": 3 * width,
+            "model.mup_base_d_model": WIDTHS[0],
+            "model.mup_base_d_head": 8,
+            "optimizer.learning_rate": RATE,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+            "train.steps": STEPS,
+        },
+    )
+
+
+def moved(parametrization: str, width: int) -> dict[str, float]:
+    """The root mean square change of the last hidden states and of the logits, mean over the seeds."""
+    config = config_of(parametrization, width)
+    corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
+    config = check_with_data(config, corpus)
+    t = config.train
+    seen = gather(corpus.split("validation").tokens, np.arange(t.batch_size) * t.seq_len, t.seq_len)[:, :-1]
+    step, outputs = (jax.jit(f, static_argnames="config") for f in (train_step, outputs_of))
+    changes = []
+    for seed in SEEDS:
+        state = jax.jit(init_state, static_argnums=0)(config, seed)
+        before = outputs(state.params, seen, config=config)
+        for i in range(STEPS):
+            tokens = train_feed(corpus.split("train"), False, config, i, 1)["tokens"][0]
+            state, _ = step(state, {"tokens": tokens}, config=config)
+        after = outputs(state.params, seen, config=config)
+        changes.append([float(jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2))) for k in before])
+    return dict(zip(before, np.mean(changes, axis=0), strict=True))
+
+
+def outputs_of(params, tokens_BT, config: Config) -> dict:
+    """The residual stream after the last layer, and the logits."""
+    _, sown = model.hidden(params, config.model, tokens_BT, mutable=["intermediates"])
+    outputs = sown["intermediates"]
+    stacked = outputs if config.model.scan_layers else parameters.stack_layers(outputs)
+    logits = model.logits(params, config.model, tokens_BT)
+    return {"hidden states": stacked["layers"]["x_BTD"][0][-1], "logits": logits}
+
+
+def exponent(changes: list[float]) -> float:
+    return float(np.polyfit(np.log(WIDTHS), np.log(changes), 1)[0])
+
+
+def table(found: dict) -> list[list[str]]:
+    rows = [["change of", "parametrization", *(f"width {width}" for width in WIDTHS), "exponent"]]
+    for what in found["mup"][0]:
+        for name, by_width in found.items():
+            changes = [moves[what] for moves in by_width]
+            rows.append([what, name, *(f"{change:.3f}" for change in changes), f"{exponent(changes):+.2f}"])
+    return rows
+
+
+def draw(found: dict):
+    from lm.sweeps.figures import COLOURS, plt
+
+    figure, pictures = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
+    for axes, what in zip(pictures, found["mup"][0], strict=True):
+        for i, (name, by_width) in enumerate(found.items()):
+            changes = [moves[what] for moves in by_width]
+            axes.plot(WIDTHS, changes, marker="os"[i], linestyle=("-", "--")[i], color=COLOURS[i], label=name)
+        axes.set(xscale="log", yscale="log", xlabel="width (d_model)", title=what)
+        axes.minorticks_off()
+        axes.set_xticks(WIDTHS, map(str, WIDTHS))
+    pictures[0].set_ylabel(f"root mean square change in {STEPS} steps")
+    pictures[1].legend()
+    figure.tight_layout()
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
