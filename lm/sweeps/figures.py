@@ -42,10 +42,10 @@ def to_bytes(figure: plt.Figure, kind: str) -> bytes:
 
 
 def panels(a: Analysis) -> list[list[str]]:
-    """The variants that choose from the same learning rates, which are drawn together, in the sweep's order."""
+    """The variants that are drawn together: those that choose from the same learning rates, those without a choice."""
     by_grid = {}
-    for name, variant in a.record["variants"].items():
-        by_grid.setdefault(tuple(variant["grid"]), []).append(name)
+    for name, v in a.variants.items():
+        by_grid.setdefault(v.grid if len(v.grid) > 1 else None, []).append(name)
     return list(by_grid.values())
 
 
@@ -151,8 +151,8 @@ def learning_rates(a: Analysis) -> plt.Figure:
 
 
 def _rates_of(a: Analysis, names: list[str], axes) -> None:
-    """The learning rates of variants that have the same."""
-    grid = a.variants[names[0]].grid
+    """The learning rates of one panel's variants."""
+    grid = sorted({rate for name in names for rate in a.variants[name].grid})
     ours = [run for run in a.results.found.values() if run["variant"] in names]
     finite = [run["val_loss"] for run in ours if run["val_loss"] is not None]
     roof = np.percentile(finite, 95) + 0.15 * (np.percentile(finite, 95) - min(finite)) if finite else 1.0
@@ -160,7 +160,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> None:
     for i, name in enumerate(names):
         look = _look(i)
         means = []
-        for rate in grid if len(grid) > 1 else ():
+        for rate in grid if len(a.variants[name].grid) > 1 else ():
             losses = [a.results.found["tuning", name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
             means.append(np.inf if None in losses else np.mean(losses))
         axes.plot(grid[: len(means)], np.minimum(means, roof), label=name, **look)

@@ -258,3 +258,16 @@ def test_variants_with_the_same_choice_are_drawn_together(tmp_path):
     assert lm.sweeps.figures.panels(a) == [["plain", "gated"], ["wide"]]
     assert len(lm.sweeps.figures.learning_curves(a).axes) == 4
     assert len(lm.sweeps.figures.learning_rates(a).axes) == 1
+
+
+def test_variants_without_a_choice_are_drawn_together(tmp_path):
+    record, runs = sweep()
+    rates = {"plain": 0.001, "gated": 0.002, "wide": 0.004}
+    for name, rate in rates.items():
+        record["variants"][name]["grid"] = [rate]
+    runs = [r for r in runs if r["phase"] == "final" and r["learning_rate"] == 0.002]
+    for r in runs:
+        r["learning_rate"] = rates[r["variant"]]
+    a = analyse(write(tmp_path / "s", record, runs))
+    assert lm.sweeps.figures.panels(a) == [list(LOSSES)]
+    assert list(lm.sweeps.figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
