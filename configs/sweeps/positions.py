@@ -16,7 +16,7 @@ def get_sweep():
         variants=each("model.positions", "rope", "sinusoidal", "learned", "none"),
         baseline="rope",
         comparisons=(("sinusoidal", "rope"), ("learned", "rope"), ("none", "rope")),
-        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        learning_rates=(4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
         budgets={
             "quick": Budget(
                 tuning_seeds=1,
