@@ -4,9 +4,9 @@
 
 Measured on 2 cores of a 2.6 GHz Xeon (shared virtual machine, jax 0.10.2), 2026-11-22: a validation loss of 6.51 nats
 per word after one epoch (160 steps, 94 s), where counting words alone gives 6.24: one epoch of plain SGD is too little
-for this text (configs/sweeps/cmu_15780.py has five epochs of five seeds). Published by the course, for the complete works
-(32,074 words, 9,892,554 parameters): 5.9 after one epoch. Theirs is a longer text whose words leave out the spacing: the
-two cannot be compared.
+for this text (configs/sweeps/cmu_15780.py has five epochs of five seeds). Published by the course, for the complete
+works (32,074 words, 9,892,554 parameters): 5.9 after one epoch. Theirs is a longer text whose words leave out the
+spacing: the two cannot be compared.
 """
 
 from lm.config import default_config
