@@ -155,7 +155,10 @@ def _rates_of(a: Analysis, names: list[str], axes) -> None:
     grid = sorted({rate for name in names for rate in a.variants[name].grid})
     ours = [run for run in a.results.found.values() if run["variant"] in names]
     finite = [run["val_loss"] for run in ours if run["val_loss"] is not None]
-    roof = np.percentile(finite, 95) + 0.15 * (np.percentile(finite, 95) - min(finite)) if finite else 1.0
+    roof = 1.0
+    if finite:  # most of the runs fill the picture, whatever a few come to
+        high = np.percentile(finite, 95)
+        roof = min(max(finite) + 0.05 * (high - min(finite)), high + 0.5 * (high - min(finite)))
     diverged = collections.Counter()
     for i, name in enumerate(names):
         look = _look(i)
