@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.page import markdown, publish
+from benchmarks.compare import markdown
+from benchmarks.page import publish
 from lm import data, model, parameters
 from lm.data.batches import gather
 from lm.errors import UserError
@@ -44,7 +45,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     rows = table(found, speeds())
-    print(markdown(rows))
+    print(markdown(rows[0], rows[1:]))
     if a.publish:
         about = (
             f"What another algorithm does to {len(found)} models trained with two passes, over the first {N_WINDOWS} "

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.page import markdown, publish
-from lm import data, model, parameters
+from benchmarks.compare import markdown
+from benchmarks.layernorm_swap import forward
+from benchmarks.page import publish
+from lm import data
 from lm.config import Config
 from lm.config_file import load_values
 from lm.data.batches import gather
@@ -39,7 +41,8 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
-    print(markdown(table(found)))
+    rows = table(found)
+    print(markdown(rows[0], rows[1:]))
     if a.publish:
         command = "python -m benchmarks.mup_coordinates --publish docs/results"
         about = (
@@ -48,7 +51,7 @@ def main() -> int:
             "slope over the width, both logarithmic: 0 is flat. Models of `configs/sweeps/mup.py`; at width "
             f"{WIDTHS[0]} both parametrizations are the same."
         )
-        publish(Path(a.publish), "mup_coordinates", about, [command], table(found), draw(found))
+        publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))
     return 0
 
 
@@ -91,11 +94,8 @@ def moved(parametrization: str, width: int) -> dict[str, float]:
 
 def outputs_of(params, tokens_BT, config: Config) -> dict:
     """The residual stream after the last layer, and the logits."""
-    _, sown = model.hidden(params, config.model, tokens_BT, mutable=["intermediates"])
-    outputs = sown["intermediates"]
-    stacked = outputs if config.model.scan_layers else parameters.stack_layers(outputs)
-    logits = model.logits(params, config.model, tokens_BT)
-    return {"hidden states": stacked["layers"]["x_BTD"][0][-1], "logits": logits}
+    logits, layers = forward(params, config.model, tokens_BT)
+    return {"hidden states": layers[-1], "logits": logits}
 
 
 def exponent(changes: list[float]) -> float:

@@ -177,7 +177,7 @@ def notes(a: Analysis) -> str:
     )
 
 
-def _code(started: dict) -> tuple[str, str]:
+def code(started: dict) -> tuple[str, str]:
     """The commit and the versions of one start; a sweep that was continued may have several."""
     git = started["git"]
     commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
@@ -194,7 +194,7 @@ def repetition(a: Analysis) -> list[str]:
     return [
         f"python -m lm.sweep --config configs/sweeps/{r['name']}.py --budget {r['budget']}",
         "started as: python -m lm.sweep " + shlex.join(_relative(last["argv"][1:])),
-        *dict.fromkeys(line for started in r["starts"] for line in _code(started)),
+        *dict.fromkeys(line for started in r["starts"] for line in code(started)),
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
