@@ -28,6 +28,7 @@ from lm.errors import UserError
 from lm.layers import norms
 from lm.malloc import keep_freed_memory
 from lm.sample import load_run
+from lm.sweeps.tables import relative
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
@@ -61,7 +62,7 @@ def main() -> int:
 def made_by(run: str) -> list[str]:
     """The commands that trained a run."""
     record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
-    return ["python -m lm.train " + shlex.join(start["argv"][1:]) for start in record["starts"]]
+    return ["python -m lm.train " + shlex.join(relative(start["argv"][1:])) for start in record["starts"]]
 
 
 def swapped(run: str) -> dict[str, dict]:

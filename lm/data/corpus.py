@@ -87,7 +87,7 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
     """What counting tokens alone reaches on a split, in nats per token; None where there is no such split.
 
     Probabilities are the frequencies in the training split, where every token counts one more time than it occurs
-    (Laplace's rule). Of a long split the first COUNTED tokens (or packed rows) count.
+    (Laplace's rule). Of a long split the first COUNTED tokens count.
     """
     if name not in corpus.splits:
         return None
@@ -97,9 +97,10 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
 
 
 def _counts(split: Split, vocab_size: int) -> np.ndarray:
-    tokens = np.asarray(split.tokens[:COUNTED])
+    n = COUNTED // split.tokens.shape[1] if split.packed else COUNTED
+    tokens = np.asarray(split.tokens[:n])
     if split.packed:
-        tokens = tokens[np.asarray(split.segments[:COUNTED]) > 0]
+        tokens = tokens[np.asarray(split.segments[:n]) > 0]
     return np.bincount(tokens, minlength=vocab_size)
 
 

@@ -193,7 +193,7 @@ def repetition(a: Analysis) -> list[str]:
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         f"python -m lm.sweep --config configs/sweeps/{r['name']}.py --budget {r['budget']}",
-        "started as: python -m lm.sweep " + shlex.join(_relative(last["argv"][1:])),
+        "started as: python -m lm.sweep " + shlex.join(relative(last["argv"][1:])),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
@@ -216,7 +216,7 @@ def speed_up(a: Analysis) -> str:
     return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
 
 
-def _relative(arguments: list[str]) -> list[str]:
+def relative(arguments: list[str]) -> list[str]:
     """Command-line arguments without the directories of the machine they were typed on."""
     parts = [a.rpartition("=") for a in arguments]  # --key=/directory too
     return [key + equals + (Path(value).name if value.startswith("/") else value) for key, equals, value in parts]

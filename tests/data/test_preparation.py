@@ -11,6 +11,7 @@ import pytest
 
 from lm.config import DataConfig
 from lm.data import Corpus, Split, open_corpus, preparation, problems, python_docs, sources, tokenizers, unigram_loss
+from lm.data import corpus as corpus_module
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,6 +310,17 @@ def test_what_counting_alone_reaches_by_hand(config, tmp_path):
     whole = Split("train", train[None], 4, None, np.ones((1, 4), int))
     rows = Corpus("rows", {"train": whole, "validation": packed}, None, "", packed=True)
     assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
+
+
+def test_of_a_long_split_only_the_beginning_is_counted(monkeypatch):
+    """By tokens, in packed rows too: here two tokens, of training 0 0 or the row of them, of validation 1 1."""
+    monkeypatch.setattr(corpus_module, "COUNTED", 2)
+    flat = {name: np.array(ids) for name, ids in (("train", [0, 0, 1, 1, 1]), ("validation", [1, 1, 0, 0, 0]))}
+    splits = {name: Split(name, ids, len(ids), None) for name, ids in flat.items()}
+    assert unigram_loss(Corpus("two", splits, None, ""), "validation", 2) == pytest.approx(math.log(4))
+    rows = {name: ids[:4].reshape(2, 2) for name, ids in flat.items()}
+    splits = {name: Split(name, ids, 4, None, np.ones((2, 2), int)) for name, ids in rows.items()}
+    assert unigram_loss(Corpus("rows", splits, None, "", packed=True), "validation", 2) == pytest.approx(math.log(4))
 
 
 def test_the_embedded_text_is_large_and_any_split_covers_its_characters(config):
