@@ -1,7 +1,9 @@
-"""Can LayerNorm be computed in one pass? Swapped in a trained model, after fine-tuning, and from scratch.
+r"""Can LayerNorm be computed in one pass? Swapped in a trained model, after fine-tuning, and from scratch.
 
-    for seed in 0 1 2 3 4; do python -m lm.train --config configs/shakespeare_small.py --config.model.norm=layer \
-        --config.train.seed=$seed --workdir runs/layernorm-$seed; done
+    for seed in 0 1 2 3 4; do
+        python -m lm.train --config configs/shakespeare_small.py --config.model.norm=layer \
+            --config.train.seed=$seed --workdir runs/layernorm-$seed
+    done
     python -m lm.sweep --config configs/sweeps/layernorm_algorithms.py --budget quick
     python -m lm.report sweeps/layernorm_algorithms-quick
     python -m benchmarks.layernorm_swap runs/layernorm-*        # logits' deviation, error per layer, speed of the layer
