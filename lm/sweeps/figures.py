@@ -143,15 +143,15 @@ def learning_rates(a: Analysis) -> plt.Figure:
     """
     rows = [names for names in panels(a) if len(a.variants[names[0]].grid) > 1] or panels(a)
     figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
-    for names, axes in zip(rows, pictures[:, 0], strict=True):
-        _rates_of(a, names, axes)
-    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds; triangles: above the picture", pad=20)
+    clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
+    triangles = "; triangles: above the picture" * any(clipped)
+    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds" + triangles, pad=20)
     figure.tight_layout()
     return figure
 
 
-def _rates_of(a: Analysis, names: list[str], axes) -> None:
-    """The learning rates of one panel's variants."""
+def _rates_of(a: Analysis, names: list[str], axes) -> bool:
+    """The learning rates of one panel's variants; whether a loss is above the picture."""
     grid = sorted({rate for name in names for rate in a.variants[name].grid})
     ours = [run for run in a.results.found.values() if run["variant"] in names]
     finite = [run["val_loss"] for run in ours if run["val_loss"] is not None]
@@ -159,7 +159,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> None:
     if finite:  # most of the runs fill the picture, whatever a few come to
         high = np.percentile(finite, 95)
         roof = min(max(finite) + 0.05 * (high - min(finite)), high + 0.5 * (high - min(finite)))
-    diverged = collections.Counter()
+    diverged, clipped = collections.Counter(), False
     for i, name in enumerate(names):
         look = _look(i)
         means = []
@@ -174,6 +174,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> None:
             x, y = [rate for rate, _ in shown], [min(loss, roof) for _, loss in shown]
             axes.plot(x, y, marker, alpha=0.35, color=look["color"])
         above = [rate for rate, mean in zip(grid, means, strict=False) if roof < mean < np.inf]
+        clipped |= bool(above) or any(loss > roof for _, loss in runs)
         axes.plot(above, [roof] * len(above), "^", color=look["color"], markersize=7)
     for rate, n in diverged.items():
         axes.annotate(f"{n} diverged", (rate, roof), fontsize=7, rotation=30)
@@ -183,6 +184,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> None:
         axes.set_xticks(grid, [f"{rate:g}" for rate in grid])
     axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}")
     _legend(axes)
+    return clipped
 
 
 def equal_cost(a: Analysis) -> plt.Figure:

@@ -271,3 +271,13 @@ def test_variants_without_a_choice_are_drawn_together(tmp_path):
     a = analyse(write(tmp_path / "s", record, runs))
     assert lm.sweeps.figures.panels(a) == [list(LOSSES)]
     assert list(lm.sweeps.figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
+
+
+def test_what_is_above_the_picture_is_marked_and_the_marks_are_explained(tmp_path):
+    record, runs = sweep()
+    title = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "all", record, runs))).axes[0].get_title()
+    assert "triangles" not in title
+    select(runs, "final", "plain", 0.004)[0]["val_loss"] = 50.0
+    axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "clipped", record, runs))).axes[0]
+    assert "triangles: above the picture" in axes.get_title()
+    assert [len(line.get_xdata()) for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())] == [1]
