@@ -96,7 +96,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     record = describe_sweep(plan, variants, jax)
     start(workdir, record, {name: v.config for name, v in variants.items()})
     say(f"{workdir}  device {jax.device_count()} x {jax.devices()[0].device_kind}, {together} runs at once on each")
-    return carry_out(plan, variants, Results(workdir), together, progress)
+    return carry_out(plan, variants, record, Results(workdir), together, progress)
 
 
 def start_jax(plan: Plan):
@@ -112,7 +112,7 @@ def start_jax(plan: Plan):
     return jax
 
 
-def carry_out(plan: Plan, variants: dict, results: Results, together: int, progress) -> int:
+def carry_out(plan: Plan, variants: dict, record: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
     from lm.sweeps.speed import measure_variants
@@ -126,7 +126,7 @@ def carry_out(plan: Plan, variants: dict, results: Results, together: int, progr
         for name, v in variants.items():
             if any(("tuning", *run) not in results.found for run in tuning if run[0] == name):
                 continue  # its tuning failed or was stopped; the others go on
-            rate = choose(results, name, v.grid, plan.tuning_seeds)
+            rate = choose(results, record, name)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
             say(f"{name}: best learning rate {rate:g}{edge}")
             final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]

@@ -5,14 +5,15 @@
 
 Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not. Here with plain SGD
 and with Adam, each with and without, beside sandwich, parallel and no norms with it; the grids of learning rates go on
-until training diverges or does no better than counting tokens. Half the base's batch: what is asked shows in the first
+until training diverges or does no better than counting tokens, or else a hundredfold beyond the best rate and more:
+under Adam the sandwich and the parallel block do neither. Half the base's batch: what is asked shows in the first
 steps.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
 
 SGD = {"optimizer.name": "sgd", LEARNING_RATE: (0.03, 0.125, 0.5, 2.0, 8.0)}
-ADAM = {"optimizer.name": "adamw", LEARNING_RATE: (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)}
+ADAM = {"optimizer.name": "adamw", LEARNING_RATE: (3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0)}
 NO_NORM = {"SGD": SGD | {LEARNING_RATE: (5e-4, 2e-3, 8e-3, 3e-2, 1.25e-1)}, "Adam": ADAM}
 
 

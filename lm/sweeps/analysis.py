@@ -9,9 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
-from lm.sweeps.results import Results, around, at_edge, choose, identical, tuning_runs
-
-STUCK = 0.95  # of the loss of counting tokens alone: a run that ends above it has hardly learned
+from lm.sweeps.results import STUCK, Results, around, at_edge, choose, identical, stuck_above, tuning_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _missing(record: dict, results: Results) -> int:
     if missing := sum(("tuning", *run) not in results.found for run in wanted):
         return missing
     for name, v in record["variants"].items():
-        rates = around(v["grid"], choose(results, name, v["grid"], record["tuning_seeds"]))
+        rates = around(v["grid"], choose(results, record, name))
         missing += sum(("final", name, rate, seed) not in results.found for rate in rates for seed in record["seeds"])
     return missing + (results.speeds is None)
 
@@ -119,7 +117,7 @@ def _missing(record: dict, results: Results) -> int:
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
     described = record["variants"][name]
     grid = described["grid"]
-    rate = choose(results, name, grid, record["tuning_seeds"])
+    rate = choose(results, record, name)
     runs = [results.found["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
@@ -137,7 +135,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         sampling_error=float(np.mean(errors)) if errors else math.nan,
         tokens_per_second=results.speeds["variants"][name],
         quartiles=tuple(results.speeds["quartiles"][name]),
-        n_stuck=sum(loss is not None and loss > STUCK * described["data"]["unigram"]["test"] for loss in losses),
+        n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
     )
 
 

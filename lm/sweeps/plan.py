@@ -41,21 +41,30 @@ def match_flops(variant: str) -> Match:
 
 
 def each(key: str, *values) -> Variants:
-    """One variant for each value of a key, named by the value; raises ValueError if there is none."""
+    """One variant for each value of a key, named by the value; raises ValueError if there is none, or one twice."""
     if not values:
         raise ValueError(f"each({key!r}): an axis without values")
-    return {str(value): {key: value} for value in values}
+    variants = {str(value): {key: value} for value in values}
+    if len(variants) < len(values):
+        raise ValueError(f"each({key!r}): a value twice in {values}")
+    return variants
 
 
 def product(*axes: Variants) -> Variants:
-    """Every combination of one variant from each axis, "a, b"; raises ValueError for an axis without variants."""
+    """Every combination of one variant from each axis, "a, b".
+
+    Raises ValueError for an axis without variants, and for a key that two of them set.
+    """
     if not all(axes):
         raise ValueError("product: an axis without variants")
     return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
 
 
 def zipped(*axes: Variants) -> Variants:
-    """The first variants of all axes together, the second, and so on; raises ValueError for unequal or no lengths."""
+    """The first variants of all axes together, the second, and so on.
+
+    Raises ValueError for unequal or no lengths, and for a key that two of them set.
+    """
     if not all(axes):
         raise ValueError("zipped: an axis without variants")
     return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
@@ -64,6 +73,8 @@ def zipped(*axes: Variants) -> Variants:
 def _merged(axes, names) -> Values:
     merged = {}
     for axis, name in zip(axes, names, strict=True):
+        if both := merged.keys() & axis[name].keys():
+            raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")
         merged |= axis[name]
     return merged
 
@@ -83,7 +94,7 @@ class Sweep:
     """One ablation.
 
     base: a config file, with `values` changed for all variants. variants: by name what each changes; the value of
-    optimizer.learning_rate may be a tuple, a grid of the variant's own. comparisons: (variant, against) pairs, the
+    optimizer.learning_rate may be a grid of the variant's own. comparisons: (variant, against) pairs, the
     claims that the sweep is made for: the report corrects for their number.
     """
 
@@ -132,8 +143,9 @@ def load(path: str, budget_name: str) -> Plan:
     budget, problems, configs, grids, matches = sweep.budgets[budget_name], {}, {}, {}, {}
     for name, changes in sweep.variants.items():
         values = sweep.values | budget.values | changes
-        grid = values.pop(LEARNING_RATE, None)
-        grid = grid if isinstance(grid, tuple) else (grid,) if grid else budget.learning_rates or sweep.learning_rates
+        of_budget = sweep.learning_rates if budget.learning_rates is None else budget.learning_rates
+        own = values.pop(LEARNING_RATE, None)
+        grid = _grid(of_budget if own is None else own)
         if isinstance(values.get("model.d_ff"), Match):
             matches[name] = values.pop("model.d_ff")
         for rate in reversed(grid):
@@ -154,10 +166,31 @@ def load(path: str, budget_name: str) -> Plan:
     return Plan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
 
 
+def _grid(rates) -> tuple:
+    """Learning rates in any list, or a single one, as a tuple."""
+    return tuple(rates) if isinstance(rates, tuple | list) else (rates,)
+
+
+def _misshapen(sweep: Sweep):
+    """What has not the type it should have."""
+    if not _all_of(sweep.variants, dict):
+        yield "variants: they must be a dictionary, of each variant's name and the dictionary of what it changes"
+    if not _all_of(sweep.budgets, Budget):
+        yield "budgets: they must be a dictionary of names and Budgets"
+    for pair in sweep.comparisons:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            yield f"comparisons: {pair!r} is not a pair (variant, against)"
+            return
+
+
+def _all_of(found, kind: type) -> bool:
+    return isinstance(found, dict) and all(isinstance(value, kind) for value in found.values())
+
+
 def _problems(sweep: Sweep):
     """What is wrong with a sweep apart from its configs."""
-    if wrong := [pair for pair in sweep.comparisons if not (isinstance(pair, tuple) and len(pair) == 2)]:
-        yield f"comparisons: {wrong[0]!r} is not a pair (variant, against)"
+    if problems := list(_misshapen(sweep)):
+        yield from problems
         return
     names = list(sweep.variants)
     if len(names) < 2:
@@ -178,24 +211,37 @@ def _problems(sweep: Sweep):
     if not sweep.comparisons:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
+    pairs = [frozenset(pair) for pair in sweep.comparisons]
+    twice = (pair for i, pair in enumerate(sweep.comparisons) if pairs[i] in pairs[:i])
+    yield from (f"comparisons: {a!r} and {b!r} are compared twice" for a, b in twice)
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     for place, values in places.items():
         if any(isinstance(v, Match) for v in values.values()) or LEARNING_RATE in values:
             yield f"{place}: learning rates and matched widths belong to learning_rates and to variants"
     places |= {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
     yield from (f"{place}: train.seed is the sweep's to set" for place, v in places.items() if "train.seed" in v)
-    grids = {"learning_rates": sweep.learning_rates}
-    grids |= {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
-    grids |= {
-        f"variant {name!r}: {LEARNING_RATE}": changes.get(LEARNING_RATE) for name, changes in sweep.variants.items()
-    }
-    for place, grid in grids.items():
-        if isinstance(grid, tuple) and (not grid or list(grid) != sorted(set(grid))):
-            yield f"{place}: {grid} must be rates in ascending order, at least one and none twice"
+    for variant, changes in sweep.variants.items():
+        measured = [key for key in changes if key.startswith("eval.")]
+        yield from (f"variant {variant!r}: {key} must be alike for all, in values" for key in measured)
+    yield from _wrong_grids(sweep)
+    yield from _wrong_budgets(sweep.budgets)
+
+
+def _wrong_grids(sweep: Sweep):
+    grids = {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
+    grids |= {f"variant {name!r}: {LEARNING_RATE}": v.get(LEARNING_RATE) for name, v in sweep.variants.items()}
+    grids = {"learning_rates": sweep.learning_rates} | {k: grid for k, grid in grids.items() if grid is not None}
+    for place, given in grids.items():
+        grid = _grid(given)
+        if not grid or not all(type(rate) in (int, float) for rate in grid) or list(grid) != sorted(set(grid)):
+            yield f"{place}: {given} must be rates in ascending order, at least one and none twice"
+
+
+def _wrong_budgets(budgets: dict[str, Budget]):
     for name in BUDGETS:
-        if name not in sweep.budgets:
+        if name not in budgets:
             yield f"budgets: there is no {name!r}; a sweep has {' and '.join(BUDGETS)}"
-    for name, budget in sweep.budgets.items():
+    for name, budget in budgets.items():
         if name not in BUDGETS:
             yield f"budgets: unknown {name!r}; there are {' and '.join(BUDGETS)}"
         least = MIN_SEEDS if name == "full" else 2

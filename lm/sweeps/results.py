@@ -14,6 +14,8 @@ from lm.errors import UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.plan import Plan
 
+STUCK = 0.95  # of the loss of counting tokens alone: a run that ends above it has hardly learned
+
 
 def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
     """sweep.json: all that the runs follow from, and all that the report needs beside their results."""
@@ -163,17 +165,29 @@ def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
     return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
 
 
-def choose(results: Results, variant: str, grid, seeds) -> float:
-    """The rate at which the fewest tuning seeds diverged; among such the one of smallest mean validation loss."""
+def stuck_above(record: dict, variant: str, split: str) -> float:
+    """The loss on a split above which a run of the variant has hardly learned; infinite if it is unknown."""
+    unigram = record["variants"][variant]["data"]["unigram"][split]
+    return math.inf if unigram is None else STUCK * unigram
+
+
+def choose(results: Results, record: dict, variant: str) -> float:
+    """The rate at which most tuning seeds learned something; among such the one of their smallest mean validation loss.
+
+    record: sweep.json. A seed that got stuck has learned nothing, but is better than one that diverged.
+    """
+    grid, limit = record["variants"][variant]["grid"], stuck_above(record, variant, "validation")
     if len(grid) == 1:
         return grid[0]
 
-    def diverged_and_loss(rate: float) -> tuple[int, float]:
-        losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in seeds]
+    def lost_diverged_loss(rate: float) -> tuple[int, int, float]:
+        losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
         finite = [loss for loss in losses if loss is not None]
-        return losses.count(None), math.fsum(finite) / len(finite) if finite else math.inf
+        learned = [loss for loss in finite if loss <= limit]
+        mean = math.fsum(learned or finite) / len(learned or finite) if finite else math.inf
+        return len(losses) - len(learned), losses.count(None), mean
 
-    return min(grid, key=diverged_and_loss)
+    return min(grid, key=lost_diverged_loss)
 
 
 def at_edge(grid, rate: float) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.sweeps.analysis import STUCK, Analysis, VariantResult, curve, difference, tokens_per_step
+from lm.sweeps.analysis import Analysis, VariantResult, curve, difference, tokens_per_step
+from lm.sweeps.results import STUCK, stuck_above
 
 COLUMNS = 8  # of the table of validation losses
 
@@ -128,7 +129,9 @@ def rates(a: Analysis) -> list[list[str]]:
         for rate in v.grid if len(v.grid) > 1 else ():
             losses = [a.results.found["tuning", v.name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
             shown = f"{losses.count(None)} diverged" if None in losses else number(float(np.mean(losses)))
-            means.append(f"{rate:g}: {shown}" + " (best)" * (rate == v.rate))
+            limit = stuck_above(a.record, v.name, "validation")
+            stuck = sum(loss is not None and loss > limit for loss in losses)
+            means.append(f"{rate:g}: {shown}" + f" ({stuck} stuck)" * (stuck > 0) + " (best)" * (rate == v.rate))
         if means:
             rows.append([v.name, ", ".join(means)])
     return [["variant", "validation loss at each learning rate, mean of the tuning seeds"], *rows] if rows else []

@@ -249,6 +249,18 @@ def test_where_every_rate_diverges_the_one_that_diverges_least_is_taken(tmp_path
     assert (plain.rate, plain.at_edge) == (0.004, True)
 
 
+def test_a_rate_at_which_a_seed_learned_nothing_is_like_one_at_which_it_diverged(tmp_path):
+    record, runs = sweep()
+    for rate, losses in ((0.001, (2.45, 2.46)), (0.002, (2.0, 2.2)), (0.004, (4.0, 2.1))):
+        for r, loss in zip(select(runs, "tuning", "plain", rate), losses, strict=True):
+            r["val_loss"] = loss  # counting tokens gives 2.5: 2.45 and 4.0 have learned nothing
+    diverge(select(runs, "tuning", "plain", 0.002)[0])
+    runs += [run("final", "plain", rate, seed, 2.0) for rate in (0.002, 0.004) for seed in range(5)]
+    a = analyse(write(tmp_path / "s", record, runs))
+    assert a.variants["plain"].rate == 0.004  # one seed learned as at 0.002, where the other one diverged
+    assert tables.rates(a)[1][1] == "0.001: 2.4550 (2 stuck), 0.002: 1 diverged, 0.004: 3.0500 (1 stuck) (best)"
+
+
 def test_variants_with_the_same_choice_are_drawn_together(tmp_path):
     record, runs = sweep()
     record["variants"]["wide"]["grid"] = [0.002]

@@ -32,6 +32,10 @@ def test_combinators():
         product(norms, {})
     with pytest.raises(ValueError, match="zipped: an axis without variants"):
         zipped({}, {})
+    with pytest.raises(ValueError, match=r"each\('model.norm'\): a value twice in \('rms', 'layer', 'rms'\)"):
+        each("model.norm", "rms", "layer", "rms")
+    with pytest.raises(ValueError, match=r"rms, 4: two axes set model\.norm"):
+        product(norms, {"4": {"model.norm": "layer"}})
 
 
 def test_the_plan():
@@ -60,6 +64,7 @@ TWO = {"a": {}, "b": {"model.norm": "layer"}}
 TWO_GRIDS = {"mlp": {}, "glu": {"model.ffn": "glu", LEARNING_RATE: (1e-3, 1e-2)}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
 QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
+BACKWARDS = plan_of.Budget(1, 2, learning_rates=[2e-3, 1e-3])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +77,18 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
         ({"learning_rates": ()}, "learning_rates: () must be rates in ascending order"),
         ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be rates in ascending order"),
         ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
+        ({"learning_rates": []}, "learning_rates: [] must be rates in ascending order"),
+        ({"learning_rates": [2e-3, 1e-3]}, "learning_rates: [0.002, 0.001] must be rates in ascending order"),
+        ({"learning_rates": None}, "learning_rates: None must be rates in ascending order"),
+        ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be rates in ascending order"),
+        ({"budgets": {"quick": BACKWARDS, "full": FULL}}, "budget 'quick': learning_rates: [0.002, 0.001] must be"),
+        ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be rates"),
+        ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
+        ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be alike for all"),
+        ({"variants": ["a", "b"]}, "variants: they must be a dictionary"),
+        ({"variants": {"a": None}}, "variants: they must be a dictionary"),
+        ({"budgets": {"quick": 1}}, "budgets: they must be a dictionary of names and Budgets"),
+        ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
         ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
         ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong to"),
@@ -94,6 +111,14 @@ QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
 )  # fmt: skip
 def test_mistakes(monkeypatch, changes, told):
     assert told in tiny_with(monkeypatch, **changes)
+
+
+def test_grids_may_be_lists_or_one_rate(monkeypatch):
+    variants = {"a": {LEARNING_RATE: [1e-3, 1e-2]}, "b": {LEARNING_RATE: [2e-3, 2e-2]}, "c": {LEARNING_RATE: 3e-3}}
+    of_file = plan_of.run_file(str(TINY), "get_sweep", "")
+    sweep = dataclasses.replace(of_file, variants=variants, baseline="a", comparisons=[["b", "a"]])
+    monkeypatch.setattr(plan_of, "run_file", lambda *_: sweep)
+    assert plan_of.load(str(TINY), "quick").grids == {"a": (1e-3, 1e-2), "b": (2e-3, 2e-2), "c": (3e-3,)}
 
 
 def test_all_mistakes_are_told_at_once(monkeypatch):
