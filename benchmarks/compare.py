@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from lm.runs import command, git_state, processor, versions
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 
@@ -93,8 +95,6 @@ def in_turns(rounds: int, ours, theirs) -> tuple[list, list]:
 
 def machine() -> dict:
     """Where this ran, and with what."""
-    from lm.runs import git_state, processor, versions
-
     gpu = subprocess.run(
         "nvidia-smi --query-gpu=name --format=csv,noheader", shell=True, capture_output=True, text=True
     )
@@ -122,9 +122,8 @@ def peers() -> dict:
 
 
 def started_as() -> str:
-    """What this process was started with, without the machine's own paths."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    return " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *words])
+    """What this process was started with."""
+    return command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
 
 
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:

@@ -10,7 +10,6 @@ two_pass (dispatches take turns, medians).
 import argparse
 import dataclasses
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -27,8 +26,8 @@ from lm.data.batches import gather
 from lm.errors import UserError
 from lm.layers import norms
 from lm.malloc import keep_freed_memory
+from lm.runs import command
 from lm.sample import load_run
-from lm.sweeps.tables import relative
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
@@ -44,7 +43,7 @@ def main() -> int:
         found = [swapped(run) for run in a.runs]
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     rows = table(found, speeds())
     print(markdown(rows[0], rows[1:]))
     if a.publish:
@@ -53,27 +52,32 @@ def main() -> int:
             "windows of the test split: how far the logits move, and the relative error of each layer's output (root "
             "mean square, mean of the models). Time: of the layer alone, forward and backward, over that of two_pass."
         )
-        commands = [command for run in a.runs for command in made_by(run)]
-        commands += [f"python -m benchmarks.layernorm_swap {' '.join(a.runs)} --publish docs/results"]
+        commands = [line for run in a.runs for line in made_by(run)]
+        commands += [command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
         publish(Path(a.publish), "layernorm_swap", about, commands, rows, draw(found))
     return 0
 
 
 def made_by(run: str) -> list[str]:
-    """The commands that trained a run."""
+    """The command that trained a run; several if it went on with other options."""
     record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
-    return ["python -m lm.train " + shlex.join(relative(start["argv"][1:])) for start in record["starts"]]
+    return list(dict.fromkeys(command("lm.train", start["argv"][1:]) for start in record["starts"]))
 
 
 def swapped(run: str) -> dict[str, dict]:
     """By algorithm: mean and largest |logit - logit of two_pass|, and the relative error of each layer's output."""
     _, params, config, _ = load_run(run, "best")
-    if config.model.norm != "layer":
-        raise UserError(f"{run}: its model has no LayerNorm; train one with --config.model.norm=layer")
+    c = config.model
+    if (c.norm, c.norm_algorithm, c.norm_ddof) != ("layer", "two_pass", 0):
+        raise UserError(
+            f"{run}: its model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0; it "
+            f"has norm={c.norm}, norm_algorithm={c.norm_algorithm}, norm_ddof={c.norm_ddof}"
+        )
     split = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None).split("test")
-    starts = np.arange(N_WINDOWS) * config.train.seq_len
+    n_windows = min(N_WINDOWS, (len(split.tokens) - 1) // config.train.seq_len)
+    starts = np.arange(n_windows) * config.train.seq_len
     tokens_BT = gather(split.tokens, starts, config.train.seq_len)[:, :-1]
-    outputs = {a: forward(params, dataclasses.replace(config.model, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
+    outputs = {a: forward(params, dataclasses.replace(c, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
     logits, layers = outputs["two_pass"]
     return {
         a: {

@@ -1,7 +1,8 @@
 """What a sweep found: python -m lm.report sweeps/swiglu_vs_silu-full
 
 Writes report.html (one self-contained page), report.md, variants.csv, runs.csv and the pictures into the sweep's
-directory; --publish DIR also copies the Markdown and the pictures there, from full budgets only.
+directory; --publish DIR also copies the Markdown, the pictures and runs.csv there, from full budgets
+only.
 """
 
 import argparse
@@ -10,24 +11,28 @@ import html
 import sys
 from pathlib import Path
 
-from lm.errors import UserError
+from lm.errors import Passing, UserError
 from lm.files import write_text
 from lm.sweeps import tables
 from lm.sweeps.analysis import Analysis, analyse
 
 CAPTIONS = {
-    "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, uncorrected.",
+    "differences": "Differences in test loss, paired by seed. Ticks: seeds. Bars: 95 % t intervals, each by itself: "
+    "among several, one that leaves out 0 is not yet a finding.",
     "curves": "Validation loss of the best learning rate; bands: 95 % intervals over seeds; dotted, where it is in "
     "reach: counting tokens alone.",
     "learning_rates": "Validation loss at the end of training over the learning rate.",
-    "equal_cost": "The second half of the learning curves over what they cost.",
+    "equal_cost": "The second half of the learning curves over what they cost; all of them, on a logarithmic axis, "
+    "where one costs more than twice another.",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lm.report", description="Tables and pictures of a sweep.")
     parser.add_argument("sweep", metavar="SWEEP_DIR", help="the directory that python -m lm.sweep printed")
-    parser.add_argument("--publish", metavar="DIR", help="copy the Markdown and the pictures there (docs/results)")
+    parser.add_argument(
+        "--publish", metavar="DIR", help="copy the Markdown, the pictures and runs.csv there (docs/results)"
+    )
     arguments = parser.parse_args(argv)
     workdir = Path(arguments.sweep)
     try:
@@ -40,6 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
+    except OSError as error:  # a full disk, a directory that is none
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return Passing.code
     return 0
 
 
@@ -84,7 +92,7 @@ def to_markdown(a: Analysis, figures: str) -> str:
         *(f"* {c.answer}" for c in a.comparisons[1:]),
         *(f"* Notice: {notice}" for notice in a.notices),
         table(tables.comparisons(a)),
-        f"![differences]({figures}differences.png)",
+        f"![differences]({figures}differences.png)\n\n{CAPTIONS['differences']}",
         table(tables.variants(a)),
         tables.notes(a),
         table(tables.curves(a)),

@@ -12,6 +12,7 @@ import json
 import math
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -247,6 +248,18 @@ def describe_start() -> dict:
         "versions": versions(),
         "git": git_state(),
     }
+
+
+def command(module: str, arguments: list[str]) -> str:
+    """What was typed, without the directories of the machine: paths begin at the repository, others are a name."""
+
+    def shown(path: str) -> str:
+        root = Path(__file__).resolve().parents[1]
+        return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else Path(path).name
+
+    # Alone, in --key=/path, and in --key=text:/path, but not gs://bucket.
+    hidden = [re.sub(r"(^|[=:])(/(?!/).*)$", lambda found: found[1] + shown(found[2]), a) for a in arguments]
+    return shlex.join(["python", "-m", module, *hidden])
 
 
 def processor() -> str:

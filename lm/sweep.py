@@ -12,10 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-from lm.errors import UserError
+from lm.errors import Passing, UserError
 from lm.files import to_json
 from lm.sweeps.plan import BUDGETS, Plan, load
-from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start, tuning_runs
+from lm.sweeps.results import (
+    Results,
+    around,
+    at_edge,
+    choose,
+    describe_sweep,
+    identical,
+    missing,
+    start,
+    tuning_runs,
+)
 
 EPILOG = """\
 examples:
@@ -42,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
+    except OSError as error:  # a full disk, a directory that cannot be read
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return Passing.code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
@@ -115,7 +128,6 @@ def start_jax(plan: Plan):
 def carry_out(plan: Plan, variants: dict, record: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
-    from lm.sweeps.speed import measure_variants
     from lm.train import logging_to
 
     say = progress.say
@@ -132,20 +144,17 @@ def carry_out(plan: Plan, variants: dict, record: dict, results: Results, togeth
             final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]
         if not signals.received:
             failed += train("final", final, variants, results, together, say, signals)
-        while not (signals.received or failed or results.speeds):
-            with results.claim("speeds") as mine:
-                if mine and not results.speeds:
-                    say("measuring the speeds of the variants beside each other")
-                    pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
-                    results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
-                    # What a cohort of other members left unfinished.
-                    shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)
-            time.sleep(0 if results.speeds else 1)
+        lacking = missing(results, record)
+        whole = {name: (v.config, v.corpus) for name, v in variants.items() if name not in lacking}
+        if plan.sweep.baseline in whole:
+            measure_speeds(whole, plan.sweep.baseline, results, together, say, signals)
+        if not (signals.received or failed):  # what a cohort of other members left unfinished
+            shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)
     if signals.received:
         say("stopped; the same command goes on")
         return 128 + signals.received
     if failed:
-        say(f"{failed} cohorts of runs failed; the same command tries them again")
+        say(f"{failed} cohorts of runs failed; the same command tries them again, lm.report leaves their variants out")
         return 1
     for notice in identical(results, list(variants)):
         say(f"NOTICE: {notice}")
@@ -167,27 +176,29 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     cohorts = cohorts_of(configs, together * jax.device_count())
     began, made, failed, waits = time.monotonic(), 0, [], False
 
-    def missing(keys):
+    def unmade(keys):
         return [key for key in keys if (phase, *key) not in results.found]
 
-    while todo := [keys for keys in cohorts if missing(keys) and keys not in failed]:
+    while todo := [keys for keys in cohorts if unmade(keys) and keys not in failed]:
         before = made + len(failed)
         for place, keys in enumerate(todo):
             with results.claim(digest([phase, keys])) as mine:
                 if signals.received:
                     return len(failed)
-                if not (mine and missing(keys)):
+                if not (mine and unmade(keys)):
                     continue
                 ahead = (time.monotonic() - began) / max(made, 1) * (len(todo) - place)
                 ahead = f", {duration(ahead)} left of the {phase} runs" if made else ""
                 names = ", ".join(sorted({name for name, _, _ in keys}))
                 here = f"{phase} {cohorts.index(keys) + 1}/{len(cohorts)}"
-                say(f"{here}: {len(missing(keys))} runs of {names}{ahead}")
+                say(f"{here}: {len(unmade(keys))} runs of {names}{ahead}")
                 try:
-                    train_cohort(phase, missing(keys), configs, variants, results, signals)
+                    train_cohort(phase, unmade(keys), configs, variants, results, signals)
                     made += 1
                 except Exception as error:  # whatever ends these runs must not keep the others from running
-                    say(f"{here} failed: {type(error).__name__}: {str(error)[:500]}")
+                    why = f"{type(error).__name__}: {str(error)[:500]}"
+                    say(f"{here} failed: {why}")
+                    results.fail(digest([phase, keys]), sorted({name for name, _, _ in keys}), why.split("\n")[0])
                     failed.append(keys)
         if made + len(failed) == before:
             if not waits:
@@ -222,6 +233,18 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, signals)
     shared = {"seconds": cohort.seconds / len(keys)}
     results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def measure_speeds(whole: dict, baseline: str, results: Results, together: int, say, signals) -> None:
+    """How fast the variants train whose runs are all there; one process measures, others wait for it."""
+    from lm.sweeps.speed import measure_variants
+
+    while not (signals.received or results.speeds_of(whole)):
+        with results.claim("speeds") as mine:
+            if mine and not results.speeds_of(whole):
+                say("measuring the speeds of the variants beside each other")
+                results.set_speeds(measure_variants(whole, baseline, together))
+        time.sleep(0 if results.speeds_of(whole) else 1)
 
 
 def digest(value) -> str:

@@ -1,11 +1,14 @@
 """Pages of docs/results that benchmarks make by themselves."""
 
+import json
 import re
+import sys
 
 import numpy as np
 import pytest
+from running import ROOT, bench  # noqa: F401 - a fixture
 
-from benchmarks import mup_coordinates, page
+from benchmarks import layernorm_swap, mup_coordinates, page
 
 
 def moves(width: int) -> dict[str, float]:
@@ -42,3 +45,32 @@ def test_at_the_bases_width_the_coordinate_check_has_nothing_to_tell(monkeypatch
     assert same[0] == same[1]
     assert min(same[0].values()) > 0
     assert not np.isclose(wider[0]["hidden states"], wider[1]["hidden states"], rtol=0.05)
+
+
+def test_a_run_that_went_on_was_made_by_one_command(tmp_path):
+    start = {"argv": [str(ROOT / "lm" / "train.py"), "--config", "configs/shakespeare.py", "--workdir=/home/me/one"]}
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [start, start]}))
+    assert layernorm_swap.made_by(str(tmp_path)) == ["python -m lm.train --config configs/shakespeare.py --workdir=one"]
+
+
+@pytest.mark.slow
+def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """Formulas of one pass move the logits by rounding, the recurrence without its factor by far more."""
+    runs = [tmp_path / "layer", tmp_path / "rms"]
+    assert bench.train(runs[0], "--config.model.norm=layer", "--config.model.d_model=64").returncode == 0
+    assert bench.train(runs[1]).returncode == 0
+    monkeypatch.chdir(bench.base)
+    found = layernorm_swap.swapped(str(runs[0]))
+    assert found["two_pass"]["max"] == 0
+    assert 0 < found["welford"]["max"] < 1e-4
+    assert 0 < found["chan"]["max"] < 1e-4
+    assert found["running_mean"]["mean"] > 100 * found["welford"]["mean"]
+    monkeypatch.setattr(layernorm_swap, "SHAPE", (8, 64))
+    monkeypatch.setattr(sys, "argv", ["layernorm_swap", str(runs[0]), "--publish", str(tmp_path / "docs")])
+    assert layernorm_swap.main() == 0
+    text = (tmp_path / "docs" / "layernorm_swap.md").read_text()
+    assert "\npython -m benchmarks.layernorm_swap layer --publish docs/results\n" in text
+    assert str(tmp_path) not in text
+    monkeypatch.setattr(sys, "argv", ["layernorm_swap", str(runs[1])])
+    assert layernorm_swap.main() == 2
+    assert "it has norm=rms, norm_algorithm=two_pass" in capsys.readouterr().err

@@ -4,17 +4,19 @@ import base64
 import csv
 import dataclasses
 import html.parser
+import json
 import re
 import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-from synthetic_sweep import LOSSES, diverge, select, sweep, write
+from synthetic_sweep import LOSSES, diverge, select, speeds_json, sweep, write
 
 import lm.sweeps.figures
 from lm import report
 from lm.sweeps import tables
 from lm.sweeps.analysis import analyse
+from lm.sweeps.results import Results
 
 
 @pytest.fixture
@@ -59,14 +61,51 @@ def test_what_is_missing_and_the_command(tmp_path, capsys, lost):
         (workdir / "speeds.json").unlink()
     assert report.main([str(workdir)]) == 2
     said = capsys.readouterr().err
-    assert "1 runs or measurements are missing" in said
-    assert f"python -m lm.sweep --config configs/sweeps/gates.py --budget full --workdir {workdir}" in said
+    assert f"{workdir} is not finished: " + ("speeds are not" if lost == "speeds" else "wide lacks 1 runs") in said
+    assert "what began it goes on: python -m lm.sweep --config gates.py" in said
     assert not (workdir / "report.md").exists()
 
 
 def test_a_directory_without_a_sweep(tmp_path, capsys):
     assert report.main([str(tmp_path)]) == 2
     assert "holds no sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", ["tuning", "final"])
+def test_a_variant_whose_runs_failed_is_left_out_aloud(tmp_path, undrawn, capsys, phase):
+    record, runs = sweep()
+    lost = select(runs, phase, "wide")[0]
+    lost = [r for r in runs if r is lost or (phase == "tuning" and (r["phase"], r["variant"]) == ("final", "wide"))]
+    workdir = write(tmp_path / "s", record, [r for r in runs if r not in lost])
+    (workdir / "speeds.json").write_text(json.dumps(without_wide(json.loads(speeds_json(1000.0, 800.0, 1000.0)))))
+    assert report.main([str(workdir)]) == 2
+    Results(workdir).fail("some", ["wide"], "XlaRuntimeError: out of memory")
+    assert report.main([str(workdir)]) == 0
+    whole = analyse(write(tmp_path / "whole", *sweep()))
+    a = analyse(workdir)
+    assert list(a.variants) == ["plain", "gated"]
+    assert a.notices == ["wide and its comparisons are left out: runs failed (XlaRuntimeError: out of memory)"]
+    gated = a.comparisons[0]
+    assert gated.difference == whole.comparisons[0].difference
+    assert gated.p_adjusted == 2 * gated.difference.p  # of the two that were declared
+    assert "Notice: wide and its comparisons are left out" in (workdir / "report.md").read_text()
+    Results(workdir).fail("other", ["plain"], "XlaRuntimeError: out of memory")
+    for path in sorted((workdir / "results").glob("*.json")):
+        path.write_text(json.dumps([r for r in json.loads(path.read_text()) if r["variant"] != "plain"]))
+    capsys.readouterr()
+    assert report.main([str(workdir)]) == 2  # without the baseline there is nothing to tell
+    assert "plain lacks 6 runs (failed: XlaRuntimeError: out of memory)" in capsys.readouterr().err
+
+
+def without_wide(speeds: dict) -> dict:
+    return {k: {n: v for n, v in of.items() if n != "wide"} if isinstance(of, dict) else of for k, of in speeds.items()}
+
+
+def test_a_place_that_cannot_be_written(tmp_path, undrawn, capsys):
+    workdir = write(tmp_path / "s", *sweep())
+    (tmp_path / "file").write_text("")
+    assert report.main([str(workdir), "--publish", str(tmp_path / "file")]) == 1
+    assert "NotADirectoryError" in capsys.readouterr().err
 
 
 def test_csv_is_read_back(tmp_path, undrawn):
@@ -134,7 +173,8 @@ def test_published(tmp_path, capsys):
     text = (docs / "gates.md").read_text()
     assert re.findall(r"(?<![\w.])/\w+", text) == []
     assert str(tmp_path) not in text
-    assert "started as: python -m lm.sweep --config gates.py --workdir=gates\n" in text
+    assert "python -m lm.sweep --config gates.py --workdir=gates\n" in text
+    assert text.count("fresh seed") == text.count(report.CAPTIONS["differences"]) == 1
     pictures = re.findall(r"!\[\w+\]\((.*?)\)", text)
     assert pictures == [f"gates/{name}.png" for name in report.CAPTIONS]
     assert all((docs / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)

@@ -288,3 +288,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_help_need_not_import_jax():
     code = "import sys, lm.runs, lm.metrics, lm.flops; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_command_without_the_machines_directories():
+    root = Path(runs.__file__).parents[1]
+    typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
+    typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
+    assert runs.command("lm.train", typed) == (
+        "python -m lm.train --config configs/shakespeare.py --workdir=one --resume "
+        "'--config.data.source=text:a text.txt' --config.data.data_dir=gs://bucket/data lr=1e-3"
+    )

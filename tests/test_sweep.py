@@ -34,7 +34,7 @@ def results(workdir) -> dict:
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
             assert key not in found, "a run was made twice"
-            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "together")}
+            found[key] = {name: value for name, value in run.items() if name != "seconds"}
     return found
 
 

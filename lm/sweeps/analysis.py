@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from lm.errors import UserError
+from lm.runs import command
 from lm.sweeps import statistics
-from lm.sweeps.results import STUCK, Results, around, at_edge, choose, identical, stuck_above, tuning_runs
+from lm.sweeps.results import STUCK, Results, at_edge, choose, identical, missing, stuck_above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,26 +63,26 @@ class Analysis:
 
 
 def analyse(workdir: Path) -> Analysis:
-    """Raises UserError where there is no sweep, or one that is not finished."""
+    """Raises UserError where there is no sweep, or one that is not finished.
+
+    A variant whose runs failed is left out with its comparisons, which still count in Holm's correction.
+    """
     path = workdir / "sweep.json"
     if not path.is_file():
         raise UserError(f"{workdir} holds no sweep; give the directory that python -m lm.sweep printed")
     record, results = json.loads(path.read_text(encoding="utf-8")), Results(workdir)
-    if missing := _missing(record, results):
-        command = f"python -m lm.sweep --config configs/sweeps/{record['name']}.py --budget {record['budget']}"
-        raise UserError(
-            f"{workdir} is not finished, {missing} runs or measurements are missing; "
-            f"{command} --workdir {workdir} goes on"
-        )
+    declared = len(record["comparisons"])
+    record, notices = _without_what_failed(record, results, workdir)
     variants = {name: _variant(name, record, results) for name in record["variants"]}
     pairs = [(variants[a], variants[b]) for a, b in record["comparisons"]]
-    differences = [_difference(a, b, len(pairs)) for a, b in pairs]
-    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
+    differences = [_difference(a, b, declared) for a, b in pairs]
+    lost = [math.nan] * (declared - len(pairs))
+    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences] + lost)[: len(pairs)]
     comparisons = [
         Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record))
         for (a, b), d, p in zip(pairs, differences, adjusted, strict=True)
     ]
-    notices = identical(results, list(variants))
+    notices += identical(results, list(variants))
     for a, b in pairs:
         if _text(record, a) != _text(record, b):
             notices.append(f"{a.name} and {b.name} have other data or tokenizers: their losses cannot be compared")
@@ -103,15 +104,24 @@ def _text(record: dict, v: VariantResult) -> str:
     return record["variants"][v.name]["data"]["fingerprint"]
 
 
-def _missing(record: dict, results: Results) -> int:
-    """How many runs the plan still lacks; those of fresh seeds are known only once the tuning is done."""
-    wanted = tuning_runs({name: v["grid"] for name, v in record["variants"].items()}, record["tuning_seeds"])
-    if missing := sum(("tuning", *run) not in results.found for run in wanted):
-        return missing
-    for name, v in record["variants"].items():
-        rates = around(v["grid"], choose(results, record, name))
-        missing += sum(("final", name, rate, seed) not in results.found for rate in rates for seed in record["seeds"])
-    return missing + (results.speeds is None)
+def _without_what_failed(record: dict, results: Results, workdir: Path) -> tuple[dict, list[str]]:
+    """The record and the results of the variants that are whole, and notices of the others, whose runs failed."""
+    lacking, failures = missing(results, record), results.failures()
+    left = {name: v for name, v in record["variants"].items() if name not in lacking}
+    pairs = [pair for pair in record["comparisons"] if set(pair) <= left.keys()]
+    whole = not lacking.keys() - failures.keys() and record["baseline"] in left and pairs
+    if not (whole and results.speeds_of(left)):
+        what = ", ".join(
+            f"{name} lacks {n} runs" + (f" (failed: {failures[name]})" if name in failures else "")
+            for name, n in lacking.items()
+        )
+        begun = command("lm.sweep", record["starts"][-1]["argv"][1:])
+        raise UserError(
+            f"{workdir} is not finished: {what or 'speeds are not measured'}; what began it goes on: {begun}"
+        )
+    results.found = {key: run for key, run in results.found.items() if key[1] in left}
+    notices = [f"{name} and its comparisons are left out: runs failed ({failures[name]})" for name in lacking]
+    return record | {"variants": left, "comparisons": pairs}, notices
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:

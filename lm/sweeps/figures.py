@@ -69,14 +69,20 @@ def _rows(n: int, **options):
 
 
 def _curves(a: Analysis):
-    """(steps, losses) of the variants that trained and of which no run diverged, and their names by panel.
+    """(steps, losses) of the variants that trained and of which no run diverged, and the panels with any of them.
 
-    What diverged is told in the table; a mean over the other runs would flatter it.
+    What diverged is named beside the picture; a mean over the other runs would flatter it.
     """
     curves = {name: curve(v.runs) for name, v in a.variants.items()}
     curves = {n: (np.array(s), losses) for n, (s, losses) in curves.items() if any(s) and np.isfinite(losses).all()}
-    rows = [[name for name in names if name in curves] for names in panels(a)]
-    return curves, [names for names in rows if names] or [[]]
+    return curves, [names for names in panels(a) if curves.keys() & set(names)] or [[]]
+
+
+def _name_diverged(a: Analysis, names: list[str], axes) -> None:
+    """In the legend, the variants that have no line."""
+    for v in (a.variants[name] for name in names):
+        if v.n_diverged:
+            axes.plot([], [], " ", label=f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged")
 
 
 def differences(a: Analysis) -> plt.Figure:
@@ -106,9 +112,11 @@ def learning_curves(a: Analysis) -> plt.Figure:
     curves, rows = _curves(a)
     figure, pictures = _rows(len(rows))
     for names, (whole, end) in zip(rows, pictures, strict=True):
-        half = max((curves[name][0][-1] for name in names), default=0) / 2
+        half = max((curves[name][0][-1] for name in names if name in curves), default=0) / 2
         means = []  # of the second half, which shorter runs do not reach
         for i, name in enumerate(names):
+            if name not in curves:
+                continue
             steps, losses = curves[name]
             stuck = a.variants[name].n_stuck > 0
             low, middle, high = (np.median(losses, axis=0),) * 3 if stuck else _band(losses)
@@ -126,6 +134,7 @@ def learning_curves(a: Analysis) -> plt.Figure:
             lowest, highest = min(means), max(means)
             margin = 0.15 * (highest - lowest) or 0.1
             end.set_ylim(lowest - margin, highest + margin)
+        _name_diverged(a, names, end)
         _legend(end)
     figure.tight_layout()
     return figure
@@ -145,7 +154,7 @@ def learning_rates(a: Analysis) -> plt.Figure:
     figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
     clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
     triangles = "; triangles: above the picture" * any(clipped)
-    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds" + triangles, pad=20)
+    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds" + triangles, pad=26)
     figure.tight_layout()
     return figure
 
@@ -154,30 +163,26 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     """The learning rates of one panel's variants; whether a loss is above the picture."""
     grid = sorted({rate for name in names for rate in a.variants[name].grid})
     ours = [run for run in a.results.found.values() if run["variant"] in names]
-    finite = [run["val_loss"] for run in ours if run["val_loss"] is not None]
-    roof = 1.0
-    if finite:  # most of the runs fill the picture, whatever a few come to
-        high = np.percentile(finite, 95)
-        roof = min(max(finite) + 0.05 * (high - min(finite)), high + 0.5 * (high - min(finite)))
-    diverged, clipped = collections.Counter(), False
+    roof, clipped = _roof([run["val_loss"] for run in ours if run["val_loss"] is not None]), False
     for i, name in enumerate(names):
-        look = _look(i)
-        means = []
+        look, means = _look(i), []
         for rate in grid if len(a.variants[name].grid) > 1 else ():
             losses = [a.results.found["tuning", name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
-            means.append(np.inf if None in losses else np.mean(losses))
-        axes.plot(grid[: len(means)], np.minimum(means, roof), label=name, **look)
-        diverged.update(rate for rate, mean in zip(grid, means, strict=False) if np.isinf(mean))
-        runs = [(r["learning_rate"], r["val_loss"]) for r in ours if r["variant"] == name and r["phase"] == "final"]
-        runs = [(rate, loss) for rate, loss in runs if loss is not None]
-        for marker, shown in ((".", [r for r in runs if r[1] <= roof]), ("^", [r for r in runs if r[1] > roof])):
-            x, y = [rate for rate, _ in shown], [min(loss, roof) for _, loss in shown]
-            axes.plot(x, y, marker, alpha=0.35, color=look["color"])
-        above = [rate for rate, mean in zip(grid, means, strict=False) if roof < mean < np.inf]
-        clipped |= bool(above) or any(loss > roof for _, loss in runs)
-        axes.plot(above, [roof] * len(above), "^", color=look["color"], markersize=7)
+            means.append(np.nan if None in losses else np.mean(losses))
+        axes.plot(grid[: len(means)], means, label=name, **look)  # whose lines may leave the picture
+        fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
+        shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= roof]
+        above = [r["learning_rate"] for r in fresh if r["val_loss"] > roof]
+        above += [rate for rate, mean in zip(grid, means, strict=False) if mean > roof]
+        axes.plot([rate for rate, _ in shown], [loss for _, loss in shown], ".", alpha=0.35, color=look["color"])
+        axes.plot(above, [roof] * len(above), "^", alpha=0.6, color=look["color"])
+        clipped |= bool(above)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, min(high, roof + 0.05 * (roof - low)))
+    diverged = collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None)
     for rate, n in diverged.items():
-        axes.annotate(f"{n} diverged", (rate, roof), fontsize=7, rotation=30)
+        above_axes = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+        axes.text(rate, 1.01, f"{n} runs\ndiverged", fontsize=7, **above_axes)
     axes.set_xscale("log")
     if len(grid) <= 8:  # of more, the decades are enough
         axes.minorticks_off()
@@ -187,20 +192,36 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     return clipped
 
 
+def _roof(losses: list[float]) -> float:
+    """Where the picture ends: most of the runs fill it, whatever a few come to."""
+    if not losses:
+        return 1.0
+    low, high = min(losses), np.percentile(losses, 95)
+    return min(max(losses) + 0.05 * (high - low), high + 0.5 * (high - low))
+
+
 def equal_cost(a: Analysis) -> plt.Figure:
     """Validation loss over the floating-point operations spent, and over the seconds that they took here."""
     curves, rows = _curves(a)
     figure, pictures = _rows(len(rows), sharey="row")
     for names, (by_flops, by_time) in zip(rows, pictures, strict=True):
+        whole = [
+            a.variants[n].flops * curves[n][0][-1] * tokens_per_step(a, a.variants[n]) for n in names if n in curves
+        ]
+        far_apart = bool(whole) and max(whole) > 2 * min(whole)
         for i, name in enumerate(names):
+            if name not in curves:
+                continue
             steps, losses = curves[name]
-            v, keep = a.variants[name], steps * 2 >= steps[-1]
+            v, keep = a.variants[name], (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
             middle = (np.median if v.n_stuck else np.mean)(losses, axis=0)[keep]
             tokens = steps[keep] * tokens_per_step(a, v)
             for axes, x in ((by_flops, tokens * v.flops), (by_time, tokens / v.tokens_per_second)):
                 axes.plot(x, middle, label=name + " (median)" * (v.n_stuck > 0), **_look(i))
+                axes.set_xscale("log" if far_apart else "linear")
         by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
         by_time.set(xlabel="seconds of this machine a run", title="equal time")
+        _name_diverged(a, names, by_time)
         _legend(by_time)
     figure.tight_layout()
     return figure

@@ -145,10 +145,24 @@ class Results:
             self.reload()
             yield True
 
+    def speeds_of(self, variants) -> bool:
+        """Whether the speeds of these variants have been measured beside each other."""
+        return bool(self.speeds) and set(variants) <= self.speeds["variants"].keys()
+
     def set_speeds(self, speeds: dict) -> None:
         """What lm.sweeps.speed.measure_variants found."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
+
+    def fail(self, name: str, variants: list[str], error: str) -> None:
+        """Take down why runs of these variants could not be made; that they are missing still is what counts."""
+        (self.workdir / "failed").mkdir(exist_ok=True)
+        write_text(self.workdir / "failed" / f"{name}.json", to_json({"variants": variants, "error": error}) + "\n")
+
+    def failures(self) -> dict[str, str]:
+        """By variant how its runs failed at some time."""
+        found = [json.loads(p.read_text(encoding="utf-8")) for p in sorted((self.workdir / "failed").glob("*.json"))]
+        return {variant: failure["error"] for failure in found for variant in failure["variants"]}
 
     def _take(self, members: list[dict]) -> None:
         for member in members:
@@ -188,6 +202,20 @@ def choose(results: Results, record: dict, variant: str) -> float:
         return len(losses) - len(learned), losses.count(None), mean
 
     return min(grid, key=lost_diverged_loss)
+
+
+def missing(results: Results, record: dict) -> dict[str, int]:
+    """By variant how many runs its plan lacks; those of fresh seeds are known only once its tuning is done."""
+    found = {}
+    for name, described in record["variants"].items():
+        tuning = tuning_runs({name: described["grid"]}, record["tuning_seeds"])
+        lacks = sum(("tuning", *run) not in results.found for run in tuning)
+        if not lacks:
+            rates = around(described["grid"], choose(results, record, name))
+            lacks = sum(("final", name, r, seed) not in results.found for r in rates for seed in record["seeds"])
+        if lacks:
+            found[name] = lacks
+    return found
 
 
 def at_edge(grid, rate: float) -> bool:

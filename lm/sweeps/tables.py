@@ -4,15 +4,14 @@ import collections
 import csv
 import io
 import math
-import shlex
-from pathlib import Path
 
 import numpy as np
 
+from lm.runs import command
 from lm.sweeps.analysis import Analysis, VariantResult, curve, difference, tokens_per_step
 from lm.sweeps.results import STUCK, stuck_above
 
-COLUMNS = 8  # of the table of validation losses
+COLUMNS = 10  # of the table of validation losses
 
 
 def variant_rows(a: Analysis) -> list[dict]:
@@ -47,18 +46,28 @@ def variant_rows(a: Analysis) -> list[dict]:
 
 
 def at_equal(a: Analysis, v: VariantResult, cost_per_token) -> float | None:
-    """The mean validation loss at the cost that the cheapest variant's whole training has, by linear interpolation.
+    """The mean validation loss at what the cheapest of the variants it is compared with costs, by linear interpolation.
 
     None where that is before the first validation, or a run diverged.
     """
-    n_steps = {w.name: a.record["variants"][w.name]["config"]["train"]["steps"] for w in a.variants.values()}
-    whole = [n_steps[w.name] * tokens_per_step(a, w) * cost_per_token(w) for w in a.variants.values()]
+    n_steps = {name: a.record["variants"][name]["config"]["train"]["steps"] for name in a.variants}
+    rivals = [a.variants[name] for name in compared_with(a, v.name)]
+    whole = [n_steps[w.name] * tokens_per_step(a, w) * cost_per_token(w) for w in rivals]
     budget = min((cost for cost in whole if cost), default=0)  # what trains nothing costs nothing
     steps, losses = curve(v.runs)
     if v.n_diverged or not n_steps[v.name] or not steps:
         return None
     costs = np.array(steps) * tokens_per_step(a, v) * cost_per_token(v)
     return None if budget < costs[0] else float(np.interp(budget, costs, losses.mean(axis=0)))
+
+
+def compared_with(a: Analysis, name: str) -> set[str]:
+    """The variants that comparisons connect with one, and itself."""
+    found, before = {name}, set()
+    while found != before:
+        before = set(found)
+        found |= {end for pair in a.record["comparisons"] for end in pair if before & set(pair)}
+    return found
 
 
 def run_rows(a: Analysis) -> list[dict]:
@@ -106,15 +115,19 @@ def variants(a: Analysis) -> list[list[str]]:
 
 
 def curves(a: Analysis) -> list[list[str]]:
-    """The heading and a row for each variant: its mean validation loss, at up to COLUMNS steps of the sweep."""
+    """The heading and a row for each variant: its mean validation loss, at up to COLUMNS steps of the sweep.
+
+    Of a variant of which runs got stuck the median, as in the pictures.
+    """
     found = {name: curve(v.runs) for name, v in a.variants.items()}
     steps = sorted({step for own, _ in found.values() for step in own})
     n = min(COLUMNS, len(steps))
     steps = [steps[round((i + 1) * len(steps) / n) - 1] for i in range(n)]
     rows = [["validation loss after step", *(f"{step:,}" for step in steps)]]
     for name, (own, losses) in found.items():
-        means = dict(zip(own, losses.mean(axis=0), strict=True))
-        rows.append([name, *(number(means.get(step)) for step in steps)])
+        stuck = a.variants[name].n_stuck > 0
+        middle = dict(zip(own, (np.median if stuck else np.mean)(losses, axis=0), strict=True))
+        rows.append([name + " (median)" * stuck, *(number(middle.get(step)) for step in steps)])
     return rows
 
 
@@ -161,7 +174,7 @@ def comparisons(a: Analysis) -> list[list[str]]:
 
 def notes(a: Analysis) -> str:
     """How the tables are to be read."""
-    chosen = "every run in these tables has a fresh seed"
+    chosen = "every run in the tables above has a fresh seed"
     if any(len(v.grid) > 1 for v in a.variants.values()):
         chosen = (
             f"where there was a choice of learning rates it was made on the validation split by other seeds; {chosen}"
@@ -173,7 +186,8 @@ def notes(a: Analysis) -> str:
         "and are told apart: sd over seeds, and sampling error, the standard error over blocks of the test text (what "
         "another text of the same kind would change). Detectable: the true difference that 8 of 10 such sweeps would "
         "have found, at the first step of that correction. At equal FLOPs or time: validation loss at the cost of the "
-        "cheapest trained variant's whole run, where the schedule of a dearer one has not come to its end. Tokens/s: "
+        "whole run of the cheapest one among the variants that comparisons connect, where the schedule of a dearer one "
+        "has not come to its end. Tokens/s: "
         "with all devices busy, measured at the end with the variants taking turns; median and quartiles of 9 rounds, "
         f"which tell how noisy the machine was. Stuck: ended above {STUCK} times the loss of counting tokens alone. "
         f"{unigram_line(a)}"
@@ -195,8 +209,7 @@ def repetition(a: Analysis) -> list[str]:
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.found.values())
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
-        f"python -m lm.sweep --config configs/sweeps/{r['name']}.py --budget {r['budget']}",
-        "started as: python -m lm.sweep " + shlex.join(relative(last["argv"][1:])),
+        command("lm.sweep", last["argv"][1:]),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
@@ -217,12 +230,6 @@ def speed_up(a: Analysis) -> str:
     speeds, baseline = a.results.speeds, a.record["baseline"]
     ratio = speeds["variants"][baseline] / speeds["alone"]
     return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
-
-
-def relative(arguments: list[str]) -> list[str]:
-    """Command-line arguments without the directories of the machine they were typed on."""
-    parts = [a.rpartition("=") for a in arguments]  # --key=/directory too
-    return [key + equals + (Path(value).name if value.startswith("/") else value) for key, equals, value in parts]
 
 
 def base(record: dict) -> str:

@@ -72,6 +72,21 @@ def test_loss_at_equal_cost_by_hand(tmp_path):
     assert wide == {"flops": None, "time": pytest.approx(means["wide"] + 0.1)}
 
 
+def test_equal_cost_is_that_of_what_is_compared(tmp_path):
+    """Where wide is compared with none, its whole run is its measure, and the others keep theirs."""
+    record, runs = sweep()
+    before = tables.variant_rows(analyse(write(tmp_path / "all", record, runs)))
+    rows = tables.variant_rows(analyse(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
+    costs = ("loss_at_equal_flops", "loss_at_equal_time")
+    assert [[row[k] for k in costs] for row in rows[:2]] == [[row[k] for k in costs] for row in before[:2]]
+    assert [rows[2][k] for k in costs] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
+
+
+def test_what_training_together_was_worth(tmp_path):
+    a = analyse(write(tmp_path / "s", *sweep()))
+    assert tables.speed_up(a) == "4 runs of plain at once: 2.00 times the tokens/s of one at a time"
+
+
 @pytest.mark.parametrize("speed", [997.3, 1013.7, 1e5 / 3])
 def test_one_validation_at_the_end_is_enough_for_the_cheapest(tmp_path, speed):
     record, runs = sweep()
@@ -283,6 +298,38 @@ def test_variants_without_a_choice_are_drawn_together(tmp_path):
     a = analyse(write(tmp_path / "s", record, runs))
     assert lm.sweeps.figures.panels(a) == [list(LOSSES)]
     assert list(lm.sweeps.figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
+
+
+def test_what_is_not_drawn_is_named(tmp_path):
+    record, runs = sweep()
+    diverge(select(runs, "final", "wide")[3])
+    a = analyse(write(tmp_path / "s", record, runs))
+    said = "not drawn: wide, 1 of 5 diverged"
+    for figure in (lm.sweeps.figures.learning_curves(a), lm.sweeps.figures.equal_cost(a)):
+        assert [text.get_text() for text in figure.axes[1].get_legend().texts] == ["plain", "gated", said]
+
+
+def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
+    record, runs = sweep()
+    for r in (*select(runs, "tuning", "plain", 0.004), select(runs, "final", "wide", 0.004)[0]):
+        diverge(r)
+    axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "s", record, runs))).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["3 runs\ndiverged"]
+    plain = next(line for line in axes.lines if line.get_label() == "plain")
+    assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
+
+
+def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
+    for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
+        record, runs = sweep()
+        for r in runs:
+            r["validation"] = [[10, 3.0], *r["validation"]]
+        for name in LOSSES:
+            record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
+        a = analyse(write(tmp_path / scale, record, runs))
+        axes = lm.sweeps.figures.equal_cost(a).axes[0]
+        assert axes.get_xscale() == scale
+        assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
 
 
 def test_what_is_above_the_picture_is_marked_and_the_marks_are_explained(tmp_path):

@@ -8,9 +8,11 @@ from tiny import tiny
 import lm.sweep
 from lm import flops, parameters
 from lm.carry_over import CarriedOver
-from lm.sweeps import match_flops, match_params
+from lm.data import Corpus
+from lm.sweeps import Budget, Sweep, match_flops, match_params
+from lm.sweeps.plan import Plan
 from lm.sweeps.results import Results
-from lm.sweeps.variants import _alike, matched
+from lm.sweeps.variants import Variant, _alike, flops_of_runs, matched
 
 
 def n_params(config) -> int:
@@ -41,7 +43,7 @@ def test_seeds_whose_runs_give_other_parameters_are_told_apart():
 
 
 def test_a_cohort_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    class Variant:
+    class Named:
         def __init__(self, name):
             self.name = name
 
@@ -62,7 +64,21 @@ def test_a_cohort_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(lm.sweep, "train_cohort", train_cohort)
     lines, results = [], Results(tmp_path)
     members = [(name, 1e-3, seed) for name in ("layer", "rms") for seed in (0, 1)]
-    variants = {name: Variant(name) for name in ("layer", "rms")}
+    variants = {name: Named(name) for name in ("layer", "rms")}
     n_failed = lm.sweep.train("final", members, variants, results, 2, lines.append, NoSignals)
     assert n_failed == sum("failed: RuntimeError: out of memory" in line for line in lines) > 0
     assert set(results.found) == {("final", "rms", 1e-3, seed) for seed in (0, 1)}
+    assert results.failures() == {"layer": "RuntimeError: out of memory"}
+
+
+def test_the_cost_of_all_training():
+    """4 rates by 2 tuning seeds and 3 rates by 5 fresh ones are 23 runs; without a choice there are 5."""
+    config = tiny(train={"steps": 10, "batch_size": 4, "seq_len": 16})
+    corpus = Corpus("numbers", {}, None, "")
+    variants = {
+        "tuned": Variant(config, corpus, (1e-3, 2e-3, 4e-3, 8e-3), 1, 7.0, "", {}),
+        "given": Variant(config, corpus, (1e-3,), 1, 100.0, "", {}),
+    }
+    sweep = Sweep("?", "base", {}, "tuned", (), (), {})
+    plan = Plan("name", "", "full", sweep, Budget(tuning_seeds=2, seeds=5), {}, {}, {})
+    assert flops_of_runs(plan, variants) == (23 * 7.0 + 5 * 100.0) * 10 * 4 * 16
