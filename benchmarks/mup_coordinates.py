@@ -48,7 +48,8 @@ def main() -> int:
         about = (
             f"How far {STEPS} steps of Adam at {RATE:g} move the last hidden states and the logits from where they "
             f"were: root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the "
-            "slope over the width, both logarithmic: 0 is flat. Models of `configs/sweeps/mup.py`; at width "
+            "slope of the line through them, both axes logarithmic: 0 is flat; what grows need not keep to that line. "
+            "Models of `configs/sweeps/mup.py`; at width "
             f"{WIDTHS[0]} both parametrizations are the same."
         )
         publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))

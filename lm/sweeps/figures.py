@@ -167,7 +167,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     for i, name in enumerate(names):
         look, means = _look(i), []
         for rate in grid if len(a.variants[name].grid) > 1 else ():
-            losses = [a.results.found["tuning", name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
+            losses = a.results.tuned(a.record, name, rate)
             means.append(np.nan if None in losses else np.mean(losses))
         axes.plot(grid[: len(means)], means, label=name, **look)  # whose lines may leave the picture
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]

@@ -145,6 +145,10 @@ class Results:
             self.reload()
             yield True
 
+    def tuned(self, record: dict, variant: str, rate: float) -> list[float | None]:
+        """Validation losses of the tuning seeds, None where one diverged."""
+        return [self.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
+
     def speeds_of(self, variants) -> bool:
         """Whether the speeds of these variants have been measured beside each other."""
         return bool(self.speeds) and set(variants) <= self.speeds["variants"].keys()
@@ -195,7 +199,7 @@ def choose(results: Results, record: dict, variant: str) -> float:
         return grid[0]
 
     def lost_diverged_loss(rate: float) -> tuple[int, int, float]:
-        losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
+        losses = results.tuned(record, variant, rate)
         finite = [loss for loss in losses if loss is not None]
         learned = [loss for loss in finite if loss <= limit]
         mean = math.fsum(learned or finite) / len(learned or finite) if finite else math.inf

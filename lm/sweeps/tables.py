@@ -140,7 +140,7 @@ def rates(a: Analysis) -> list[list[str]]:
     for v in a.variants.values():
         means = []
         for rate in v.grid if len(v.grid) > 1 else ():
-            losses = [a.results.found["tuning", v.name, rate, seed]["val_loss"] for seed in a.record["tuning_seeds"]]
+            losses = a.results.tuned(a.record, v.name, rate)
             shown = f"{losses.count(None)} diverged" if None in losses else number(float(np.mean(losses)))
             limit = stuck_above(a.record, v.name, "validation")
             stuck = sum(loss is not None and loss > limit for loss in losses)
