@@ -19,6 +19,18 @@ from lm.sweeps import cohort
 cohort.SAVE_EVERY = 0
 sys.exit(sweep.main(sys.argv[1:]))
 """
+# One variant's runs fail, whatever is tried.
+FAILING = """
+import sys
+from lm import sweep
+train_cohort = sweep.train_cohort
+def failing(phase, keys, *others):
+    if keys[0][0] == "glu":
+        raise MemoryError("too wide")
+    train_cohort(phase, keys, *others)
+sweep.train_cohort = failing
+sys.exit(sweep.main(sys.argv[1:]))
+"""
 
 
 def run(bench, *arguments, module="lm.sweep", config=SWEEP):  # noqa: F811
@@ -150,6 +162,28 @@ def test_the_same_command_several_times_at_once_shares_the_work(bench, finished,
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0], said
     assert results(tmp_path / "sweep") == results(finished[0])
     assert sum("measuring" in text for text in said[1:]) == 1
+
+
+@pytest.mark.slow
+def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path):  # noqa: F811
+    workdir = tmp_path / "sweep"
+    command = [sys.executable, "-c", FAILING, f"--config={SWEEP}", "--workdir", str(workdir)]
+    done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "failed: MemoryError: too wide" in done.stdout
+    reference = results(finished[0])
+    assert results(workdir) == {key: run for key, run in reference.items() if key[1] != "glu"}
+    told = run(bench, workdir, module="lm.report", config=None)
+    assert told.returncode == 0, told.stderr
+    assert (
+        "glu and its comparisons are left out: runs failed (MemoryError: too wide)"
+        in (workdir / "report.md").read_text()
+    )
+    done = run(bench, "--workdir", workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results(workdir) == reference
+    assert run(bench, workdir, module="lm.report", config=None).returncode == 0
+    assert "left out" not in (workdir / "report.md").read_text()
 
 
 @pytest.mark.slow
