@@ -51,12 +51,12 @@ class Worker:
     """A process of benchmarks/worker.py."""
 
     def __init__(self, job: dict):
-        command = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
+        words = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
         # Both sides are there at once: JAX must not take most of a GPU's memory before it needs it.
         env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in end()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(words, env=env, text=True, **pipes)
 
     def ask(self, **question) -> dict:
         with contextlib.suppress(BrokenPipeError):

@@ -48,9 +48,10 @@ def main() -> int:
     print(markdown(rows[0], rows[1:]))
     if a.publish:
         about = (
-            f"What another algorithm does to {len(found)} models trained with two passes, over the first {N_WINDOWS} "
-            "windows of the test split: how far the logits move, and the relative error of each layer's output (root "
-            "mean square, mean of the models). Time: of the layer alone, forward and backward, over that of two_pass."
+            f"What another algorithm does to {len(found)} models trained with two passes, over the first windows of "
+            f"the test split ({N_WINDOWS} at most): how far the logits move, and the relative error of each layer's "
+            "output (root mean square, mean of the models). Time: of the layer alone, forward and backward, over that "
+            "of two_pass."
         )
         commands = [line for run in a.runs for line in made_by(run)]
         commands += [command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
@@ -75,6 +76,8 @@ def swapped(run: str) -> dict[str, dict]:
         )
     split = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None).split("test")
     n_windows = min(N_WINDOWS, (len(split.tokens) - 1) // config.train.seq_len)
+    if n_windows < 1:
+        raise UserError(f"{run}: its test split has no window of {config.train.seq_len} tokens")
     starts = np.arange(n_windows) * config.train.seq_len
     tokens_BT = gather(split.tokens, starts, config.train.seq_len)[:, :-1]
     outputs = {a: forward(params, dataclasses.replace(c, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}

@@ -1,8 +1,8 @@
 """What a sweep found: python -m lm.report sweeps/swiglu_vs_silu-full
 
 Writes report.html (one self-contained page), report.md, variants.csv, runs.csv and the pictures into the sweep's
-directory; --publish DIR also copies the Markdown, the pictures and runs.csv there, from full budgets
-only.
+directory; --publish DIR also copies the Markdown, the pictures and runs.csv there, of a full budget that
+is whole.
 """
 
 import argparse
@@ -41,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(
                 f"--publish: the budget was {a.record['budget']}, which makes no claim; run the full budget"
             )
+        if arguments.publish and a.failed:
+            raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep")
         write_report(a, workdir, arguments.publish and Path(arguments.publish))
     except UserError as error:
         print(error, file=sys.stderr)

@@ -15,17 +15,7 @@ from pathlib import Path
 from lm.errors import Passing, UserError
 from lm.files import to_json
 from lm.sweeps.plan import BUDGETS, Plan, load
-from lm.sweeps.results import (
-    Results,
-    around,
-    at_edge,
-    choose,
-    describe_sweep,
-    identical,
-    missing,
-    start,
-    tuning_runs,
-)
+from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start, tuning_runs
 
 EPILOG = """\
 examples:
@@ -37,7 +27,7 @@ The same command, after a kill at any moment, finishes what is missing; given se
 that share the directory, they share the work. Budgets: "quick" proves the machinery and makes
 no claim; "full" does.
 
-exit codes: 0 finished; 1 some runs failed, the same command tries them again; 2 a mistake in what was asked;
+exit codes: 0 finished; 1 some runs failed, or a disk did, the same command tries again; 2 a mistake in what was asked;
 130 (Ctrl-C) and 143 (SIGTERM) stopped, the same command goes on.
 """
 
@@ -128,6 +118,7 @@ def start_jax(plan: Plan):
 def carry_out(plan: Plan, variants: dict, record: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.loop import Signals
+    from lm.sweeps.speed import measure_variants
     from lm.train import logging_to
 
     say = progress.say
@@ -144,17 +135,21 @@ def carry_out(plan: Plan, variants: dict, record: dict, results: Results, togeth
             final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]
         if not signals.received:
             failed += train("final", final, variants, results, together, say, signals)
-        lacking = missing(results, record)
-        whole = {name: (v.config, v.corpus) for name, v in variants.items() if name not in lacking}
-        if plan.sweep.baseline in whole:
-            measure_speeds(whole, plan.sweep.baseline, results, together, say, signals)
-        if not (signals.received or failed):  # what a cohort of other members left unfinished
-            shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)
+        while not (signals.received or failed or results.speeds):
+            with results.claim("speeds") as mine:
+                if mine and not results.speeds:
+                    say("measuring the speeds of the variants beside each other")
+                    pairs = {name: (v.config, v.corpus) for name, v in variants.items()}
+                    results.set_speeds(measure_variants(pairs, plan.sweep.baseline, together))
+                    # What a cohort of other members left unfinished.
+                    shutil.rmtree(results.workdir / "cohorts", ignore_errors=True)
+            time.sleep(0 if results.speeds else 1)
     if signals.received:
         say("stopped; the same command goes on")
         return 128 + signals.received
     if failed:
-        say(f"{failed} cohorts of runs failed; the same command tries them again, lm.report leaves their variants out")
+        say(f"{failed} cohorts of runs failed; the same command tries them again")
+        say(f"without them: python -m lm.report {results.workdir}")
         return 1
     for notice in identical(results, list(variants)):
         say(f"NOTICE: {notice}")
@@ -198,7 +193,7 @@ def train(phase: str, members, variants, results: Results, together, say, signal
                 except Exception as error:  # whatever ends these runs must not keep the others from running
                     why = f"{type(error).__name__}: {str(error)[:500]}"
                     say(f"{here} failed: {why}")
-                    results.fail(digest([phase, keys]), sorted({name for name, _, _ in keys}), why.split("\n")[0])
+                    results.fail(digest([phase, keys]), [(phase, *key) for key in keys], why)
                     failed.append(keys)
         if made + len(failed) == before:
             if not waits:
@@ -233,18 +228,6 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, signals)
     shared = {"seconds": cohort.seconds / len(keys)}
     results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def measure_speeds(whole: dict, baseline: str, results: Results, together: int, say, signals) -> None:
-    """How fast the variants train whose runs are all there; one process measures, others wait for it."""
-    from lm.sweeps.speed import measure_variants
-
-    while not (signals.received or results.speeds_of(whole)):
-        with results.claim("speeds") as mine:
-            if mine and not results.speeds_of(whole):
-                say("measuring the speeds of the variants beside each other")
-                results.set_speeds(measure_variants(whole, baseline, together))
-        time.sleep(0 if results.speeds_of(whole) else 1)
 
 
 def digest(value) -> str:

@@ -4,13 +4,12 @@ import base64
 import csv
 import dataclasses
 import html.parser
-import json
 import re
 import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-from synthetic_sweep import LOSSES, diverge, select, speeds_json, sweep, write
+from synthetic_sweep import LOSSES, diverge, select, sweep, write
 
 import lm.sweeps.figures
 from lm import report
@@ -61,8 +60,10 @@ def test_what_is_missing_and_the_command(tmp_path, capsys, lost):
         (workdir / "speeds.json").unlink()
     assert report.main([str(workdir)]) == 2
     said = capsys.readouterr().err
-    assert f"{workdir} is not finished: " + ("speeds are not" if lost == "speeds" else "wide lacks 1 runs") in said
-    assert "what began it goes on: python -m lm.sweep --config gates.py" in said
+    assert f"{workdir} is not finished: " + ("speeds are not" if lost == "speeds" else "wide lacks runs") in said
+    assert (
+        "go on with python -m lm.sweep --config /somewhere/configs/sweeps/gates.py --workdir=/elsewhere/gates" in said
+    )
     assert not (workdir / "report.md").exists()
 
 
@@ -74,31 +75,42 @@ def test_a_directory_without_a_sweep(tmp_path, capsys):
 @pytest.mark.parametrize("phase", ["tuning", "final"])
 def test_a_variant_whose_runs_failed_is_left_out_aloud(tmp_path, undrawn, capsys, phase):
     record, runs = sweep()
-    lost = select(runs, phase, "wide")[0]
-    lost = [r for r in runs if r is lost or (phase == "tuning" and (r["phase"], r["variant"]) == ("final", "wide"))]
+    first = select(runs, phase, "gated")[0]
+    lost = [r for r in runs if r is first or (phase == "tuning" and (r["phase"], r["variant"]) == ("final", "gated"))]
     workdir = write(tmp_path / "s", record, [r for r in runs if r not in lost])
-    (workdir / "speeds.json").write_text(json.dumps(without_wide(json.loads(speeds_json(1000.0, 800.0, 1000.0)))))
+    (workdir / "speeds.json").unlink()
     assert report.main([str(workdir)]) == 2
-    Results(workdir).fail("some", ["wide"], "XlaRuntimeError: out of memory")
+    key = tuple(first[k] for k in ("phase", "variant", "learning_rate", "seed"))
+    Results(workdir).fail("other", [(*key[:3], 7)], "another run that failed once")
+    assert report.main([str(workdir)]) == 2
+    Results(workdir).fail("some", [key], "XlaRuntimeError: out of memory\nand more")
     assert report.main([str(workdir)]) == 0
-    whole = analyse(write(tmp_path / "whole", *sweep()))
-    a = analyse(workdir)
-    assert list(a.variants) == ["plain", "gated"]
-    assert a.notices == ["wide and its comparisons are left out: runs failed (XlaRuntimeError: out of memory)"]
-    gated = a.comparisons[0]
-    assert gated.difference == whole.comparisons[0].difference
-    assert gated.p_adjusted == 2 * gated.difference.p  # of the two that were declared
-    assert "Notice: wide and its comparisons are left out" in (workdir / "report.md").read_text()
-    Results(workdir).fail("other", ["plain"], "XlaRuntimeError: out of memory")
-    for path in sorted((workdir / "results").glob("*.json")):
-        path.write_text(json.dumps([r for r in json.loads(path.read_text()) if r["variant"] != "plain"]))
-    capsys.readouterr()
-    assert report.main([str(workdir)]) == 2  # without the baseline there is nothing to tell
-    assert "plain lacks 6 runs (failed: XlaRuntimeError: out of memory)" in capsys.readouterr().err
+    assert report.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
+    assert "--publish: runs of gated failed; finish the sweep" in capsys.readouterr().err
+    a, whole = analyse(workdir), analyse(write(tmp_path / "whole", *sweep()))
+    assert list(a.variants) == ["plain", "wide"]
+    gated, wide = a.comparisons
+    assert (gated.difference, gated.answer) == (None, "gated against plain: not known, because runs of gated failed.")
+    assert wide.difference == whole.comparisons[1].difference
+    assert wide.p_adjusted == pytest.approx(min(1, 2 * wide.difference.p))  # of the two that were declared
+    text = (workdir / "report.md").read_text()
+    assert "**Answer.** gated against plain: not known" in text
+    assert "Notice: gated is left out: runs failed (XlaRuntimeError: out of memory)\n" in text
+    assert "| gated − plain | runs failed |" in text
+    assert "nan" not in text
+    with open(workdir / "runs.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(runs) - len(lost)
 
 
-def without_wide(speeds: dict) -> dict:
-    return {k: {n: v for n, v in of.items() if n != "wide"} if isinstance(of, dict) else of for k, of in speeds.items()}
+def test_pictures_of_what_a_failure_left(tmp_path, capsys):
+    """Drawn: without the baseline and without speeds."""
+    record, runs = sweep()
+    lost = select(runs, "final", "plain")[0]
+    workdir = write(tmp_path / "s", record, [r for r in runs if r is not lost])
+    (workdir / "speeds.json").unlink()
+    Results(workdir).fail("some", [("final", "plain", 0.002, 0)], "MemoryError")
+    assert report.main([str(workdir)]) == 0
+    assert (workdir / "figures" / "equal_cost.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_place_that_cannot_be_written(tmp_path, undrawn, capsys):

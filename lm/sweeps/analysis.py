@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
 
 from lm.errors import UserError
-from lm.runs import command
 from lm.sweeps import statistics
 from lm.sweeps.results import STUCK, Results, at_edge, choose, identical, missing, stuck_above
 
@@ -28,7 +28,7 @@ class VariantResult:
     loss: statistics.Interval | None  # None if a run diverged: its mean would not mean anything
     median: float  # a diverged run counts as infinite
     sampling_error: float  # of the test loss, over blocks of text; the mean over the runs that finished
-    tokens_per_second: float
+    tokens_per_second: float  # not a number if some runs of the sweep failed: speeds are measured when all are there
     quartiles: tuple[float, float]  # of it, over the rounds in which it was measured
     n_stuck: int  # runs that finished, but at a loss above STUCK times that of counting tokens alone
 
@@ -39,14 +39,15 @@ class VariantResult:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """variant - against on the test split, paired by seed; difference is None if a run of either diverged."""
+    """variant - against on the test split, paired by seed."""
 
     variant: str
     against: str
-    difference: statistics.Difference | None
+    difference: statistics.Difference | None  # None if runs of either diverged or failed
     p_adjusted: float
     sampling_error: float  # of the difference, over the same blocks of text
     answer: str
+    lost: str  # why there is no difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Analysis:
     record: dict  # sweep.json
     results: Results
     variants: dict[str, VariantResult]
+    failed: dict[str, str]  # the variants that are not there because runs of theirs failed, and how
     comparisons: list[Comparison]
     notices: list[str]
 
@@ -63,29 +65,18 @@ class Analysis:
 
 
 def analyse(workdir: Path) -> Analysis:
-    """Raises UserError where there is no sweep, or one that is not finished.
-
-    A variant whose runs failed is left out with its comparisons, which still count in Holm's correction.
-    """
+    """Raises UserError where there is no sweep, or one that is not finished; variants of which runs failed are told."""
     path = workdir / "sweep.json"
     if not path.is_file():
         raise UserError(f"{workdir} holds no sweep; give the directory that python -m lm.sweep printed")
     record, results = json.loads(path.read_text(encoding="utf-8")), Results(workdir)
-    declared = len(record["comparisons"])
-    record, notices = _without_what_failed(record, results, workdir)
-    variants = {name: _variant(name, record, results) for name in record["variants"]}
-    pairs = [(variants[a], variants[b]) for a, b in record["comparisons"]]
-    differences = [_difference(a, b, declared) for a, b in pairs]
-    lost = [math.nan] * (declared - len(pairs))
-    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences] + lost)[: len(pairs)]
-    comparisons = [
-        Comparison(a.name, b.name, d, p, _paired_sampling_error(a, b), _answer(a, b, d, p, record))
-        for (a, b), d, p in zip(pairs, differences, adjusted, strict=True)
-    ]
+    failed = _failed(record, results, workdir)
+    variants = {name: _variant(name, record, results) for name in record["variants"] if name not in failed}
+    notices = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
     notices += identical(results, list(variants))
-    for a, b in pairs:
+    for a, b in record["comparisons"]:
         if _text(record, a) != _text(record, b):
-            notices.append(f"{a.name} and {b.name} have other data or tokenizers: their losses cannot be compared")
+            notices.append(f"{a} and {b} have other data or tokenizers: their losses cannot be compared")
     for v in variants.values():
         notices += dict.fromkeys(record["variants"][v.name]["data"]["notices"])
         if v.at_edge and v.n_diverged < len(v.losses):
@@ -97,31 +88,40 @@ def analyse(workdir: Path) -> Analysis:
                 f"{v.name}: {v.n_stuck} of {len(v.losses)} runs at learning rate {v.rate:g} got stuck: they end above "
                 f"{STUCK} times the loss of counting tokens alone (median of all {v.median:.4f})"
             )
-    return Analysis(record, results, variants, comparisons, list(dict.fromkeys(notices)))
+    return Analysis(record, results, variants, failed, _comparisons(record, variants), list(dict.fromkeys(notices)))
 
 
-def _text(record: dict, v: VariantResult) -> str:
-    return record["variants"][v.name]["data"]["fingerprint"]
+def _text(record: dict, name: str) -> str:
+    return record["variants"][name]["data"]["fingerprint"]
 
 
-def _without_what_failed(record: dict, results: Results, workdir: Path) -> tuple[dict, list[str]]:
-    """The record and the results of the variants that are whole, and notices of the others, whose runs failed."""
+def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
+    """The variants that lack runs because they failed, and how; raises UserError where anything else is missing."""
     lacking, failures = missing(results, record), results.failures()
-    left = {name: v for name, v in record["variants"].items() if name not in lacking}
-    pairs = [pair for pair in record["comparisons"] if set(pair) <= left.keys()]
-    whole = not lacking.keys() - failures.keys() and record["baseline"] in left and pairs
-    if not (whole and results.speeds_of(left)):
-        what = ", ".join(
-            f"{name} lacks {n} runs" + (f" (failed: {failures[name]})" if name in failures else "")
-            for name, n in lacking.items()
-        )
-        begun = command("lm.sweep", record["starts"][-1]["argv"][1:])
-        raise UserError(
-            f"{workdir} is not finished: {what or 'speeds are not measured'}; what began it goes on: {begun}"
-        )
-    results.found = {key: run for key, run in results.found.items() if key[1] in left}
-    notices = [f"{name} and its comparisons are left out: runs failed ({failures[name]})" for name in lacking]
-    return record | {"variants": left, "comparisons": pairs}, notices
+    unfinished = [f"{name} lacks runs" for name, keys in lacking.items() if not keys <= failures.keys()]
+    if not (lacking or results.speeds):
+        unfinished = ["speeds are not measured"]
+    if unfinished:
+        begun = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
+        raise UserError(f"{workdir} is not finished: {', '.join(unfinished)}; go on with {begun}")
+    return {name: failures[min(keys)].split("\n")[0] for name, keys in lacking.items()}
+
+
+def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
+    """What the sweep declared; a comparison without a difference counts in Holm's correction all the same."""
+    declared, found = record["comparisons"], []
+    differences = [
+        _difference(variants[a], variants[b], len(declared)) if {a, b} <= variants.keys() else None for a, b in declared
+    ]
+    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
+    for (a, b), d, p in zip(declared, differences, adjusted, strict=True):
+        if gone := [name for name in (a, b) if name not in variants]:
+            answer = f"{a} against {b}: not known, because runs of {' and '.join(gone)} failed."
+            found.append(Comparison(a, b, None, p, math.nan, answer, "runs failed"))
+        else:
+            v, w, lost = variants[a], variants[b], "" if d else "runs diverged"
+            found.append(Comparison(a, b, d, p, _paired_sampling_error(v, w), _answer(v, w, d, p, record), lost))
+    return found
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
@@ -143,8 +143,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         loss=None if None in losses else statistics.interval(losses),
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
-        tokens_per_second=results.speeds["variants"][name],
-        quartiles=tuple(results.speeds["quartiles"][name]),
+        tokens_per_second=results.speeds["variants"][name] if results.speeds else math.nan,
+        quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
     )
 
@@ -170,7 +170,7 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> st
     n, budget = len(a.losses), record["budget"]
     if budget != "full":
         return f"No claim about {a.name} and {b.name}: the budget was {budget}, which only proves the machinery."
-    if _text(record, a) != _text(record, b):
+    if _text(record, a.name) != _text(record, b.name):
         return f"No claim about {a.name} and {b.name}: losses on other data or tokens cannot be compared."
     if d is None:
         return (

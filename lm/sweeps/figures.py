@@ -12,6 +12,7 @@ import numpy as np
 
 from lm.sweeps import statistics
 from lm.sweeps.analysis import Analysis, curve, tokens_per_step
+from lm.sweeps.results import tuned
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":")
@@ -69,19 +70,22 @@ def _rows(n: int, **options):
 
 
 def _curves(a: Analysis):
-    """(steps, losses) of the variants that trained and of which no run diverged, and the panels with any of them.
+    """(steps, losses) of the variants that trained and of which no run diverged, and the names of each panel.
 
-    What diverged is named beside the picture; a mean over the other runs would flatter it.
+    What diverged is named beside the picture; a mean over the other runs would flatter it. Panels without a curve are
+    not drawn: their names are in the last one.
     """
-    curves = {name: curve(v.runs) for name, v in a.variants.items()}
-    curves = {n: (np.array(s), losses) for n, (s, losses) in curves.items() if any(s) and np.isfinite(losses).all()}
-    return curves, [names for names in panels(a) if curves.keys() & set(names)] or [[]]
+    curves = {name: curve(v.runs) for name, v in a.variants.items() if not v.n_diverged}
+    curves = {name: (np.array(steps), losses) for name, (steps, losses) in curves.items() if any(steps)}
+    rows = [names for names in panels(a) if curves.keys() & set(names)] or [[]]
+    rows[-1] = rows[-1] + [name for name in a.variants if not any(name in names for names in rows)]
+    return curves, rows
 
 
 def _name_diverged(a: Analysis, names: list[str], axes) -> None:
     """In the legend, the variants that have no line."""
     for v in (a.variants[name] for name in names):
-        if v.n_diverged:
+        if v.n_diverged:  # the others without a line trained nothing
             axes.plot([], [], " ", label=f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged")
 
 
@@ -91,7 +95,7 @@ def differences(a: Analysis) -> plt.Figure:
     for y, comparison in enumerate(reversed(a.comparisons)):
         d = comparison.difference
         if d is None:
-            axes.text(0, y, " runs diverged", va="center")
+            axes.text(0, y, f" {comparison.lost}", va="center")
             continue
         pairs = zip(a.variants[comparison.variant].losses, a.variants[comparison.against].losses, strict=True)
         axes.plot([x - z for x, z in pairs], [y + 0.16] * d.n, "|", color="#777777", markersize=6)
@@ -153,8 +157,10 @@ def learning_rates(a: Analysis) -> plt.Figure:
     rows = [names for names in panels(a) if len(a.variants[names[0]].grid) > 1] or panels(a)
     figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
     clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
-    triangles = "; triangles: above the picture" * any(clipped)
-    pictures[0, 0].set_title("line: tuning seeds; dots: fresh seeds" + triangles, pad=26)
+    marks = ["dots: fresh seeds"] + ["triangles: above the picture"] * any(clipped)
+    if any(len(v.grid) > 1 for v in a.variants.values()):
+        marks = ["line: tuning seeds", *marks]
+    pictures[0, 0].set_title("; ".join(marks), pad=26)
     figure.tight_layout()
     return figure
 
@@ -163,27 +169,26 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     """The learning rates of one panel's variants; whether a loss is above the picture."""
     grid = sorted({rate for name in names for rate in a.variants[name].grid})
     ours = [run for run in a.results.found.values() if run["variant"] in names]
-    roof, clipped = _roof([run["val_loss"] for run in ours if run["val_loss"] is not None]), False
+    low, high = _limits([run["val_loss"] for run in ours if run["val_loss"] is not None])
+    clipped = False
     for i, name in enumerate(names):
-        look, means = _look(i), []
-        for rate in grid if len(a.variants[name].grid) > 1 else ():
-            losses = a.results.tuned(a.record, name, rate)
-            means.append(np.nan if None in losses else np.mean(losses))
-        axes.plot(grid[: len(means)], means, label=name, **look)  # whose lines may leave the picture
+        look = _look(i)
+        found = [tuned(a.results, a.record, name, r) for r in (grid if len(a.variants[name].grid) > 1 else ())]
+        means = [np.nan if t.n_diverged else t.loss for t in found]
+        axes.plot(grid[: len(means)], means, label=name, **look)  # a line may leave the picture
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
-        shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= roof]
-        above = [r["learning_rate"] for r in fresh if r["val_loss"] > roof]
-        above += [rate for rate, mean in zip(grid, means, strict=False) if mean > roof]
+        shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= high]
+        above = [r["learning_rate"] for r in fresh if r["val_loss"] > high]
+        above += [rate for rate, mean in zip(grid, means, strict=False) if mean > high]
         axes.plot([rate for rate, _ in shown], [loss for _, loss in shown], ".", alpha=0.35, color=look["color"])
-        axes.plot(above, [roof] * len(above), "^", alpha=0.6, color=look["color"])
-        clipped |= bool(above)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, min(high, roof + 0.05 * (roof - low)))
-    diverged = collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None)
-    for rate, n in diverged.items():
-        above_axes = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-        axes.text(rate, 1.01, f"{n} runs\ndiverged", fontsize=7, **above_axes)
-    axes.set_xscale("log")
+        if above:
+            axes.plot(above, [high] * len(above), "^", alpha=0.6, color=look["color"], clip_on=False)
+            clipped = True
+    margin = max((grid[-1] / grid[0]) ** 0.05, 1.1)
+    axes.set(xlim=(grid[0] / margin, grid[-1] * margin), ylim=(low, high), xscale="log")
+    for rate, n in collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None).items():
+        said = f"{n} run{'s' * (n > 1)}\ndiverged"
+        axes.text(rate, 1.02, said, fontsize=7, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
     if len(grid) <= 8:  # of more, the decades are enough
         axes.minorticks_off()
         axes.set_xticks(grid, [f"{rate:g}" for rate in grid])
@@ -192,12 +197,13 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     return clipped
 
 
-def _roof(losses: list[float]) -> float:
-    """Where the picture ends: most of the runs fill it, whatever a few come to."""
+def _limits(losses: list[float]) -> tuple[float, float]:
+    """Where the picture begins and ends: most of the runs fill it, whatever a few come to."""
     if not losses:
-        return 1.0
+        return 0.0, 1.0
     low, high = min(losses), np.percentile(losses, 95)
-    return min(max(losses) + 0.05 * (high - low), high + 0.5 * (high - low))
+    margin = 0.05 * (high - low) or 0.05
+    return low - margin, min(max(losses) + margin, high + 10 * margin)
 
 
 def equal_cost(a: Analysis) -> plt.Figure:
@@ -205,23 +211,26 @@ def equal_cost(a: Analysis) -> plt.Figure:
     curves, rows = _curves(a)
     figure, pictures = _rows(len(rows), sharey="row")
     for names, (by_flops, by_time) in zip(rows, pictures, strict=True):
-        whole = [
-            a.variants[n].flops * curves[n][0][-1] * tokens_per_step(a, a.variants[n]) for n in names if n in curves
-        ]
-        far_apart = bool(whole) and max(whole) > 2 * min(whole)
-        for i, name in enumerate(names):
-            if name not in curves:
-                continue
-            steps, losses = curves[name]
-            v, keep = a.variants[name], (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
-            middle = (np.median if v.n_stuck else np.mean)(losses, axis=0)[keep]
-            tokens = steps[keep] * tokens_per_step(a, v)
-            for axes, x in ((by_flops, tokens * v.flops), (by_time, tokens / v.tokens_per_second)):
-                axes.plot(x, middle, label=name + " (median)" * (v.n_stuck > 0), **_look(i))
-                axes.set_xscale("log" if far_apart else "linear")
+        _over_cost(a, curves, names, by_flops, lambda v: v.flops)
+        _over_cost(a, curves, names, by_time, lambda v: 1 / v.tokens_per_second)
         by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
         by_time.set(xlabel="seconds of this machine a run", title="equal time")
         _name_diverged(a, names, by_time)
         _legend(by_time)
     figure.tight_layout()
     return figure
+
+
+def _over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token) -> None:
+    """The second halves of the curves, which tell ends apart; whole curves where costs are too far apart for that."""
+    costs = {n: curves[n][0] * tokens_per_step(a, v) * cost_per_token(v) for n, v in a.variants.items() if n in curves}
+    ends = [costs[name][-1] for name in names if name in curves]
+    far_apart = bool(ends) and max(ends) > 2 * min(ends)
+    for i, name in enumerate(names):
+        if name in curves:
+            steps, losses = curves[name]
+            keep = (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
+            stuck = a.variants[name].n_stuck > 0
+            middle = (np.median if stuck else np.mean)(losses, axis=0)
+            axes.plot(costs[name][keep], middle[keep], label=name + " (median)" * stuck, **_look(i))
+    axes.set_xscale("log" if far_apart else "linear")

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import itertools
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def load(path: str, budget_name: str) -> Plan:
         values = sweep.values | budget.values | changes
         of_budget = sweep.learning_rates if budget.learning_rates is None else budget.learning_rates
         own = values.pop(LEARNING_RATE, None)
-        grid = _grid(of_budget if own is None else own)
+        grid = tuple(float(rate) for rate in _grid(of_budget if own is None else own))  # NumPy's numbers too
         if isinstance(values.get("model.d_ff"), Match):
             matches[name] = values.pop("model.d_ff")
         for rate in reversed(grid):
@@ -171,20 +172,40 @@ def _grid(rates) -> tuple:
     return tuple(rates) if isinstance(rates, tuple | list) else (rates,)
 
 
-def _misshapen(sweep: Sweep):
-    """What has not the type it should have."""
-    if not _all_of(sweep.variants, dict):
-        yield "variants: they must be a dictionary, of each variant's name and the dictionary of what it changes"
-    if not _all_of(sweep.budgets, Budget):
-        yield "budgets: they must be a dictionary of names and Budgets"
-    for pair in sweep.comparisons:
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            yield f"comparisons: {pair!r} is not a pair (variant, against)"
-            return
+def _misshapen(s: Sweep):
+    """What is not of its type: everything else may rely on it."""
+    comparisons = isinstance(s.comparisons, tuple | list) and all(_is_pair(pair) for pair in s.comparisons)
+    variants = _has_keys(s.variants) and all(_has_keys(changes) for changes in s.variants.values())
+    for field, right, wanted in (
+        ("question", isinstance(s.question, str), "a question"),
+        ("base", isinstance(s.base, str), "the path of a config file"),
+        ("values", _has_keys(s.values), "a dictionary of config keys and values"),
+        ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
+        ("baseline", isinstance(s.baseline, str), "the name of a variant"),
+        ("comparisons", comparisons, "pairs (variant, against) of names"),
+        (
+            "budgets",
+            _has_keys(s.budgets) and all(map(_is_budget, s.budgets.values())),
+            "a dictionary of Budgets by name",
+        ),
+    ):
+        if not right:
+            yield f"{field}: {getattr(s, field)!r} is not {wanted}"
 
 
-def _all_of(found, kind: type) -> bool:
-    return isinstance(found, dict) and all(isinstance(value, kind) for value in found.values())
+def _has_keys(found) -> bool:
+    return isinstance(found, dict) and all(isinstance(key, str) for key in found)
+
+
+def _is_pair(found) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(name, str) for name in found)
+
+
+def _is_budget(found) -> bool:
+    """Its learning rates are judged with all others."""
+    return (
+        isinstance(found, Budget) and type(found.tuning_seeds) is type(found.seeds) is int and _has_keys(found.values)
+    )
 
 
 def _problems(sweep: Sweep):
@@ -233,8 +254,9 @@ def _wrong_grids(sweep: Sweep):
     grids = {"learning_rates": sweep.learning_rates} | {k: grid for k, grid in grids.items() if grid is not None}
     for place, given in grids.items():
         grid = _grid(given)
-        if not grid or not all(type(rate) in (int, float) for rate in grid) or list(grid) != sorted(set(grid)):
-            yield f"{place}: {given} must be rates in ascending order, at least one and none twice"
+        numbers = all(isinstance(rate, Real) and not isinstance(rate, bool) for rate in grid)
+        if not (grid and numbers and list(grid) == sorted(set(grid))):
+            yield f"{place}: {given} must be numbers in ascending order, at least one and none twice"
 
 
 def _wrong_budgets(budgets: dict[str, Budget]):

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from lm import runs
 from lm.config import Config, to_dict
@@ -145,28 +146,22 @@ class Results:
             self.reload()
             yield True
 
-    def tuned(self, record: dict, variant: str, rate: float) -> list[float | None]:
-        """Validation losses of the tuning seeds, None where one diverged."""
-        return [self.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
-
-    def speeds_of(self, variants) -> bool:
-        """Whether the speeds of these variants have been measured beside each other."""
-        return bool(self.speeds) and set(variants) <= self.speeds["variants"].keys()
-
     def set_speeds(self, speeds: dict) -> None:
         """What lm.sweeps.speed.measure_variants found."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
 
-    def fail(self, name: str, variants: list[str], error: str) -> None:
-        """Take down why runs of these variants could not be made; that they are missing still is what counts."""
-        (self.workdir / "failed").mkdir(exist_ok=True)
-        write_text(self.workdir / "failed" / f"{name}.json", to_json({"variants": variants, "error": error}) + "\n")
+    def fail(self, name: str, keys: list[tuple], error: str) -> None:
+        """Take down how these runs failed; it counts as long as they are missing."""
+        with contextlib.suppress(OSError):  # a full disk must not keep other runs from being tried
+            (self.workdir / "failed").mkdir(exist_ok=True)
+            write_text(self.workdir / "failed" / f"{name}.json", to_json({"runs": keys, "error": error}) + "\n")
 
-    def failures(self) -> dict[str, str]:
-        """By variant how its runs failed at some time."""
-        found = [json.loads(p.read_text(encoding="utf-8")) for p in sorted((self.workdir / "failed").glob("*.json"))]
-        return {variant: failure["error"] for failure in found for variant in failure["variants"]}
+    def failures(self) -> dict[tuple, str]:
+        """By the keys of runs how they failed the last time."""
+        paths = sorted((self.workdir / "failed").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return {tuple(key): failure["error"] for failure in found for key in failure["runs"]}
 
     def _take(self, members: list[dict]) -> None:
         for member in members:
@@ -184,41 +179,53 @@ def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
 
 
 def stuck_above(record: dict, variant: str, split: str) -> float:
-    """The loss on a split above which a run of the variant has hardly learned; infinite if it is unknown."""
-    unigram = record["variants"][variant]["data"]["unigram"][split]
-    return math.inf if unigram is None else STUCK * unigram
+    """The loss on a split above which a run of the variant has hardly learned."""
+    return STUCK * record["variants"][variant]["data"]["unigram"][split]
+
+
+class Tuned(NamedTuple):
+    """What the tuning seeds of a variant came to at one learning rate."""
+
+    n_diverged: int
+    n_stuck: int
+    loss: float  # validation, mean of the seeds that learned; of those that got stuck where none did; else infinite
+
+
+def tuned(results: Results, record: dict, variant: str, rate: float) -> Tuned:
+    """record: sweep.json."""
+    losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
+    finite = [loss for loss in losses if loss is not None]
+    learned = [loss for loss in finite if loss <= stuck_above(record, variant, "validation")]
+    of = learned or finite
+    return Tuned(losses.count(None), len(finite) - len(learned), math.fsum(of) / len(of) if of else math.inf)
 
 
 def choose(results: Results, record: dict, variant: str) -> float:
-    """The rate at which most tuning seeds learned something; among such the one of their smallest mean validation loss.
+    """The rate at which the fewest tuning seeds diverged or got stuck; of such, that of the lowest loss.
 
-    record: sweep.json. A seed that got stuck has learned nothing, but is better than one that diverged.
+    A seed that got stuck has learned nothing, but is better than one that diverged.
     """
-    grid, limit = record["variants"][variant]["grid"], stuck_above(record, variant, "validation")
+    grid = record["variants"][variant]["grid"]
     if len(grid) == 1:
         return grid[0]
 
-    def lost_diverged_loss(rate: float) -> tuple[int, int, float]:
-        losses = results.tuned(record, variant, rate)
-        finite = [loss for loss in losses if loss is not None]
-        learned = [loss for loss in finite if loss <= limit]
-        mean = math.fsum(learned or finite) / len(learned or finite) if finite else math.inf
-        return len(losses) - len(learned), losses.count(None), mean
+    def rank(rate: float) -> tuple[int, int, float]:
+        t = tuned(results, record, variant, rate)
+        return t.n_diverged + t.n_stuck, t.n_diverged, t.loss
 
-    return min(grid, key=lost_diverged_loss)
+    return min(grid, key=rank)
 
 
-def missing(results: Results, record: dict) -> dict[str, int]:
-    """By variant how many runs its plan lacks; those of fresh seeds are known only once its tuning is done."""
+def missing(results: Results, record: dict) -> dict[str, set[tuple]]:
+    """By variant the keys of the runs that its plan lacks; those of fresh seeds are known once its tuning is done."""
     found = {}
     for name, described in record["variants"].items():
-        tuning = tuning_runs({name: described["grid"]}, record["tuning_seeds"])
-        lacks = sum(("tuning", *run) not in results.found for run in tuning)
-        if not lacks:
+        wanted = [("tuning", *run) for run in tuning_runs({name: described["grid"]}, record["tuning_seeds"])]
+        if results.found.keys() >= set(wanted):
             rates = around(described["grid"], choose(results, record, name))
-            lacks = sum(("final", name, r, seed) not in results.found for r in rates for seed in record["seeds"])
-        if lacks:
-            found[name] = lacks
+            wanted = [("final", name, rate, seed) for rate in rates for seed in record["seeds"]]
+        if lacking := set(wanted) - results.found.keys():
+            found[name] = lacking
     return found
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from lm.runs import command
 from lm.sweeps.analysis import Analysis, VariantResult, curve, difference, tokens_per_step
-from lm.sweeps.results import STUCK, stuck_above
+from lm.sweeps.results import STUCK, tuned
 
-COLUMNS = 10  # of the table of validation losses
+COLUMNS = 10  # of the table of validation losses: what fits beside the longest names
 
 
 def variant_rows(a: Analysis) -> list[dict]:
@@ -48,14 +48,14 @@ def variant_rows(a: Analysis) -> list[dict]:
 def at_equal(a: Analysis, v: VariantResult, cost_per_token) -> float | None:
     """The mean validation loss at what the cheapest of the variants it is compared with costs, by linear interpolation.
 
-    None where that is before the first validation, or a run diverged.
+    None where that is before the first validation, a run diverged, or the costs are not known.
     """
     n_steps = {name: a.record["variants"][name]["config"]["train"]["steps"] for name in a.variants}
-    rivals = [a.variants[name] for name in compared_with(a, v.name)]
+    rivals = [a.variants[name] for name in compared_with(a, v.name) if name in a.variants]
     whole = [n_steps[w.name] * tokens_per_step(a, w) * cost_per_token(w) for w in rivals]
     budget = min((cost for cost in whole if cost), default=0)  # what trains nothing costs nothing
     steps, losses = curve(v.runs)
-    if v.n_diverged or not n_steps[v.name] or not steps:
+    if v.n_diverged or not n_steps[v.name] or not steps or math.isnan(budget):
         return None
     costs = np.array(steps) * tokens_per_step(a, v) * cost_per_token(v)
     return None if budget < costs[0] else float(np.interp(budget, costs, losses.mean(axis=0)))
@@ -107,6 +107,7 @@ def variants(a: Analysis) -> list[list[str]]:
                 v.name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.rate:g}" + (" (edge)" if v.at_edge else ""), loss,
                 number(row["sd_over_seeds"]), number(v.sampling_error), number(row["loss_at_equal_flops"]),
                 number(row["loss_at_equal_time"]),
+                "–" if math.isnan(v.tokens_per_second) else
                 "{:,.0f} ({:,.0f} to {:,.0f})".format(v.tokens_per_second, *v.quartiles),
                 f"{v.n_diverged} of {len(v.losses)}", f"{v.n_stuck} of {len(v.losses)}",
             ]
@@ -132,7 +133,7 @@ def curves(a: Analysis) -> list[list[str]]:
 
 
 def rates(a: Analysis) -> list[list[str]]:
-    """The heading and a row for each variant with a choice: the tuning seeds' mean validation loss at each rate.
+    """The heading and a row for each variant with a choice: what chose its rate, as in lm.sweeps.results.choose.
 
     Empty where no variant had a choice.
     """
@@ -140,11 +141,10 @@ def rates(a: Analysis) -> list[list[str]]:
     for v in a.variants.values():
         means = []
         for rate in v.grid if len(v.grid) > 1 else ():
-            losses = a.results.tuned(a.record, v.name, rate)
-            shown = f"{losses.count(None)} diverged" if None in losses else number(float(np.mean(losses)))
-            limit = stuck_above(a.record, v.name, "validation")
-            stuck = sum(loss is not None and loss > limit for loss in losses)
-            means.append(f"{rate:g}: {shown}" + f" ({stuck} stuck)" * (stuck > 0) + " (best)" * (rate == v.rate))
+            n_diverged, n_stuck, loss = tuned(a.results, a.record, v.name, rate)
+            said = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
+            shown = f"{rate:g}: {number(loss)}" + f" ({said})" * bool(said)
+            means.append(shown + " (best)" * (rate == v.rate))
         if means:
             rows.append([v.name, ", ".join(means)])
     return [["variant", "validation loss at each learning rate, mean of the tuning seeds"], *rows] if rows else []
@@ -164,7 +164,7 @@ def comparisons(a: Analysis) -> list[list[str]]:
     rows = [["comparison", "difference [95 % interval]", "p (Holm)", "sampling error", "detectable"]]
     for c in a.comparisons:
         d = c.difference
-        shown = "runs diverged" if d is None else "{} [{}, {}]".format(*map(difference, (d.mean, d.low, d.high)))
+        shown = c.lost if d is None else "{} [{}, {}]".format(*map(difference, (d.mean, d.low, d.high)))
         p = "–" if math.isnan(c.p_adjusted) else f"{c.p_adjusted:.2g}"
         rows.append(
             [f"{c.variant} − {c.against}", shown, p, number(c.sampling_error), number(d.detectable if d else None)]
@@ -177,7 +177,8 @@ def notes(a: Analysis) -> str:
     chosen = "every run in the tables above has a fresh seed"
     if any(len(v.grid) > 1 for v in a.variants.values()):
         chosen = (
-            f"where there was a choice of learning rates it was made on the validation split by other seeds; {chosen}"
+            "where there was a choice of learning rates it was made on the validation split by other seeds (the fewest "
+            f"diverged or stuck, then the lowest mean of the others); {chosen}"
         )
     return (
         f"Losses are of the test split in nats per token, every token predicted once; {chosen}. Differences are paired "
@@ -228,6 +229,8 @@ def _length(config: dict) -> str:
 def speed_up(a: Analysis) -> str:
     """What training runs together was worth."""
     speeds, baseline = a.results.speeds, a.record["baseline"]
+    if not speeds:
+        return "no speeds were measured: runs failed"
     ratio = speeds["variants"][baseline] / speeds["alone"]
     return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
 

@@ -250,7 +250,7 @@ def test_the_losses_at_each_rate(tmp_path):
     diverge(select(runs, "tuning", "plain", 0.004)[1])
     rows = tables.rates(analyse(write(tmp_path / "s", record, runs)))
     assert [row[0] for row in rows] == ["variant", *LOSSES]
-    assert rows[1][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 1 diverged"
+    assert rows[1][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
     assert tables.rates(analyse(write(tmp_path / "one", *sweep(grid=[0.002])))) == []
 
 
@@ -273,7 +273,9 @@ def test_a_rate_at_which_a_seed_learned_nothing_is_like_one_at_which_it_diverged
     runs += [run("final", "plain", rate, seed, 2.0) for rate in (0.002, 0.004) for seed in range(5)]
     a = analyse(write(tmp_path / "s", record, runs))
     assert a.variants["plain"].rate == 0.004  # one seed learned as at 0.002, where the other one diverged
-    assert tables.rates(a)[1][1] == "0.001: 2.4550 (2 stuck), 0.002: 1 diverged, 0.004: 3.0500 (1 stuck) (best)"
+    assert (
+        tables.rates(a)[1][1] == "0.001: 2.4550 (2 stuck), 0.002: 2.2000 (1 diverged), 0.004: 2.1000 (1 stuck) (best)"
+    )
 
 
 def test_variants_with_the_same_choice_are_drawn_together(tmp_path):
@@ -309,6 +311,20 @@ def test_what_is_not_drawn_is_named(tmp_path):
         assert [text.get_text() for text in figure.axes[1].get_legend().texts] == ["plain", "gated", said]
 
 
+@pytest.mark.parametrize("how", ["all together", "in a panel of its own"])
+def test_what_diverged_is_named_once_wherever_it_would_be(tmp_path, how):
+    record, runs = sweep()
+    lost = select(runs, "final", "wide")
+    if how == "in a panel of its own":
+        record["variants"]["wide"]["grid"], lost = [0.002], lost[:1]
+        runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
+    for r in lost:
+        diverge(r)
+    a, said = analyse(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
+    for figure in (lm.sweeps.figures.learning_curves(a), lm.sweeps.figures.equal_cost(a)):
+        assert [text.get_text() for text in figure.axes[1].get_legend().texts] == ["plain", "gated", said]
+
+
 def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
     record, runs = sweep()
     for r in (*select(runs, "tuning", "plain", 0.004), select(runs, "final", "wide", 0.004)[0]):
@@ -320,6 +336,7 @@ def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
 
 
 def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
+    """By FLOPs; here plain and wide train at one speed and gated at 0.8 of it, near enough."""
     for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
         record, runs = sweep()
         for r in runs:
@@ -327,8 +344,8 @@ def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
         for name in LOSSES:
             record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
         a = analyse(write(tmp_path / scale, record, runs))
-        axes = lm.sweeps.figures.equal_cost(a).axes[0]
-        assert axes.get_xscale() == scale
+        axes, by_time = lm.sweeps.figures.equal_cost(a).axes
+        assert (axes.get_xscale(), by_time.get_xscale()) == (scale, "linear")
         assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
 
 
@@ -336,7 +353,12 @@ def test_what_is_above_the_picture_is_marked_and_the_marks_are_explained(tmp_pat
     record, runs = sweep()
     title = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "all", record, runs))).axes[0].get_title()
     assert "triangles" not in title
-    select(runs, "final", "plain", 0.004)[0]["val_loss"] = 50.0
+    for r in (select(runs, "final", "plain", 0.004)[0], *select(runs, "tuning", "gated", 0.004)):
+        r["val_loss"] = 300.0
     axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "clipped", record, runs))).axes[0]
     assert "triangles: above the picture" in axes.get_title()
-    assert [len(line.get_xdata()) for line in axes.lines if line.get_marker() == "^" and len(line.get_xdata())] == [1]
+    triangles = [line for line in axes.lines if line.get_marker() == "^"]
+    low, high = axes.get_ylim()
+    assert [list(line.get_xdata()) for line in triangles] == [[0.004], [0.004]]
+    assert {y for line in triangles for y in line.get_ydata()} == {high}
+    assert 1.5 < low < high < 4  # of the others, 1.98 to 2.45

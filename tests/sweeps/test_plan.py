@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from running import ROOT
 
@@ -74,20 +75,27 @@ BACKWARDS = plan_of.Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"variants": {"a": {}, "b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
         ({"variants": {}}, "variants: there are 0"),
         ({"variants": {"mlp": {}}}, "variants: there is 1"),
-        ({"learning_rates": ()}, "learning_rates: () must be rates in ascending order"),
-        ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be rates in ascending order"),
+        ({"learning_rates": ()}, "learning_rates: () must be numbers in ascending order"),
+        ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be numbers in ascending order"),
         ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
-        ({"learning_rates": []}, "learning_rates: [] must be rates in ascending order"),
-        ({"learning_rates": [2e-3, 1e-3]}, "learning_rates: [0.002, 0.001] must be rates in ascending order"),
-        ({"learning_rates": None}, "learning_rates: None must be rates in ascending order"),
-        ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be rates in ascending order"),
+        ({"learning_rates": []}, "learning_rates: [] must be numbers in ascending order"),
+        ({"learning_rates": [2e-3, 1e-3]}, "learning_rates: [0.002, 0.001] must be numbers in ascending order"),
+        ({"learning_rates": None}, "learning_rates: None must be numbers in ascending order"),
+        ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be numbers in ascending order"),
         ({"budgets": {"quick": BACKWARDS, "full": FULL}}, "budget 'quick': learning_rates: [0.002, 0.001] must be"),
-        ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be rates"),
+        ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be numbers"),
         ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
         ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be alike for all"),
-        ({"variants": ["a", "b"]}, "variants: they must be a dictionary"),
-        ({"variants": {"a": None}}, "variants: they must be a dictionary"),
-        ({"budgets": {"quick": 1}}, "budgets: they must be a dictionary of names and Budgets"),
+        ({"variants": ["a", "b"]}, "variants: ['a', 'b'] is not a dictionary, by name, of dictionaries"),
+        ({"variants": {"a": None}}, "variants: {'a': None} is not a dictionary, by name, of dictionaries"),
+        ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} is not a dictionary, by name, of dictionaries"),
+        ({"values": None}, "values: None is not a dictionary of config keys and values"),
+        ({"base": None}, "base: None is not the path of a config file"),
+        ({"baseline": None}, "baseline: None is not the name of a variant"),
+        ({"comparisons": None}, "comparisons: None is not pairs"),
+        ({"comparisons": (("glu", None),)}, "comparisons: (('glu', None),) is not pairs"),
+        ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} is not a dictionary of Budgets by name"),
+        ({"budgets": {"quick": plan_of.Budget(1, "2")}}, "is not a dictionary of Budgets by name"),
         ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
         ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
@@ -95,7 +103,7 @@ BACKWARDS = plan_of.Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is the sweep's to set"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
-        ({"comparisons": ("glu", "mlp")}, "comparisons: 'glu' is not a pair (variant, against)"),
+        ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') is not pairs (variant, against)"),
         ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
         ({"baseline": "base"}, "baseline: there is no variant 'base'"),
         ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
@@ -113,8 +121,9 @@ def test_mistakes(monkeypatch, changes, told):
     assert told in tiny_with(monkeypatch, **changes)
 
 
-def test_grids_may_be_lists_or_one_rate(monkeypatch):
-    variants = {"a": {LEARNING_RATE: [1e-3, 1e-2]}, "b": {LEARNING_RATE: [2e-3, 2e-2]}, "c": {LEARNING_RATE: 3e-3}}
+def test_grids_may_be_lists_of_any_numbers_or_one_rate(monkeypatch):
+    grids = {"a": [1e-3, 1e-2], "b": tuple(np.array([2e-3, 2e-2])), "c": 3e-3}
+    variants = {name: {LEARNING_RATE: grid} for name, grid in grids.items()}
     of_file = plan_of.run_file(str(TINY), "get_sweep", "")
     sweep = dataclasses.replace(of_file, variants=variants, baseline="a", comparisons=[["b", "a"]])
     monkeypatch.setattr(plan_of, "run_file", lambda *_: sweep)
