@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-from synthetic_sweep import LOSSES, diverge, select, sweep, write
+from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, sweep, write
 
 import lm.sweeps.figures
 from lm import report
@@ -111,6 +111,12 @@ def test_pictures_of_what_a_failure_left(tmp_path, capsys):
     Results(workdir).fail("some", [("final", "plain", 0.002, 0)], "MemoryError")
     assert report.main([str(workdir)]) == 0
     assert (workdir / "figures" / "equal_cost.png").read_bytes().startswith(b"\x89PNG")
+    for path in (workdir / "results").glob("*.json"):
+        path.unlink()
+    lost = [("tuning", name, rate, seed) for name in LOSSES for rate in GRID for seed in TUNING_SEEDS]
+    Results(workdir).fail("all", lost, "OSError: no data")
+    assert report.main([str(workdir)]) == 2
+    assert "every variant has runs that failed (OSError: no data)" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written(tmp_path, undrawn, capsys):

@@ -104,7 +104,10 @@ def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
     if unfinished:
         begun = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
         raise UserError(f"{workdir} is not finished: {', '.join(unfinished)}; go on with {begun}")
-    return {name: failures[min(keys)].split("\n")[0] for name, keys in lacking.items()}
+    failed = {name: failures[min(keys)].split("\n")[0] for name, keys in lacking.items()}
+    if failed.keys() == record["variants"].keys():
+        raise UserError(f"{workdir}: every variant has runs that failed ({next(iter(failed.values()))})")
+    return failed
 
 
 def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
