@@ -157,10 +157,11 @@ def learning_rates(a: Analysis) -> plt.Figure:
     rows = [names for names in panels(a) if len(a.variants[names[0]].grid) > 1] or panels(a)
     figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
     clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
-    marks = ["dots: fresh seeds"] + ["triangles: above the picture"] * any(clipped)
-    if any(len(v.grid) > 1 for v in a.variants.values()):
-        marks = ["line: tuning seeds", *marks]
-    pictures[0, 0].set_title("; ".join(marks), pad=26)
+    chosen = any(len(v.grid) > 1 for v in a.variants.values())
+    rest = ["triangles: above the picture"] * any(clipped)
+    rest += ["numbers: runs that diverged"] * any(axes.texts for axes in pictures[:, 0])
+    title = ["line: tuning seeds; " * chosen + "dots: fresh seeds", *(["; ".join(rest)] if rest else [])]
+    pictures[0, 0].set_title("\n".join(title), pad=16, fontsize=9)
     figure.tight_layout()
     return figure
 
@@ -187,8 +188,7 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
     margin = max((grid[-1] / grid[0]) ** 0.05, 1.1)
     axes.set(xlim=(grid[0] / margin, grid[-1] * margin), ylim=(low, high), xscale="log")
     for rate, n in collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None).items():
-        said = f"{n} run{'s' * (n > 1)}\ndiverged"
-        axes.text(rate, 1.02, said, fontsize=7, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+        axes.text(rate, 1.02, f"{n}", fontsize=8, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
     if len(grid) <= 8:  # of more, the decades are enough
         axes.minorticks_off()
         axes.set_xticks(grid, [f"{rate:g}" for rate in grid])

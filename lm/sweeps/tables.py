@@ -143,8 +143,8 @@ def rates(a: Analysis) -> list[list[str]]:
         for rate in v.grid if len(v.grid) > 1 else ():
             n_diverged, n_stuck, loss = tuned(a.results, a.record, v.name, rate)
             said = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
-            shown = f"{rate:g}: {number(loss)}" + f" ({said})" * bool(said)
-            means.append(shown + " (best)" * (rate == v.rate))
+            shown = said if math.isinf(loss) else number(loss) + f" ({said})" * bool(said)
+            means.append(f"{rate:g}: {shown}" + " (best)" * (rate == v.rate))
         if means:
             rows.append([v.name, ", ".join(means)])
     return [["variant", "validation loss at each learning rate, mean of the tuning seeds"], *rows] if rows else []

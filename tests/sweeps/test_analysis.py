@@ -247,10 +247,12 @@ def test_an_interval_that_holds_alone_is_said_to_be_too_little(tmp_path):
 
 def test_the_losses_at_each_rate(tmp_path):
     record, runs = sweep()
-    diverge(select(runs, "tuning", "plain", 0.004)[1])
+    for lost in (select(runs, "tuning", "plain", 0.004)[1], *select(runs, "tuning", "gated", 0.001)):
+        diverge(lost)
     rows = tables.rates(analyse(write(tmp_path / "s", record, runs)))
     assert [row[0] for row in rows] == ["variant", *LOSSES]
     assert rows[1][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
+    assert rows[2][1] == "0.001: 2 diverged, 0.002: 2.1000 (best), 0.004: 2.3000"
     assert tables.rates(analyse(write(tmp_path / "one", *sweep(grid=[0.002])))) == []
 
 
@@ -330,7 +332,8 @@ def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
     for r in (*select(runs, "tuning", "plain", 0.004), select(runs, "final", "wide", 0.004)[0]):
         diverge(r)
     axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "s", record, runs))).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["3 runs\ndiverged"]
+    assert [text.get_text() for text in axes.texts] == ["3"]
+    assert "numbers: runs that diverged" in axes.get_title()
     plain = next(line for line in axes.lines if line.get_label() == "plain")
     assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
 
