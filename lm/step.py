@@ -207,7 +207,7 @@ def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, co
         state, stacked = carry
         feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
         state, metrics = train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
-        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), stacked, metrics)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one.astype(all_.dtype)), stacked, metrics)
 
     names = {"loss": jnp.float32, "grad_norm": jnp.float32, "learning_rate": jnp.float32, "finite": jnp.bool_}
     stacked = {name: jnp.zeros(n, dtype) for name, dtype in names.items()}
