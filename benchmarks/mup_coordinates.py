@@ -30,7 +30,6 @@ from lm.train import check_with_data
 WIDTHS = (32, 64, 128, 256, 512)
 STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3
 BASE = "configs/shakespeare_small.py"
-REPEAT = "python -m benchmarks.mup_coordinates --publish docs/results"
 
 
 def main() -> int:
@@ -45,14 +44,14 @@ def main() -> int:
     rows = table(found)
     print(markdown(rows[0], rows[1:]))
     if a.publish:
+        command = "python -m benchmarks.mup_coordinates --publish docs/results"
         about = (
             f"How far {STEPS} steps of Adam at {RATE:g} move the last hidden states and the logits from where they "
             f"were: root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the "
             "slope of the line through them, both axes logarithmic: 0 is flat; what grows need not keep to that line. "
-            "Models of `configs/sweeps/mup.py`; at width "
-            f"{WIDTHS[0]} both parametrizations are the same."
+            f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
         )
-        publish(Path(a.publish), "mup_coordinates", about, [REPEAT], rows, draw(found))
+        publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))
     return 0
 
 

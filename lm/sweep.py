@@ -15,7 +15,7 @@ from pathlib import Path
 from lm.errors import Passing, UserError
 from lm.files import to_json
 from lm.sweeps.plan import BUDGETS, Plan, load
-from lm.sweeps.results import Results, around, at_edge, choose, describe_sweep, identical, start, tuning_runs
+from lm.sweeps.results import Results, at_edge, choose, describe_sweep, final_runs, identical, start, tuning_runs
 
 EPILOG = """\
 examples:
@@ -132,7 +132,7 @@ def carry_out(plan: Plan, variants: dict, record: dict, results: Results, togeth
             rate = choose(results, record, name)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
             say(f"{name}: best learning rate {rate:g}{edge}")
-            final += [(name, r, s) for r in around(v.grid, rate) for s in plan.seeds]
+            final += final_runs(results, record, name)
         if not signals.received:
             failed += train("final", final, variants, results, together, say, signals)
         while not (signals.received or failed or results.speeds):

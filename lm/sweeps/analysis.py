@@ -36,6 +36,15 @@ class VariantResult:
     def n_diverged(self) -> int:
         return self.losses.count(None)
 
+    @property
+    def label(self) -> str:
+        """Beside its curve, which is that of `middle`."""
+        return self.name + " (median)" * (self.n_stuck > 0)
+
+    def middle(self, losses: np.ndarray) -> np.ndarray:
+        """Of losses (runs, points): their mean, or the median where a stuck run would draw the mean away."""
+        return (np.median if self.n_stuck else np.mean)(losses, axis=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:

@@ -122,11 +122,11 @@ def learning_curves(a: Analysis) -> plt.Figure:
             if name not in curves:
                 continue
             steps, losses = curves[name]
-            stuck = a.variants[name].n_stuck > 0
-            low, middle, high = (np.median(losses, axis=0),) * 3 if stuck else _band(losses)
+            v = a.variants[name]
+            low, middle, high = (v.middle(losses),) * 3 if v.n_stuck else _band(losses)
             means += list(middle[steps >= half])
             for axes, part in ((whole, steps >= 0), (end, steps >= half)):
-                axes.plot(steps[part], middle[part], label=name + " (median)" * stuck, **_look(i))
+                axes.plot(steps[part], middle[part], label=v.label, **_look(i))
                 axes.fill_between(steps[part], low[part], high[part], color=_look(i)["color"], alpha=0.15, linewidth=0)
         low, high = whole.get_ylim()
         for unigram in {a.record["variants"][name]["data"]["unigram"]["validation"] for name in names} - {None}:
@@ -158,10 +158,10 @@ def learning_rates(a: Analysis) -> plt.Figure:
     figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
     clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
     chosen = any(len(v.grid) > 1 for v in a.variants.values())
-    rest = ["triangles: above the picture"] * any(clipped)
-    rest += ["numbers: runs that diverged"] * any(axes.texts for axes in pictures[:, 0])
-    title = ["line: tuning seeds; " * chosen + "dots: fresh seeds", *(["; ".join(rest)] if rest else [])]
-    pictures[0, 0].set_title("\n".join(title), pad=16, fontsize=9)
+    marks = ["triangles: above the picture"] * any(clipped)
+    marks += ["numbers: runs that diverged"] * any(axes.texts for axes in pictures[:, 0])
+    lines = ["line: tuning seeds; " * chosen + "dots: fresh seeds", "; ".join(marks)]
+    pictures[0, 0].set_title("\n".join(filter(None, lines)), pad=16, fontsize=9)
     figure.tight_layout()
     return figure
 
@@ -230,7 +230,6 @@ def _over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token
         if name in curves:
             steps, losses = curves[name]
             keep = (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
-            stuck = a.variants[name].n_stuck > 0
-            middle = (np.median if stuck else np.mean)(losses, axis=0)
-            axes.plot(costs[name][keep], middle[keep], label=name + " (median)" * stuck, **_look(i))
+            v = a.variants[name]
+            axes.plot(costs[name][keep], v.middle(losses)[keep], label=v.label, **_look(i))
     axes.set_xscale("log" if far_apart else "linear")

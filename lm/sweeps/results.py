@@ -216,14 +216,19 @@ def choose(results: Results, record: dict, variant: str) -> float:
     return min(grid, key=rank)
 
 
+def final_runs(results: Results, record: dict, variant: str) -> list[tuple[str, float, int]]:
+    """(variant, rate, seed) of a tuned variant's runs on fresh seeds: the chosen rate and its neighbours."""
+    rates = around(record["variants"][variant]["grid"], choose(results, record, variant))
+    return [(variant, rate, seed) for rate in rates for seed in record["seeds"]]
+
+
 def missing(results: Results, record: dict) -> dict[str, set[tuple]]:
     """By variant the keys of the runs that its plan lacks; those of fresh seeds are known once its tuning is done."""
     found = {}
     for name, described in record["variants"].items():
         wanted = [("tuning", *run) for run in tuning_runs({name: described["grid"]}, record["tuning_seeds"])]
         if results.found.keys() >= set(wanted):
-            rates = around(described["grid"], choose(results, record, name))
-            wanted = [("final", name, rate, seed) for rate in rates for seed in record["seeds"]]
+            wanted = [("final", *run) for run in final_runs(results, record, name)]
         if lacking := set(wanted) - results.found.keys():
             found[name] = lacking
     return found

@@ -126,9 +126,8 @@ def curves(a: Analysis) -> list[list[str]]:
     steps = [steps[round((i + 1) * len(steps) / n) - 1] for i in range(n)]
     rows = [["validation loss after step", *(f"{step:,}" for step in steps)]]
     for name, (own, losses) in found.items():
-        stuck = a.variants[name].n_stuck > 0
-        middle = dict(zip(own, (np.median if stuck else np.mean)(losses, axis=0), strict=True))
-        rows.append([name + " (median)" * stuck, *(number(middle.get(step)) for step in steps)])
+        middle = dict(zip(own, a.variants[name].middle(losses), strict=True))
+        rows.append([a.variants[name].label, *(number(middle.get(step)) for step in steps)])
     return rows
 
 
@@ -188,10 +187,9 @@ def notes(a: Analysis) -> str:
         "another text of the same kind would change). Detectable: the true difference that 8 of 10 such sweeps would "
         "have found, at the first step of that correction. At equal FLOPs or time: validation loss at the cost of the "
         "whole run of the cheapest one among the variants that comparisons connect, where the schedule of a dearer one "
-        "has not come to its end. Tokens/s: "
-        "with all devices busy, measured at the end with the variants taking turns; median and quartiles of 9 rounds, "
-        f"which tell how noisy the machine was. Stuck: ended above {STUCK} times the loss of counting tokens alone. "
-        f"{unigram_line(a)}"
+        "has not come to its end. Tokens/s: with all devices busy, measured at the end with the variants taking turns; "
+        "median and quartiles of 9 rounds, which tell how noisy the machine was. Stuck: ended above "
+        f"{STUCK} times the loss of counting tokens alone. {unigram_line(a)}"
     )
 
 
