@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from lm.runs import command, git_state, processor, versions
+from lm.training.workdir import command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

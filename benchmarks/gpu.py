@@ -135,7 +135,7 @@ SEEDS = """
 import json
 from benchmarks.shapes import config_of, named, write_tokens
 from lm import data
-from lm.sweeps.speed import Runs, measure
+from lm.sweeps.throughput import Runs, measure
 from lm.train import check_with_data, start_jax
 from pathlib import Path
 import tempfile

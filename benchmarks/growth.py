@@ -3,7 +3,7 @@
 One training step of a small Llama-like model while one number of it changes: parameters, context, vocabulary, layers,
 simulated devices. Each point is a process of its own and compiles anew: CPU seconds to compile, seconds a step (the
 median of several), bytes of the program's arguments and temporaries as XLA lays them out beside the formula of
-lm/plan.py. Writes results/growth.json and results/growth.png.
+lm/cost/estimate.py. Writes results/growth.json and results/growth.png.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def point(change: dict) -> dict:
     n_devices = change.pop("devices", 1)
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
-    from lm.config_file import load_values
-    from lm.malloc import keep_freed_memory
+    from lm.config.loading import load_values
+    from lm.runtime import keep_freed_memory
 
     keep_freed_memory()
     import functools
@@ -69,19 +69,21 @@ def point(change: dict) -> dict:
     import jax
     import numpy as np
 
-    from lm import parameters, sharding
+    from lm import parameters
+    from lm.parallel import sharding
+    from lm.parallel.mesh import check_mesh, current_mesh, use_mesh
     from lm.step import init_state, train_step
 
     config = load_values(str(CONFIG), BASE | change)
     config = parameters.resolve(config, config.model.vocab_size)
     t = config.train
-    with sharding.in_force(sharding.check(config, n_devices)):
+    with use_mesh(check_mesh(config, n_devices)):
         init = functools.partial(init_state, config)
         table = parameters.parameter_table(config.model)
-        shardings = jax.tree.map(lambda a: a.sharding, sharding.spread(jax.eval_shape(init, 0), table))
+        shardings = jax.tree.map(lambda a: a.sharding, sharding.shard_state(jax.eval_shape(init, 0), table))
         state = jax.jit(init, out_shardings=shardings)(0)
         tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (t.batch_size, t.seq_len + 1), np.int32)
-        batch = {"tokens": sharding.by_examples(sharding.mesh_in_force(), tokens.shape, 0, tokens.__getitem__)}
+        batch = {"tokens": sharding.shard_examples(current_mesh(), tokens.shape, 0, tokens.__getitem__)}
         jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=(shardings, None))
         lowered = jitted.lower(state, batch, config)
         began = time.process_time()
@@ -101,10 +103,12 @@ def point(change: dict) -> dict:
 
 
 def formula(config, n_devices: int) -> float:
-    """Bytes on each device by lm/plan.py: parameters, two moments, gradients; activations, logits twice."""
-    from lm import parameters, plan, sharding
+    """Bytes on each device by lm/cost/estimate.py: parameters, two moments, gradients; activations, logits twice."""
+    from lm import parameters
+    from lm.cost import estimate as plan
+    from lm.parallel.mesh import check_mesh
 
-    sizes = sharding.check(config, n_devices)
+    sizes = check_mesh(config, n_devices)
     device = plan.DEVICES["h100"]  # float32, for which it too has no fused attention
     state = 4 * 4 * parameters.count(parameters.parameter_table(config.model))
     return state + plan.activations(config, device, sizes) + plan.logits(config, sizes)

@@ -25,9 +25,9 @@ from lm import data, model, parameters
 from lm.data.batches import gather
 from lm.errors import UserError
 from lm.layers import norms
-from lm.malloc import keep_freed_memory
-from lm.runs import command
+from lm.runtime import keep_freed_memory
 from lm.sample import load_run
+from lm.training.workdir import command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)

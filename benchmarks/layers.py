@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from benchmarks.compare import given, in_turns, markdown, options, publish, ratio, shown
 from lm.layers import feed_forward, losses, norms
 from lm.layers.attention import causal_attention
-from lm.malloc import keep_freed_memory
+from lm.runtime import keep_freed_memory
 
 
 def main() -> int:

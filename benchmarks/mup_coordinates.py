@@ -20,12 +20,12 @@ from benchmarks.layernorm_swap import forward
 from benchmarks.page import publish
 from lm import data
 from lm.config import Config
-from lm.config_file import load_values
+from lm.config.loading import load_values
 from lm.data.batches import gather
 from lm.errors import UserError
-from lm.feeds import train_feed
 from lm.step import init_state, train_step
 from lm.train import check_with_data
+from lm.training.feeds import train_feed
 
 WIDTHS = (32, 64, 128, 256, 512)
 STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3

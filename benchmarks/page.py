@@ -5,8 +5,8 @@ from pathlib import Path
 
 from benchmarks.compare import markdown
 from lm.files import write_text
-from lm.runs import describe_start
 from lm.sweeps.tables import code
+from lm.training.workdir import describe_start
 
 
 def publish(directory: Path, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:

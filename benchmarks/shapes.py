@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def token_file(self) -> str:
-        """By whose name lm/data/token_shards.py knows how wide the numbers are."""
+        """By whose name lm/data/shards.py knows how wide the numbers are."""
         return "train.bin" if self.token_dtype == "uint16" else "train.uint32.bin"
 
 
@@ -81,7 +81,7 @@ def values_of(name: str, data: str) -> dict:
 
 def config_of(name: str, data: str, overrides: dict):
     """Our config of it."""
-    from lm.config_file import load_values
+    from lm.config.loading import load_values
 
     return load_values(str(CONFIG), values_of(name, data) | overrides)
 

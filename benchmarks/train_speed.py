@@ -142,7 +142,8 @@ def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, 
 
 
 def flops_per_step(config, full_square: bool) -> float:
-    from lm import flops, parameters
+    from lm import parameters
+    from lm.cost import flops
 
     model, t = parameters.resolve(config, config.model.vocab_size).model, config.train
     return flops.flops_per_token(model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
@@ -150,7 +151,7 @@ def flops_per_step(config, full_square: bool) -> float:
 
 def vendors_share(flops_per_second: float, device: str, dtype: str) -> float | None:
     """Of the peak that the device's vendor gives, where that is known."""
-    from lm.flops import peak_flops
+    from lm.cost.flops import peak_flops
 
     peak = peak_flops(device, dtype)
     return flops_per_second / peak if peak else None

@@ -67,12 +67,12 @@ def theirs(job: dict):
 
 
 class Ours:
-    """A run of lm.train without its beginning and end: the loop of lm/loop.py with its feeds and its log."""
+    """A run of lm.train without its beginning and end: the loop of lm/training/loop.py with its feeds and its log."""
 
     def __init__(self, config, corpus, workdir: Path):
-        from lm import metrics
-        from lm.loop import Loop
         from lm.train import first_state
+        from lm.training import metrics
+        from lm.training.loop import Loop
 
         self.config = config
         progress = metrics.Progress(config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
@@ -81,7 +81,7 @@ class Ours:
         self.loop.compile()
 
     def run(self, n_steps: int) -> None:
-        from lm.loop import Signals
+        from lm.training.loop import Signals
 
         train = dataclasses.replace(self.config.train, steps=self.loop.step + n_steps)
         self.loop.config = dataclasses.replace(self.config, train=train)

@@ -7,13 +7,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from lm import parameters, sharding
+from lm import parameters
 from lm.config import ModelConfig, layer_windows
-from lm.layers import feed_forward, norms, positions
+from lm.layers import feed_forward, norms
+from lm.layers import position_encodings as positions
 from lm.layers.attention import UNLIMITED, causal_attention
 from lm.layers.dropout import dropout
 from lm.layers.linear import PRODUCT, einsum
 from lm.layers.losses import head_logits
+from lm.parallel import collectives
 
 
 class Context(NamedTuple):
@@ -47,11 +49,11 @@ def _declare(module: nn.Module, table: parameters.Table) -> dict:
     c = module.config
 
     def declared(path, p):
-        w = module.param(path, lambda _: jnp.zeros(sharding.local_shape(p), c.param_dtype))
+        w = module.param(path, lambda _: jnp.zeros(collectives.local_shape(p), c.param_dtype))
         # Rows of embeddings are added up in the backward pass, which 16 bits would round off.
         dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
         with jax.named_scope(path):  # names the communication in profiles, and in tests that count it
-            return sharding.gather(w, p, dtype)
+            return collectives.gather_parameter(w, p, dtype)
 
     return {path: declared(path, p) for path, p in table.items()}
 
@@ -80,17 +82,17 @@ class Attention(nn.Module):
             q_BTHK = positions.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
             k_BTGK = positions.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
         plain = context.positions is None
-        at = sharding.positions(x_BTD.shape[-2]) if plain else context.positions
+        at = collectives.local_positions(x_BTD.shape[-2]) if plain else context.positions
         segments = context.segments
-        all_positions = sharding.gather_positions(at, -1)
+        all_positions = collectives.gather_positions(at, -1)
         out_BTHK = causal_attention(
             q_BTHK,
-            sharding.gather_keys(k_BTGK),
-            sharding.gather_keys(v_BTGK),
+            collectives.gather_keys(k_BTGK),
+            collectives.gather_keys(v_BTGK),
             q_positions=at,
             k_positions=all_positions,
             q_segments=segments,
-            k_segments=None if segments is None else sharding.gather_positions(segments, -1),
+            k_segments=None if segments is None else collectives.gather_positions(segments, -1),
             window=window,
             softcap=c.attn_softcap,
             scale=math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else None,
@@ -173,7 +175,7 @@ class Transformer(nn.Module):
         c = self.config
         table = parameters.parameter_table(c)
         outer = _declare(self, {path: p for path, p in table.items() if "/" not in path})
-        given = sharding.positions(tokens_BT.shape[-1]) if positions is None else positions
+        given = collectives.local_positions(tokens_BT.shape[-1]) if positions is None else positions
         added, rotation = POSITIONS[c.positions](given, c)
         if c.positions == "learned":
             added = outer["positions"][given]
@@ -191,7 +193,7 @@ class Transformer(nn.Module):
     def _blocks(self, x_BTD, context: Context):
         c = self.config
         # A window that nothing lies beyond is none: the same program, and a sweep can tell that it changes nothing.
-        seq_len = sharding.n_positions(x_BTD.shape[-2]) if context.positions is None else UNLIMITED
+        seq_len = collectives.global_seq_len(x_BTD.shape[-2]) if context.positions is None else UNLIMITED
         windows = [w if w < seq_len else 0 for w in layer_windows(c)]
         if not c.scan_layers:
             block = _rematerialized(c, static_window=True)
@@ -215,11 +217,11 @@ class Transformer(nn.Module):
 
 def _rematerialized(c: ModelConfig, static_window: bool) -> type[Block]:
     """Block, recomputing in the backward pass what config.remat says, and always completing its parameters anew."""
-    if c.remat == "none" and not sharding.gathers_parameters():
+    if c.remat == "none" and not collectives.gathers_parameters():
         return Block
     policies = jax.checkpoint_policies
     policy = {
-        "none": sharding.keep_all_but_gathered,
+        "none": collectives.keep_all_but_gathered,
         "dots": policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(PRODUCT)
         ),
@@ -241,7 +243,7 @@ def head(params: dict, c: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
     table = parameters.parameter_table(c)
     path = "embedding" if c.tie_embeddings else "head/w_DV"
     with jax.named_scope(path):
-        w = sharding.gather(parameters.flat(params)[path], table[path], c.compute_dtype)
+        w = collectives.gather_parameter(parameters.flat(params)[path], table[path], c.compute_dtype)
     return w, None if c.tie_embeddings else params["head"].get("b_V")
 
 

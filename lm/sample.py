@@ -50,7 +50,7 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
     import jax.numpy as jnp
 
     from lm.model import logits
-    from lm.sharding import whole_inside
+    from lm.parallel.sharding import replicate_inside
 
     def next_token(carry, i):
         context_T, length = carry
@@ -64,7 +64,7 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
         context_T = context_T.at[jnp.where(full, length - 1, length)].set(token)
         return (context_T, jnp.minimum(length + 1, len(context_T))), token
 
-    return whole_inside(jax.lax.scan(next_token, (context_T, length), jnp.arange(n_tokens))[1])
+    return replicate_inside(jax.lax.scan(next_token, (context_T, length), jnp.arange(n_tokens))[1])
 
 
 def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_tokens: int, **options) -> str:
@@ -76,8 +76,8 @@ def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_token
 
 def load_run(workdir: str, step: int | str):
     """(step, params, resolved config, tokenizer) of a run's checkpoint; raises UserError where something is missing."""
-    from lm import checkpoints
     from lm.data import tokenizers
+    from lm.training import checkpoints
 
     step, params, meta = checkpoints.restore_params(workdir, step)
     if meta["tokenizer"] is None:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm import model, parameters, sharding
+from lm import model, parameters
 from lm.config import Config
 from lm.data.batches import gather, gather_rows
 from lm.layers import losses
 from lm.optimizers import learning_rate_schedule, make_optimizer
+from lm.parallel import collectives
 
 _DROPOUT = 0x64726F70  # sets dropout's keys apart from the initial values', which follow from the same seed
 
@@ -87,7 +88,7 @@ def _loss_sum(params: dict, fields: dict, config: Config, z_loss: float):
     options = {"softcap": c.logit_softcap, "transposed": c.tie_embeddings}
     targets, weights = fields["targets"], fields["weights"]
     if chunk:
-        chunk = max(1, chunk // sharding.n_shards())
+        chunk = max(1, chunk // collectives.n_batch_shards())
         return losses.chunked_softmax_cross_entropy(
             h_BTD, w, b, targets, weights, chunk_size=chunk, z_loss=z_loss, **options
         )
@@ -98,9 +99,9 @@ def loss_sum(params: dict, batch: dict, config: Config, *, z_loss: float = 0.0):
     """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
 
     def local(params, fields):
-        return sharding.add_up(_loss_sum(params, fields, config, z_loss))
+        return collectives.sum_over_batch(_loss_sum(params, fields, config, z_loss))
 
-    return sharding.over_data(local, parameters.parameter_table(config.model))(params, _fields(batch))
+    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(params, _fields(batch))
 
 
 def gradients(state: TrainState, batch: dict, config: Config):
@@ -127,7 +128,7 @@ def gradients(state: TrainState, batch: dict, config: Config):
         """
         if t.accumulation == 1:
             loss, grads = jax.value_and_grad(mean_loss)(params, fields)
-            return sharding.add_up(loss), sharding.add_up_gradients(grads, table)
+            return collectives.sum_over_batch(loss), collectives.sum_gradients(grads, table)
 
         def add(carry, micro):
             loss, grads = jax.value_and_grad(mean_loss)(params, micro)
@@ -136,10 +137,10 @@ def gradients(state: TrainState, batch: dict, config: Config):
         micro = jax.tree.map(lambda a: a.reshape(t.accumulation, -1, *a.shape[1:]), fields)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))
         loss, grads = jax.lax.scan(add, zeros, micro)[0]
-        grads = sharding.add_up_gradients(grads, table)
-        return sharding.add_up(loss), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        grads = collectives.sum_gradients(grads, table)
+        return collectives.sum_over_batch(loss), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
-    return sharding.over_data(local, table, params_out=True)(state.params, fields)
+    return collectives.map_over_batch(local, table, params_out=True)(state.params, fields)
 
 
 def _all_finite(tree):
@@ -240,7 +241,7 @@ def inspect(state: TrainState, batch: dict, config: Config) -> dict:
         if not config.model.scan_layers:
             outputs = parameters.stack_layers(outputs)
         x_NBTD = outputs["layers"]["x_BTD"][0].astype(jnp.float32)
-        return sharding.add_up(jnp.mean(jnp.square(x_NBTD), (1, 2, 3))) / sharding.n_shards()
+        return collectives.sum_over_batch(jnp.mean(jnp.square(x_NBTD), (1, 2, 3))) / collectives.n_batch_shards()
 
     table = parameters.parameter_table(config.model)
     return {
@@ -248,6 +249,6 @@ def inspect(state: TrainState, batch: dict, config: Config) -> dict:
         "parameters": by_path(state.params),
         "updates": by_path(updates),
         "activations": {
-            "layers/output": jnp.sqrt(sharding.over_data(mean_squares, table)(state.params, _fields(batch)))
+            "layers/output": jnp.sqrt(collectives.map_over_batch(mean_squares, table)(state.params, _fields(batch)))
         },
     }

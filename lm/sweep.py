@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lm.errors import Passing, UserError
 from lm.files import to_json
-from lm.sweeps.plan import BUDGETS, Plan, load
 from lm.sweeps.results import Results, at_edge, choose, describe_sweep, final_runs, identical, start, tuning_runs
+from lm.sweeps.spec import BUDGETS, Plan, load
 
 EPILOG = """\
 examples:
@@ -74,10 +74,10 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> int:
     """A whole sweep; returns the exit code."""
     jax = start_jax(plan)
-    from lm.metrics import Progress
-    from lm.sweeps.cohort import together_on_this_machine
-    from lm.sweeps.speed import Runs, measure
+    from lm.sweeps.stacked import together_on_this_machine
+    from lm.sweeps.throughput import Runs, measure
     from lm.sweeps.variants import describe, flops_of_runs, prepare
+    from lm.training.metrics import Progress
 
     progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
     say = progress.say
@@ -117,9 +117,9 @@ def start_jax(plan: Plan):
 
 def carry_out(plan: Plan, variants: dict, record: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
-    from lm.loop import Signals
-    from lm.sweeps.speed import measure_variants
+    from lm.sweeps.throughput import measure_variants
     from lm.train import logging_to
+    from lm.training.loop import Signals
 
     say = progress.say
     with logging_to(progress), Signals(say) as signals:
@@ -164,8 +164,8 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     """
     import jax
 
-    from lm.metrics import duration
-    from lm.sweeps.cohort import cohorts_of
+    from lm.sweeps.stacked import cohorts_of
+    from lm.training.metrics import duration
 
     configs = {m: variants[m[0]].member(m[1], m[2]) for m in members}
     cohorts = cohorts_of(configs, together * jax.device_count())
@@ -208,7 +208,7 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, signals)
     """Train runs of one program, and take down what they come to unless a signal stops them."""
     import jax
 
-    from lm.sweeps.cohort import Cohort
+    from lm.sweeps.stacked import Cohort
 
     carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
     share = -(-len(keys) // jax.device_count())

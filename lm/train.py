@@ -10,12 +10,12 @@ import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from lm import runs
-from lm.command_line import command_line
 from lm.config import Config, to_dict
+from lm.config.command_line import command_line
 from lm.errors import Passing, UserError
 from lm.files import to_json
-from lm.malloc import NOTICE, keep_freed_memory, keeps_freed_memory
+from lm.runtime import NOTICE, keep_freed_memory, keeps_freed_memory
+from lm.training import workdir as runs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 def end(code: int, why: str) -> int:
     """The exit code of a run that did not come to be; jax need not have been imported. One of several ends here."""
     print(why, file=sys.stderr, flush=True)
-    if processes := sys.modules.get("lm.processes"):
+    if processes := sys.modules.get("lm.parallel.processes"):
         processes.leave(code)
     return code
 
@@ -51,26 +51,28 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
         print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
     jax = start_jax(config, others)
-    from lm import data, parameters, processes, sharding
-    from lm.carry_over import carry_over
-    from lm.metrics import Progress
+    from lm import data, parameters
+    from lm.parallel import processes
+    from lm.parallel.mesh import check_mesh, use_mesh, with_accumulation
+    from lm.training.metrics import Progress
+    from lm.training.warm_start import carry_over
 
     progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = check_with_data(config, corpus)
-    sizes = sharding.check(resolved, jax.device_count())
-    resolved = sharding.with_accumulation(resolved, sizes)
+    sizes = check_mesh(resolved, jax.device_count())
+    resolved = with_accumulation(resolved, sizes)
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
     goes_on = resume and processes.from_first(lambda: runs.steps_made(workdir))
-    with sharding.in_force(sizes):
+    with use_mesh(sizes):
         carried = None if goes_on else carry_over(resolved, corpus, progress.say)
     if corpus.name.endswith("(fallback)"):  # whatever bears the run's name must not claim the text that was asked for
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     with (
         take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),
-        sharding.in_force(sizes),
+        use_mesh(sizes),
         logging_to(progress),
     ):
         for notice in run.notices:
@@ -95,7 +97,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
 
 def take(workdir: str | None, config: Config, name: str, corpus, resume: bool) -> runs.Run:
     """The run's directory, taken by the first process for all; raises UserError in all where it cannot be."""
-    from lm import processes
+    from lm.parallel import processes
 
     data, taken = {"name": corpus.name, "fingerprint": corpus.fingerprint}, []
 
@@ -111,9 +113,9 @@ def plan(config: Config, device: str) -> int:
     """Print what a run would take on machines that need not be here; returns the exit code."""
     jax = start_jax(config)
     jax.config.update("jax_platforms", "cpu")
-    import lm.plan
+    import lm.cost.estimate
 
-    name, count = lm.plan.named_device(device)
+    name, count = lm.cost.estimate.named_device(device)
     jax.config.update("jax_num_cpu_devices", count)
     from lm import data, parameters
 
@@ -121,7 +123,7 @@ def plan(config: Config, device: str) -> int:
     if vocab_size is None:  # it is the tokenizer's, which the text makes
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = check_with_data(config, corpus).model.vocab_size
-    print(lm.plan.plan(parameters.resolve(config, vocab_size), name, count))
+    print(lm.cost.estimate.plan(parameters.resolve(config, vocab_size), name, count))
     return 0
 
 
@@ -150,7 +152,7 @@ def start_jax(config: Config, others=None):
         jax.config.update("jax_compilation_cache_dir", str(user_cache(config.data.cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if others is not None:
-        from lm import processes
+        from lm.parallel import processes
 
         processes.start(others.coordinator_address, others.num_processes, others.process_id, others.multihost)
     return jax
@@ -247,8 +249,9 @@ def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> i
     """From the state, new or restored, to the summary; returns the exit code. `config` is resolved."""
     import jax
 
-    from lm import checkpoints, metrics, processes
-    from lm.loop import Loop, Signals
+    from lm.parallel import processes
+    from lm.training import checkpoints, metrics
+    from lm.training.loop import Loop, Signals
 
     wandb = {"project": config.log.wandb_project, "name": config.name, "config": to_dict(config)}
     with (
@@ -286,11 +289,12 @@ def first_state(config: Config, saved, resume: bool, carried):
 
     import jax
 
-    from lm import parameters, processes, sharding
+    from lm import parameters
+    from lm.parallel import processes, sharding
     from lm.step import init_state
 
     init = functools.partial(init_state, config)
-    abstract = sharding.spread(jax.eval_shape(init, config.train.seed), parameters.parameter_table(config.model))
+    abstract = sharding.shard_state(jax.eval_shape(init, config.train.seed), parameters.parameter_table(config.model))
     if resume and processes.from_first(saved.steps):
         return saved.restore(abstract)[1:]
     shardings = jax.tree.map(lambda a: a.sharding, abstract)

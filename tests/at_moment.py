@@ -23,7 +23,8 @@ def act(action: str) -> None:
 
 
 def main(action: str, moment: str, count: str, *arguments: str) -> int:
-    from lm import checkpoints, evaluation, metrics, train
+    from lm import train
+    from lm.training import checkpoints, evaluation, metrics
 
     calls = itertools.count(1)
 

@@ -1,9 +1,14 @@
-"""Settings of the whole suite."""
+"""Settings and fixtures of the whole suite."""
 
+import logging
 import os
+from pathlib import Path
 
 import hypothesis
 import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from running import Bench
 
 # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -14,3 +19,31 @@ jax.config.update("jax_compilation_cache_dir", None)
 # On a shared machine a deadline is a test of its load.
 hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory, worker_id):
+    base = tmp_path_factory.getbasetemp()
+    return Bench((base if worker_id == "master" else base.parent) / "bench")
+
+
+@pytest.fixture
+def train(bench, tmp_path, monkeypatch, capsys):
+    """train(*arguments) runs lm.train in this process and in an empty directory; returns (exit code, what it said)."""
+    from lm.train import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+    logger = logging.getLogger("lm")
+    before = logger.handlers, logger.propagate, logger.level
+    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
+
+    def train(workdir: Path | None, *more: str) -> tuple[int, str]:
+        code = main(bench.arguments(workdir, *more))
+        return code, "".join(capsys.readouterr())
+
+    yield train
+    logger.handlers, logger.propagate, logger.level = before
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
+    compilation_cache.reset_cache()

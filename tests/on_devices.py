@@ -16,10 +16,12 @@ import jax
 import numpy as np
 from tiny import tiny
 
-from lm import parameters, sharding
-from lm.checksums import leaves_by_path
+from lm import parameters
 from lm.config import MESH_AXES
+from lm.parallel import sharding
+from lm.parallel.mesh import current_mesh, use_mesh
 from lm.step import eval_step, init_state, train_step
+from lm.training.checksums import leaves_by_path
 
 N_STEPS, B, T, V = 10, 16, 8, 19
 
@@ -29,8 +31,8 @@ def batch(step: int, T: int = T, packed: bool = False) -> dict:
     arrays = {"tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32), "weights": draw.random((B, T), np.float32)}
     if packed:
         arrays["segments"] = np.cumsum(draw.random((B, T + 1)) < 0.3, axis=1).astype(np.int32)
-    mesh = sharding.mesh_in_force()
-    return {name: sharding.by_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()}
+    mesh = current_mesh()
+    return {name: sharding.shard_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()}
 
 
 def config_of(case: dict):
@@ -44,7 +46,7 @@ def config_of(case: dict):
 def born(config):
     """(the state of step 0, its shardings)."""
     init = functools.partial(init_state, config)
-    abstract = sharding.spread(jax.eval_shape(init, 0), parameters.parameter_table(config.model))
+    abstract = sharding.shard_state(jax.eval_shape(init, 0), parameters.parameter_table(config.model))
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     return jax.jit(init, out_shardings=shardings)(0), shardings
 
@@ -76,7 +78,7 @@ def main(job: dict, out: Path) -> None:
     results = {}
     for i, case in enumerate(job["cases"]):
         sizes = case["mesh"] and dict(zip(MESH_AXES, case["mesh"], strict=True))
-        with sharding.in_force(sizes or {}):
+        with use_mesh(sizes or {}):
             found = jax.device_get(run(case, out.with_suffix(f".{i}.hlo")))
         results |= {f"{i}/{name}": array for name, array in found.items()}
     np.savez(out, **results)

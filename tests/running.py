@@ -11,10 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from lm.files import write_text
-from lm.metrics import read_metrics
+from lm.training.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"
@@ -62,39 +60,6 @@ class Bench:
                 assert done.returncode == 0, done.stderr
                 said.write_text(done.stdout + done.stderr)
         return workdir
-
-
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory, worker_id):
-    base = tmp_path_factory.getbasetemp()
-    return Bench((base if worker_id == "master" else base.parent) / "bench")
-
-
-@pytest.fixture
-def train(bench, tmp_path, monkeypatch, capsys):
-    """train(*arguments) runs lm.train in this process and in an empty directory; returns (exit code, what it said)."""
-    import logging
-
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    from lm.train import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
-    logger = logging.getLogger("lm")
-    before = logger.handlers, logger.propagate, logger.level
-    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
-
-    def train(workdir: Path | None, *more: str) -> tuple[int, str]:
-        code = main(bench.arguments(workdir, *more))
-        return code, "".join(capsys.readouterr())
-
-    yield train
-    logger.handlers, logger.propagate, logger.level = before
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
-    compilation_cache.reset_cache()
 
 
 def free_ports(n: int) -> list[int]:

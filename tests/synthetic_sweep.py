@@ -22,7 +22,7 @@ STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gate
 
 
 def speeds_json(plain: float, gated: float, wide: float) -> str:
-    """As lm.sweeps.speed.measure_variants leaves it; one run at a time has half of the baseline's speed."""
+    """As lm.sweeps.throughput.measure_variants leaves it; one run at a time has half of the baseline's speed."""
     speeds = {"plain": plain, "gated": gated, "wide": wide}
     quartiles = {name: [0.75 * speed, 1.5 * speed] for name, speed in speeds.items()}
     return json.dumps({"alone": plain / 2, "at_once": 4, "variants": speeds, "quartiles": quartiles})

@@ -10,10 +10,11 @@ import optax
 import pytest
 from tiny import redrawn, state_of, tiny
 
-from lm import feeds, step
+from lm import step
 from lm.data import Split, markov
 from lm.layers import attention
 from lm.parameters import flat, nest
+from lm.training import feeds
 
 ONE = {"n_layers": 1}
 TEXT = np.random.default_rng(0).integers(0, 19, 500).astype(np.uint16)

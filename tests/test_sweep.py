@@ -8,14 +8,14 @@ import sys
 import time
 
 import pytest
-from running import ROOT, bench  # noqa: F401 - a fixture
+from running import ROOT
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 # Checkpoints after every dispatch, so that a kill at any moment finds one.
 EAGER = """
 import sys
 from lm import sweep
-from lm.sweeps import cohort
+from lm.sweeps import stacked as cohort
 cohort.SAVE_EVERY = 0
 sys.exit(sweep.main(sys.argv[1:]))
 """
@@ -33,7 +33,7 @@ sys.exit(sweep.main(sys.argv[1:]))
 """
 
 
-def run(bench, *arguments, module="lm.sweep", config=SWEEP):  # noqa: F811
+def run(bench, *arguments, module="lm.sweep", config=SWEEP):
     config = [f"--config={config}"] if config else []
     command = [sys.executable, "-m", module, *config, *map(str, arguments)]
     return subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
@@ -51,7 +51,7 @@ def results(workdir) -> dict:
 
 
 @pytest.fixture(scope="module")
-def finished(bench):  # noqa: F811
+def finished(bench):
     """A whole quick sweep that nothing disturbed, and what it said."""
     workdir = bench.base / "sweep"
     done = run(bench, "--workdir", workdir)
@@ -60,7 +60,7 @@ def finished(bench):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):  # noqa: F811
+def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):
     done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
     assert done.returncode == 0, done.stderr
     # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
@@ -93,7 +93,7 @@ def test_every_run_is_made_once_and_a_divergence_is_a_result(finished):
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):  # noqa: F811
+def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):
     record = json.loads((finished[0] / "sweep.json").read_text())["variants"]["mlp"]["config"]
     assert record["train"]["steps"] == 8
     changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8", "--config.train.seed=1"]
@@ -106,7 +106,7 @@ def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):  # 
 
 
 @pytest.mark.slow
-def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finished, tmp_path):  # noqa: F811
+def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finished, tmp_path):
     """Learned losses differ by rounding alone, which is far below what seeds make."""
     workdir = tmp_path / "sweep"
     done = run(bench, "--workdir", workdir, "--together", 2)
@@ -122,7 +122,7 @@ def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finis
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # noqa: F811
+def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):
     workdir, reference = tmp_path / "sweep", results(finished[0])
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]
     moments = ["step 4/8", "tuning 2/", "final 1/", "step 6/8", "final 2/"]
@@ -149,7 +149,7 @@ def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):  # 
 
 
 @pytest.mark.slow
-def test_the_same_command_several_times_at_once_shares_the_work(bench, finished, tmp_path):  # noqa: F811
+def test_the_same_command_several_times_at_once_shares_the_work(bench, finished, tmp_path):
     """One of them is killed in the middle of its runs, which another then makes."""
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(tmp_path / "sweep")]
     pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -165,7 +165,7 @@ def test_the_same_command_several_times_at_once_shares_the_work(bench, finished,
 
 
 @pytest.mark.slow
-def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path):  # noqa: F811
+def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path):
     workdir = tmp_path / "sweep"
     command = [sys.executable, "-c", FAILING, f"--config={SWEEP}", "--workdir", str(workdir)]
     done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
@@ -185,7 +185,7 @@ def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path
 
 
 @pytest.mark.slow
-def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
+def test_another_sweep_is_refused(bench, finished, tmp_path):
     done = run(bench, "--workdir", finished[0], "--budget", "full")
     assert done.returncode == 2
     assert "holds another sweep" in done.stderr
@@ -205,14 +205,14 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_the_report_of_a_quick_sweep_makes_no_claim(bench, finished):  # noqa: F811
+def test_the_report_of_a_quick_sweep_makes_no_claim(bench, finished):
     done = run(bench, finished[0], module="lm.report", config=None)
     assert done.returncode == 0, done.stderr
     assert "No claim" in done.stdout
     assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
 
 
-def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):  # noqa: F811
+def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):
     text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
     text = text.replace('{"model.ffn": "mlp"}', '{"model.window_pattern": (16,)}')
     text = text.replace('"model.d_ff": match_params("mlp")', '"model.norm_bias": False')
@@ -224,7 +224,7 @@ def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):  # noqa: F811
     assert not (tmp_path / "sweep").exists()
 
 
-def test_help_needs_no_jax(bench):  # noqa: F811
+def test_help_needs_no_jax(bench):
     env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
     command = [sys.executable, "-m", "lm.sweep", "--help"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -233,7 +233,7 @@ def test_help_needs_no_jax(bench):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_variants_that_start_from_other_runs(bench, tmp_path):  # noqa: F811
+def test_variants_that_start_from_other_runs(bench, tmp_path):
     """Each seed from its own run; without steps it is that run's model, and one learning rate needs no tuning."""
     for seed in (0, 1):
         done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")

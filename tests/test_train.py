@@ -9,20 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from running import (
-    CONFIG,
-    ROOT,
-    bench,  # noqa: F401 - fixtures
-    checkpoint_steps,
-    checksums,
-    metrics_of,
-    summary_of,
-    train,  # noqa: F401
-)
+from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
 
-from lm import flops
-from lm.checkpoints import restore_params
-from lm.runs import SUMMARY_FIELDS
+from lm.cost import flops
+from lm.training.checkpoints import restore_params
+from lm.training.workdir import SUMMARY_FIELDS
 
 # One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
 # embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.
@@ -41,7 +32,7 @@ def strict_json(text: str):
 # ---- A run from start to end -------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_every_file(bench):  # noqa: F811
+def test_a_run_leaves_every_file(bench):
     workdir = bench.reference()
     names = {path.name for path in workdir.iterdir()} - {".lock"}
     assert names == {
@@ -58,7 +49,7 @@ def test_a_run_leaves_every_file(bench):  # noqa: F811
     assert 12 in checkpoint_steps(workdir)
 
 
-def test_the_summary(bench):  # noqa: F811
+def test_the_summary(bench):
     workdir = bench.reference()
     summary = strict_json((workdir / "summary.json").read_text())
     assert set(SUMMARY_FIELDS) <= set(summary)
@@ -73,7 +64,7 @@ def test_the_summary(bench):  # noqa: F811
     assert summary["config_digest"] == json.loads((workdir / "run.json").read_text())["experiment_digest"]
 
 
-def test_the_metrics(bench):  # noqa: F811
+def test_the_metrics(bench):
     workdir = bench.reference()
     lines = [strict_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "split" not in line]
@@ -93,7 +84,7 @@ def test_the_metrics(bench):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):  # noqa: F811
+def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):
     import jax
 
     monkeypatch.setitem(flops._PEAKS, jax.devices()[0].device_kind, {"float32": 1e12})
@@ -107,7 +98,7 @@ def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):  # noqa: F81
 
 
 @pytest.mark.slow
-def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path):  # noqa: F811
+def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path):
     """With eval.max_batches the losses that choose the best checkpoint are all over the same windows."""
     rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # nothing changes from step to step
     code, _ = train(tmp_path / "run", *rate, "--config.eval.max_batches=1")
@@ -118,7 +109,7 @@ def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path)
     assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # which is that of the whole split
 
 
-def test_a_log_file_has_plain_lines(bench):  # noqa: F811
+def test_a_log_file_has_plain_lines(bench):
     bench.reference()
     said = (bench.base / "reference.txt").read_text()
     assert "\r" not in said
@@ -128,7 +119,7 @@ def test_a_log_file_has_plain_lines(bench):  # noqa: F811
     assert "Traceback" not in said
 
 
-def test_a_terminal_has_a_live_line(bench, tmp_path):  # noqa: F811
+def test_a_terminal_has_a_live_line(bench, tmp_path):
     ours, theirs = pty.openpty()
     command = bench.command(tmp_path / "run")
     with subprocess.Popen(
@@ -151,7 +142,7 @@ def test_a_terminal_has_a_live_line(bench, tmp_path):  # noqa: F811
 # ---- Refusals ----------------------------------------------------------------------------------------------------
 
 
-def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:  # noqa: F811
+def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:
     """The entry point where jax cannot be imported; checks that nothing is left behind."""
     directory = tmp_path / "empty"
     directory.mkdir()
@@ -162,7 +153,7 @@ def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProce
     return done
 
 
-def test_help_is_useful_and_needs_no_jax(bench, tmp_path):  # noqa: F811
+def test_help_is_useful_and_needs_no_jax(bench, tmp_path):
     done = in_empty_directory(bench, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
@@ -191,7 +182,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_mistakes_cost_nothing(bench, tmp_path, case):  # noqa: F811
+def test_mistakes_cost_nothing(bench, tmp_path, case):
     arguments, expected = REFUSALS[case]
     done = in_empty_directory(bench, tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -212,7 +203,7 @@ RUN_REFUSALS = {
 
 
 @pytest.mark.parametrize("case", RUN_REFUSALS)
-def test_a_run_is_never_overwritten(bench, tmp_path, case):  # noqa: F811
+def test_a_run_is_never_overwritten(bench, tmp_path, case):
     reference = bench.reference()
     arguments, expected = RUN_REFUSALS[case]
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
@@ -224,7 +215,7 @@ def test_a_run_is_never_overwritten(bench, tmp_path, case):  # noqa: F811
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
-def test_mistakes_that_the_data_shows(train, tmp_path):  # noqa: F811
+def test_mistakes_that_the_data_shows(train, tmp_path):
     code, said = train(tmp_path / "run", "--config.data.source=text:absent.txt")
     assert code == 2
     assert "absent.txt" in said
@@ -249,7 +240,7 @@ def no_network(tmp_path, monkeypatch) -> list[str]:
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 
 
-def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):  # noqa: F811
+def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):
     code, said = train(tmp_path / "run", *no_network)
     assert code == 2
     for way_out in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
@@ -258,7 +249,7 @@ def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):  #
 
 
 @pytest.mark.slow
-def test_the_fallback_is_loud(train, no_network, tmp_path):  # noqa: F811
+def test_the_fallback_is_loud(train, no_network, tmp_path):
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
     code, said = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
     assert code == 0
@@ -297,7 +288,7 @@ def bad_step(workdir) -> int:
 
 
 @pytest.mark.slow
-def test_a_diverging_run_stops_with_a_report(train, tmp_path):  # noqa: F811
+def test_a_diverging_run_stops_with_a_report(train, tmp_path):
     code, said = train(tmp_path / "run", *DIVERGING)
     assert code == 3
     step = bad_step(tmp_path / "run")
@@ -312,7 +303,7 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_the_last_good_state_does_not_depend_on_the_dispatches(train, tmp_path):  # noqa: F811
+def test_the_last_good_state_does_not_depend_on_the_dispatches(train, tmp_path):
     for k in (1, 4):
         assert train(tmp_path / f"by_{k}", *DIVERGING, f"--config.train.steps_per_dispatch={k}")[0] == 3
     last = bad_step(tmp_path / "by_1") - 1
@@ -321,7 +312,7 @@ def test_the_last_good_state_does_not_depend_on_the_dispatches(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):  # noqa: F811
+def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):
     assert train(tmp_path / "run", *DIVERGING)[0] == 3
     code, said = train(tmp_path / "run", *DIVERGING, "--resume", "--config.train.on_nonfinite=skip")
     assert code == 0
@@ -338,7 +329,7 @@ def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):  # noqa: F81
 
 
 @pytest.mark.slow
-def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):  # noqa: F811
+def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):
     code, _ = train(tmp_path / "run", "--config.data.device_bytes=0")
     assert code == 0
     assert metrics_of(tmp_path / "run") == metrics_of(bench.reference())
@@ -346,7 +337,7 @@ def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):  # noq
 
 
 @pytest.mark.slow
-def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):  # noqa: F811
+def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):
     code, _ = train(tmp_path / "run", "--config.train.accumulation=2")
     assert code == 0
     reference = {line["step"]: line["loss"] for line in metrics_of(bench.reference()) if "split" not in line}
@@ -355,7 +346,7 @@ def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):  # noqa
 
 
 @pytest.mark.slow
-def test_details_and_profile(train, tmp_path):  # noqa: F811
+def test_details_and_profile(train, tmp_path):
     detail, profile = "--config.log.detail_every=4", "--config.train.profile=(3,4)"
     code, said = train(tmp_path / "run", detail, profile, "--config.train.steps=6")
     assert code == 0
@@ -369,7 +360,7 @@ def test_details_and_profile(train, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_debug_computes_the_same_without_jit(bench, train, tmp_path):  # noqa: F811
+def test_debug_computes_the_same_without_jit(bench, train, tmp_path):
     options = ("--config.train.debug=true", "--config.train.steps_per_dispatch=1")
     code, _ = train(tmp_path / "run", *options, "--config.eval.every=0")
     assert code == 0
@@ -389,7 +380,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_before_training_leaves_nothing(bench, tmp_path):  # noqa: F811
+def test_ctrl_c_before_training_leaves_nothing(bench, tmp_path):
     command = [sys.executable, "-c", INTERRUPTED_EARLY, *bench.arguments(tmp_path / "run")]
     done = subprocess.run(command, env=bench.env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 128 + signal.SIGINT

@@ -5,6 +5,6 @@ After that a batch is a pure function of (tokens, seed, step): `windows.window_n
 """
 
 from lm.data.corpus import Corpus, Split, problems, unigram_loss
-from lm.data.preparation import open_corpus
+from lm.data.tokens import open_corpus
 
 __all__ = ["Corpus", "Split", "open_corpus", "problems", "unigram_loss"]

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from lm.data import batches, token_shards, tokenizers, windows
+from lm.data import batches, tokenizers, windows
+from lm.data import shards as token_shards
 from lm.errors import UserError
 
 COUNTED = 2**22  # enough for frequencies, and read in a moment

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.data import cache, sources, tokenizers
-from lm.data.token_shards import MANIFEST
+from lm.data.shards import MANIFEST
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
 

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from lm import runs
 from lm.config import Config, to_dict
 from lm.data import unigram_loss
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
-from lm.sweeps.plan import Plan
+from lm.sweeps.spec import Plan
+from lm.training import workdir as runs
 
 STUCK = 0.95  # of the loss of counting tokens alone: a run that ends above it has hardly learned
 
@@ -147,7 +147,7 @@ class Results:
             yield True
 
     def set_speeds(self, speeds: dict) -> None:
-        """What lm.sweeps.speed.measure_variants found."""
+        """What lm.sweeps.throughput.measure_variants found."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
 

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from lm.runs import command
 from lm.sweeps.analysis import Analysis, VariantResult, curve, difference, tokens_per_step
 from lm.sweeps.results import STUCK, tuned
+from lm.training.workdir import command
 
 COLUMNS = 10  # of the table of validation losses: what fits beside the longest names
 

@@ -3,16 +3,17 @@
 import dataclasses
 import itertools
 
-from lm import data, flops, parameters
-from lm.carry_over import CarriedOver, carry_over
+from lm import data, parameters
 from lm.config import Config
+from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
-from lm.sharding import with_accumulation
-from lm.sweeps.identity import differing_keys, identity
-from lm.sweeps.plan import LEARNING_RATE, Match, Plan
+from lm.parallel.mesh import with_accumulation
+from lm.sweeps.fingerprint import differing_keys, identity
 from lm.sweeps.results import tuning_runs
+from lm.sweeps.spec import LEARNING_RATE, Match, Plan
 from lm.train import check_with_data
+from lm.training.warm_start import CarriedOver, carry_over
 
 
 @dataclasses.dataclass(frozen=True)

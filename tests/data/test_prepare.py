@@ -186,7 +186,7 @@ import json, sys, threading, time
 import numpy as np
 from lm.config import Config, DataConfig
 from lm.data import open_corpus, problems
-from lm.feeds import train_feed, to_device
+from lm.training.feeds import train_feed, to_device
 peak = 0
 def watch():
     global peak
@@ -266,7 +266,7 @@ def test_half_a_surrogate_is_told_of(tmp_path, capsys):
 MANY = """
 import resource, sys
 from pathlib import Path
-from lm.data import token_shards
+from lm.data import shards as token_shards
 from lm.errors import UserError
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[2])))
 try:

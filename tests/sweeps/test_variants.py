@@ -6,13 +6,14 @@ import pytest
 from tiny import tiny
 
 import lm.sweep
-from lm import flops, parameters
-from lm.carry_over import CarriedOver
+from lm import parameters
+from lm.cost import flops
 from lm.data import Corpus
 from lm.sweeps import Budget, Sweep, match_flops, match_params
-from lm.sweeps.plan import Plan
 from lm.sweeps.results import Results
+from lm.sweeps.spec import Plan
 from lm.sweeps.variants import Variant, _alike, flops_of_runs, matched
+from lm.training.warm_start import CarriedOver
 
 
 def n_params(config) -> int:

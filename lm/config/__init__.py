@@ -1,0 +1,41 @@
+"""Configuration: the schema of keys, config files and overrides, and the checks across keys. Imports no jax."""
+
+from lm.config.schema import (
+    MESH_AXES,
+    SPLITS,
+    Config,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    check,
+    default_config,
+    flatten,
+    from_dict,
+    init_run,
+    layer_windows,
+    schema,
+    suggestion,
+    to_dict,
+)
+
+__all__ = [
+    "MESH_AXES",
+    "SPLITS",
+    "Config",
+    "DataConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TrainConfig",
+    "check",
+    "default_config",
+    "flatten",
+    "from_dict",
+    "init_run",
+    "layer_windows",
+    "schema",
+    "suggestion",
+    "to_dict",
+]

@@ -1,0 +1,76 @@
+"""Pages of docs/results that benchmarks make by themselves."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from running import ROOT
+
+from benchmarks import layernorm_swap, mup_coordinates, page
+
+
+def moves(width: int) -> dict[str, float]:
+    return {"hidden states": 3.0 * width**0.5, "logits": 2.0}
+
+
+def test_the_exponent_is_the_power_laws():
+    by_width = [moves(width) for width in mup_coordinates.WIDTHS]
+    rows = mup_coordinates.table({"mup": by_width, "standard": by_width})
+    assert [(row[0], row[1], row[-1].lstrip("+-")) for row in rows[1:]] == [
+        ("hidden states", "mup", "0.50"), ("hidden states", "standard", "0.50"),
+        ("logits", "mup", "0.00"), ("logits", "standard", "0.00"),
+    ]  # fmt: skip
+
+
+def test_a_page_holds_all_that_repeats_it_and_no_place_of_this_machine(tmp_path):
+    by_width = [moves(width) for width in mup_coordinates.WIDTHS]
+    found = {"mup": by_width, "standard": by_width}
+    page.publish(
+        tmp_path, "check", "About it.", ["first", "second"], [["a", "b"], ["1", "2"]], mup_coordinates.draw(found)
+    )
+    text = (tmp_path / "check.md").read_text()
+    assert text.startswith("# check\n\nAbout it.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n![check](check.png)\n")
+    assert re.search(r"```\nfirst\nsecond\ncommit .*\nversions python 3.*jax.*\n.*, \d{4}-\d\d-\d\d\n```\n$", text)
+    assert re.findall(r"(?<![\w.])/\w+", text) == []
+    assert (tmp_path / "check.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_at_the_bases_width_the_coordinate_check_has_nothing_to_tell(monkeypatch):
+    monkeypatch.setattr(mup_coordinates, "STEPS", 2)
+    monkeypatch.setattr(mup_coordinates, "SEEDS", (0,))
+    same, wider = ([mup_coordinates.moved(name, width) for name in ("mup", "standard")] for width in (32, 64))
+    assert same[0] == same[1]
+    assert min(same[0].values()) > 0
+    assert not np.isclose(wider[0]["hidden states"], wider[1]["hidden states"], rtol=0.05)
+
+
+def test_a_run_that_went_on_was_made_by_one_command(tmp_path):
+    start = {"argv": [str(ROOT / "lm" / "train.py"), "--config", "configs/shakespeare.py", "--workdir=/home/me/one"]}
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [start, start]}))
+    assert layernorm_swap.made_by(str(tmp_path)) == ["python -m lm.train --config configs/shakespeare.py --workdir=one"]
+
+
+@pytest.mark.slow
+def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):
+    """Formulas of one pass move the logits by rounding, the recurrence without its factor by far more."""
+    runs = [tmp_path / "layer", tmp_path / "rms"]
+    assert bench.train(runs[0], "--config.model.norm=layer", "--config.model.d_model=64").returncode == 0
+    assert bench.train(runs[1]).returncode == 0
+    monkeypatch.chdir(bench.base)
+    found = layernorm_swap.swapped(str(runs[0]))
+    assert found["two_pass"]["max"] == 0
+    assert 0 < found["welford"]["max"] < 1e-4
+    assert 0 < found["chan"]["max"] < 1e-4
+    assert found["running_mean"]["mean"] > 100 * found["welford"]["mean"]
+    monkeypatch.setattr(layernorm_swap, "SHAPE", (8, 64))
+    monkeypatch.setattr(sys, "argv", ["layernorm_swap", str(runs[0]), "--publish", str(tmp_path / "docs")])
+    assert layernorm_swap.main() == 0
+    text = (tmp_path / "docs" / "layernorm_swap.md").read_text()
+    assert "\npython -m benchmarks.layernorm_swap layer --publish docs/results\n" in text
+    assert str(tmp_path) not in text
+    monkeypatch.setattr(sys, "argv", ["layernorm_swap", str(runs[1])])
+    assert layernorm_swap.main() == 2
+    assert "it has norm=rms, norm_algorithm=two_pass" in capsys.readouterr().err

@@ -1,0 +1,376 @@
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lm.config import DataConfig
+from lm.data import Corpus, Split, open_corpus, problems, python_docs, sources, tokenizers, unigram_loss
+from lm.data import corpus as corpus_module
+from lm.data import tokens as preparation
+from lm.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "It was the best of times,\nit was the worst of times. " * 40
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Of a text file of 2,120 characters; `dataclasses.replace` is `config(**changes)`."""
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+
+    def make(**changes):
+        return DataConfig(**{"source": f"text:{path}", "cache_dir": str(tmp_path / "cache")} | changes)
+
+    return make
+
+
+def quiet(config, **options):
+    return open_corpus(config, say=lambda line: None, **options)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "word", "bpe:300"])
+def test_the_tokens_decode_to_the_text(config, tokenizer):
+    corpus = quiet(config(tokenizer=tokenizer, vocabulary_from="all"))
+    parts = {name: corpus.tokenizer.decode(split.tokens) for name, split in corpus.splits.items()}
+    n = len(TEXT)
+    assert parts == {
+        "train": TEXT[: int(0.9 * n)],
+        "validation": TEXT[int(0.9 * n) : int(0.95 * n)],
+        "test": TEXT[int(0.95 * n) :],
+    }
+    assert sum(split.n_bytes for split in corpus.splits.values()) == n
+    assert all(split.n_tokens == len(split.tokens) for split in corpus.splits.values())
+
+
+def test_splits_joined_keep_their_order(config):
+    corpus = quiet(config())
+    both = corpus.split("validation+test")
+    assert corpus.tokenizer.decode(np.asarray(both.tokens)) == TEXT[int(0.9 * len(TEXT)) :]
+    assert both.n_tokens == both.n_bytes == len(TEXT) - int(0.9 * len(TEXT))
+    with pytest.raises(UserError, match='no split "dev"; it has train, validation, test'):
+        corpus.split("validation+dev")
+
+
+def test_bytes_are_counted_in_utf8(config, tmp_path):
+    path = tmp_path / "accents.txt"
+    path.write_text("é" * 100)
+    corpus = quiet(config(source=f"text:{path}", tokenizer="char"))
+    assert (corpus.splits["train"].n_tokens, corpus.splits["train"].n_bytes) == (90, 180)
+
+
+def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_none(config):
+    corpus = quiet(config(splits=(0.7, 0.3, 0.0)))
+    assert {name: len(split.tokens) for name, split in corpus.splits.items()} == {"train": 1484, "validation": 636}
+
+
+def test_the_second_preparation_reads_no_text(config, monkeypatch):
+    first = quiet(config(tokenizer="word"))
+    monkeypatch.setattr(sources, "_read", lambda path: pytest.fail("the text was read again"))
+    second = quiet(config(tokenizer="word"))
+    assert isinstance(second.splits["train"].tokens, np.memmap)
+    np.testing.assert_array_equal(first.splits["train"].tokens, second.splits["train"].tokens)
+    assert first.fingerprint == second.fingerprint
+
+
+def test_the_fingerprint_is_of_the_content_and_the_tokenizer_not_of_the_path(config, tmp_path):
+    def fingerprint(**changes):
+        return quiet(config(**changes)).fingerprint
+
+    (tmp_path / "copy.txt").write_text(TEXT)
+    (tmp_path / "other.txt").write_text(TEXT.replace("best", "beat"))
+    same = {fingerprint(), fingerprint(source=f"text:{tmp_path / 'copy.txt'}")}
+    others = {
+        fingerprint(source=f"text:{tmp_path / 'other.txt'}"),
+        fingerprint(tokenizer="byte"),
+        fingerprint(splits=(0.8, 0.1, 0.1)),
+        quiet(config(packing="documents"), seq_len=8).fingerprint,
+        quiet(config(packing="documents"), seq_len=9).fingerprint,
+    }
+    assert len(same) == 1
+    assert len(others) == 5
+    assert not same & others
+
+
+def test_the_vocabulary_is_that_of_the_training_split_unless_told_otherwise(config, tmp_path):
+    path = tmp_path / "late.txt"
+    path.write_text("a" * 95 + "bcaaa")
+    source = f"text:{path}"
+    with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'") as error:
+        quiet(config(source=source))
+    assert 'data.vocabulary_from = "all"' in str(error.value)
+    assert quiet(config(source=source, vocabulary_from="all")).tokenizer.vocab_size == 3
+    unk = quiet(config(source=source, unk=True))
+    assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
+
+
+def write_folder(root):
+    (root / "b").mkdir(parents=True)
+    (root / "a.txt").write_text("one ")
+    (root / "b" / "c.txt").write_text("two ")
+    (root / "d.txt").write_text("three ")
+    (root / ".hidden").write_text("not this")
+    return root
+
+
+def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_path):
+    source = f"text:{write_folder(tmp_path / 'folder')}"
+    chars = quiet(config(source=source, splits=(1.0, 0.0, 0.0)))
+    assert chars.tokenizer.decode(chars.splits["train"].tokens) == "one \ntwo \nthree "
+    assert chars.splits["train"].n_bytes == 16
+    bpe = quiet(config(source=source, splits=(1.0, 0.0, 0.0), tokenizer="bpe:260"))
+    assert bpe.tokenizer.decode(bpe.splits["train"].tokens) == "one <|endoftext|>two <|endoftext|>three "
+    assert bpe.splits["train"].n_bytes == 14
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe:260"])
+def test_documents_tokenized_in_several_batches_are_the_same(config, tmp_path, monkeypatch, tokenizer):
+    given = config(source=f"text:{write_folder(tmp_path / 'folder')}", splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
+    at_once = quiet(given).splits["train"]
+    assert list(map(len, preparation._batched(["ab", "c", "de"]))) == [3]
+    for batch, sizes in {4: [2, 1], 1: [1, 1, 1]}.items():
+        monkeypatch.setattr(preparation, "BATCH", batch)
+        assert list(map(len, preparation._batched(["ab", "c", "de"]))) == sizes
+        shutil.rmtree(tmp_path / "cache")
+        again = quiet(given).splits["train"]
+        assert again.tokens.tolist() == at_once.tokens.tolist()
+        assert again.n_bytes == at_once.n_bytes
+
+
+def test_packed_documents_are_the_files(config, tmp_path):
+    source = f"text:{write_folder(tmp_path / 'folder')}"
+    corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), packing="documents"), seq_len=9)
+    split = corpus.split("train")
+    assert corpus.packed
+    assert split.packed
+    assert [corpus.tokenizer.decode(row[:n]) for row, n in zip(split.tokens, [10, 6], strict=True)] == [
+        "one \ntwo \n",
+        "three ",
+    ]
+    assert split.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 6 + [0] * 4]
+    assert split.n_windows(9, "epochs") == split.n_eval_windows(9) == 2
+    rows, exists = split.eval_windows(9, 2, 0)
+    assert rows.tolist() == [0, 1]
+    assert exists.tolist() == [[1.0] * 9, [1.0] * 9]
+    assert split.eval_windows(9, 4, 0)[1].sum(1).tolist() == [9, 9, 0, 0]
+
+
+def test_what_is_not_utf8_is_named(config, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin.txt is not UTF-8 \(byte 0xe9 at offset 3\)"):
+        quiet(config(source=f"text:{tmp_path / 'latin.txt'}"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "text:/no/such/file"}, "has no file to read"),
+        ({"source": "webtext"}, "is none of tfds:NAME"),
+        ({"source": "tokens:/no/such/folder", "tokenizer": "none"}, "has no token shards"),
+    ],
+)
+def test_what_is_not_there_is_an_error_for_the_user(config, changes, message):
+    with pytest.raises(UserError, match=message):
+        quiet(config(**changes))
+
+
+def test_a_cache_that_cannot_be_written_names_the_key(config, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot write .*config\.data\.cache_dir"):
+        quiet(config(cache_dir=str(tmp_path / "file")))
+
+
+@pytest.mark.parametrize("name", ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy"])
+def test_a_cache_in_part_deleted_names_the_directory_to_delete(config, tmp_path, name):
+    given = config(packing="documents")
+    before = quiet(given, seq_len=8)
+    (path,) = (tmp_path / "cache" / "tokens").glob(f"*/{name}")
+    path.unlink()
+    seq_len = 9 if name == "train.lengths.npy" else 8  # the lengths are read where rows are yet to be packed
+    with pytest.raises(UserError, match=rf"^{path.parent} is damaged .*; delete it") as error:
+        quiet(given, seq_len=seq_len)
+    assert "\n" not in str(error.value)
+    shutil.rmtree(path.parent)
+    after = quiet(given, seq_len=8)
+    np.testing.assert_array_equal(after.splits["test"].tokens, before.splits["test"].tokens)
+
+
+def test_problems_lists_every_mistake_at_once(config):
+    corpus = quiet(config(splits=(0.9, 0.06, 0.04)))
+    assert problems(corpus, 50, 4, 100) == []
+    found = problems(corpus, 100, 4, 5)
+    assert found[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
+    assert found[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
+    assert len(found) == 2
+
+
+# tokens:PATH
+
+
+def write_shards(folder, kind):
+    """The same ids, 0..99 for training in two shards and 100..119 for validation, in each format."""
+    train, val = np.arange(100), np.arange(100, 120)
+    folder.mkdir()
+    for name, ids in {"train_000": train[:60], "train_001": train[60:], "val_000": val}.items():
+        if kind == "npy":
+            np.save(folder / f"{name}.npy", ids.astype(np.uint32))
+        elif kind == "flat":
+            (folder / f"{name}.bin").write_bytes(ids.astype("<u2").tobytes())
+        elif kind == "uint32":
+            (folder / f"{name}.uint32.bin").write_bytes(ids.astype("<u4").tobytes())
+        elif kind == "llm.c":
+            header = np.zeros(256, "<i4")
+            header[:3] = 20240520, 1, len(ids)
+            (folder / f"{name}.bin").write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npy", "flat", "uint32", "llm.c"])
+def test_token_shards_are_joined_in_order(config, tmp_path, kind):
+    folder = write_shards(tmp_path / "shards", kind)
+    for source in (f"tokens:{folder}", f"tokens:{folder}/*_0*"):
+        corpus = quiet(config(source=source, tokenizer="none"))
+        assert np.asarray(corpus.split("train").tokens).tolist() == list(range(100))
+        assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
+        assert corpus.tokenizer is None
+        assert corpus.splits["train"].n_bytes is None
+    assert problems(corpus, 8, 4, 120) == []
+    assert "the validation split has the id 119; use at least 120" in problems(corpus, 8, 4, 110)[0]
+
+
+def test_token_shards_can_be_decoded_by_a_tokenizer_that_is_brought(config, tmp_path):
+    bpe = tokenizers.train_bpe([TEXT], 280)
+    (tmp_path / "tokenizer.json").write_text(bpe.json)
+    (tmp_path / "train.bin").write_bytes(bpe.encode(TEXT).tobytes())
+    corpus = quiet(config(source=f"tokens:{tmp_path}/train.bin", tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"))
+    assert corpus.tokenizer.decode(corpus.splits["train"].tokens) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "reason"),
+    [
+        ("llm.c", lambda content: content[:-7], "has 1097 bytes and should have 1104"),
+        ("flat", lambda content: content[:3], "its 3 bytes are no whole number of uint16"),
+        ("uint32", lambda content: content[:6], "its 6 bytes are no whole number of uint32"),
+        ("npy", lambda content: content[:-7], "file size"),
+        ("npy", lambda content: content[:20], "EOF"),
+        ("npy", lambda content: b"", "EOF"),
+        ("npy", lambda content: content[::-1], "magic string"),
+        ("npy", lambda content: content.replace(b"}", b"{"), ""),
+        ("npy", lambda content: content.replace(b"<u4", b"<f4"), "float32"),
+    ],
+)
+def test_a_damaged_shard_is_an_error_of_one_line(config, tmp_path, kind, damage, reason):
+    folder = write_shards(tmp_path / "shards", kind)
+    (path,) = folder.glob("train_001.*")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"train_001\.\S+ is not a whole token shard") as error:
+        quiet(config(source=f"tokens:{folder}", tokenizer="none"))
+    message = str(error.value)
+    assert reason in message
+    assert "pickle" not in message
+    assert "\n" not in message
+
+
+# Notices, the embedded text, processes
+
+
+def test_a_lossy_tokenizer_is_noticed(config, tmp_path):
+    spec = json.loads(tokenizers.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    lines = []
+    corpus = open_corpus(config(tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"), say=lines.append)
+    assert "lossy" in corpus.notices[0]
+    assert corpus.notices[0] in lines
+
+
+def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
+    from lm.data import markov
+
+    monkeypatch.setattr(markov, "text", lambda: "abcdefghijklmnop" * 20)  # the real one takes longer to write
+    assert quiet(config(source="markov")).entropy_floor == markov.entropy_rate()
+    assert quiet(config(source="markov", tokenizer="byte")).entropy_floor is None
+    assert quiet(config()).entropy_floor is None
+
+
+def test_what_counting_alone_reaches_by_hand(config, tmp_path):
+    """In training 0 0 0 1 of three ids count 4 2 1; in validation come 0 and 2."""
+    train, validation, padded = np.array([0, 0, 0, 1]), np.array([0, 2]), np.array([[0, 2, 0, 0]])
+    splits = {"train": Split("train", train, 4, None), "validation": Split("validation", validation, 2, None)}
+    corpus = Corpus("three", splits, None, "")
+    expected = -(math.log(4 / 7) + math.log(1 / 7)) / 2
+    assert unigram_loss(corpus, "validation", 3) == pytest.approx(expected, rel=1e-12)
+    assert unigram_loss(corpus, "test", 3) is None
+    packed = Split("validation", padded, 2, None, np.array([[1, 1, 0, 0]]))
+    whole = Split("train", train[None], 4, None, np.ones((1, 4), int))
+    rows = Corpus("rows", {"train": whole, "validation": packed}, None, "", packed=True)
+    assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
+
+
+def test_of_a_long_split_only_the_beginning_is_counted(monkeypatch):
+    """By tokens, in packed rows too: here two tokens, of training 0 0 or the row of them, of validation 1 1."""
+    monkeypatch.setattr(corpus_module, "COUNTED", 2)
+    flat = {name: np.array(ids) for name, ids in (("train", [0, 0, 1, 1, 1]), ("validation", [1, 1, 0, 0, 0]))}
+    splits = {name: Split(name, ids, len(ids), None) for name, ids in flat.items()}
+    assert unigram_loss(Corpus("two", splits, None, ""), "validation", 2) == pytest.approx(math.log(4))
+    rows = {name: ids[:4].reshape(2, 2) for name, ids in flat.items()}
+    splits = {name: Split(name, ids, 4, None, np.ones((2, 2), int)) for name, ids in rows.items()}
+    assert unigram_loss(Corpus("rows", splits, None, "", packed=True), "validation", 2) == pytest.approx(math.log(4))
+
+
+def test_the_embedded_text_is_large_and_any_split_covers_its_characters(config):
+    corpus = quiet(config(source="python_docs"))
+    assert corpus.name == "python_docs"
+    assert sum(split.n_bytes for split in corpus.splits.values()) > 1_000_000
+    assert corpus.tokenizer.vocab_size == 96  # printable ASCII and the newline
+    text = corpus.tokenizer.decode(corpus.splits["train"].tokens)
+    assert text.isascii()
+    assert 'The "for" statement is used to iterate over the elements of a sequence' in " ".join(text.split())
+
+
+def test_the_embedded_text_is_cached_by_the_python_release(monkeypatch):
+    before = sources.find_python_docs(DataConfig()).digest
+    assert sources.find_python_docs(DataConfig()).digest == before
+    monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
+    assert sources.find_python_docs(DataConfig()).digest != before
+
+
+def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
+    given = config(tokenizer="bpe:400")
+    program = (
+        "from lm.config import DataConfig; from lm.data import open_corpus\n"
+        f"data = DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}, tokenizer='bpe:400')\n"
+        "corpus = open_corpus(data)\n"
+        "print(corpus.fingerprint, int(corpus.splits['train'].tokens.sum()))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    corpus = quiet(given)
+    assert outputs[0][-1] == outputs[1][-1] == f"{corpus.fingerprint} {int(corpus.splits['train'].tokens.sum())}"
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.name.startswith(".")]
+
+
+def test_the_data_room_imports_neither_jax_nor_what_is_not_chosen(config):
+    given = config()
+    program = (
+        "import sys; from lm.config import DataConfig; from lm.data import open_corpus\n"
+        f"open_corpus(DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}))\n"
+        "heavy = {'jax', 'flax', 'tensorflow', 'tensorflow_datasets', 'tokenizers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_a_changed_format_makes_new_caches(config, monkeypatch):
+    before = quiet(config()).fingerprint
+    monkeypatch.setattr(preparation, "FORMAT", preparation.FORMAT + 1)
+    assert quiet(config()).fingerprint != before

@@ -1,0 +1,159 @@
+"""A real SLURM of two nodes on this machine: a job is preempted, queued again, and finishes; a sweep is shared.
+
+It runs where Debian's slurm-wlm and munge are installed, and edits no file of the system: all of it lives in one
+temporary directory.
+"""
+
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from running import CONFIG, checksums, free_ports, metrics_of, several, summary_of
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(any(shutil.which(name) is None for name in NEEDED), reason="slurm-wlm and munge are not here"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="SLURM's daemons need root to start jobs"),
+]
+
+CONF = """\
+ClusterName=local
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge.socket,cred_expire=20
+StateSaveLocation={base}/state
+SlurmdSpoolDir={base}/spool.%n
+SlurmctldPidFile={base}/slurmctld.pid
+SlurmdPidFile={base}/slurmd.%n.pid
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=2000 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=2000 State=UNKNOWN
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=2
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """What the environment needs for sbatch and srun to find the cluster."""
+    base = tmp_path_factory.mktemp("cluster")
+    (base / "state").mkdir()
+    for node in ("n1", "n2"):
+        (base / f"spool.{node}").mkdir()
+    (base / "munge.key").write_bytes(secrets.token_bytes(1024))
+    (base / "munge.key").chmod(0o400)
+    ports = free_ports(4)
+    (base / "slurm.conf").write_text(CONF.format(host=platform.node(), base=base, ports=ports))
+    found = {"SLURM_CONF": str(base / "slurm.conf"), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[3]}"}
+    env = os.environ | found
+    files = [f"--{kind}-file={base / f'munge.{kind}'}" for kind in ("key", "pid", "log", "seed")]
+    daemons = [
+        ["munged", "--foreground", "--force", f"--socket={base / 'munge.socket'}", *files],
+        ["slurmctld", "-D"],
+        ["slurmd", "-D", "-N", "n1"],
+        ["slurmd", "-D", "-N", "n2"],
+    ]
+    running = []
+    try:
+        for daemon in daemons:
+            log = open(base / f"{'-'.join(daemon[:1] + daemon[3:4])}.out".replace("/", "_"), "w")  # noqa: SIM115
+            running.append(subprocess.Popen(daemon, env=env, stdout=log, stderr=log))
+            log.close()
+            time.sleep(2)
+        wait_until(lambda: "idle" in said(env, "sinfo", "-h", "-o", "%T"), 60, lambda: said(env, "sinfo", "-R"))
+        yield found
+    finally:
+        subprocess.run(["scancel", "--user=root"], env=env, capture_output=True)
+        for process in reversed(running):
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def said(env, *command: str) -> str:
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def wait_until(condition, seconds: float, what_is_wrong) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what_is_wrong()
+        time.sleep(0.5)
+
+
+def submit(bench, env, workdir, *arguments: str) -> str:
+    """The number of the job."""
+    command = [sys.executable, "-m", "launch.slurm", "--time", "10", "--workdir", str(workdir), *arguments]
+    sent = subprocess.run(command, cwd=bench.base, env=env, capture_output=True, text=True, timeout=60)
+    assert sent.returncode == 0, sent.stderr
+    return sent.stdout.split()[3]
+
+
+def state_of(env, job: str, log: Path) -> str:
+    return said(env, "scontrol", "show", "job", job) + (log.read_text()[-3000:] if log.exists() else "no log")
+
+
+def test_a_job_is_preempted_queued_again_and_finishes(bench, slurm, tmp_path):
+    steps = ("--config.train.steps=300", "--config.eval.every=0", "--config.checkpoint.every=0")
+    run = (f"--config={CONFIG}", f"--config.data.source=text:{bench.text}", "--config.log.tensorboard=false", *steps)
+    env, workdir = bench.env | slurm, tmp_path / "run"
+    job = submit(bench, env, workdir, "--nodes", "2", "--", *run)
+    log, lines = workdir / "slurm.log", workdir / "metrics.jsonl"
+
+    def tell() -> str:
+        return state_of(env, job, log)
+
+    wait_until(lambda: lines.exists() and '"step": 20,' in lines.read_text(), 240, tell)
+    said(env, "sbatch", "--partition=urgent", "--nodes=2", f"--output={tmp_path / 'urgent.log'}", "--wrap=sleep 1")
+    wait_until(lambda: "resuming at step" in log.read_text(), 400, tell)
+    # Until then the summary is that of the preempted start.
+    wait_until(lambda: summary_of(workdir)["status"] == "finished", 240, tell)
+    assert log.read_text().count("2 processes") == 2
+    whole = tmp_path / "whole"  # undisturbed, of two processes
+    with several(bench, whole, 2, *steps) as running:
+        assert [process.wait(timeout=300) for process in running] == [0, 0]
+    assert len(metrics_of(workdir)) == len(metrics_of(whole)) > 300
+    assert metrics_of(workdir) == metrics_of(whole)
+    assert checksums(workdir, 300) == checksums(whole, 300)
+
+
+def test_the_jobs_of_an_array_share_a_sweep(bench, slurm, tmp_path):
+    env, workdir = bench.env | slurm, tmp_path / "sweep"
+    job = submit(bench, env, workdir, "--array", "2", "--", f"--config={CONFIG.with_name('tiny_sweep.py')}")
+    logs = [tmp_path / f"sweep-{i}.log" for i in range(2)]
+
+    def ended() -> bool:
+        return all(log.exists() and "finished; now:" in log.read_text() for log in logs)
+
+    wait_until(ended, 400, lambda: "".join(state_of(env, job, log) for log in logs))
+    runs = [run for path in (workdir / "results").glob("*.json") for run in json.loads(path.read_text())]
+    made = Counter((run["phase"], run["variant"], run["learning_rate"], run["seed"]) for run in runs)
+    assert set(made.values()) == {1}
+    assert len(made) == 6 + 12  # as tests/test_sweep.py has them of one process
+    assert all(re.search(r"^(tuning|final) \d+/", log.read_text(), re.MULTILINE) for log in logs)  # each did some

@@ -1,0 +1,193 @@
+"""Real processes on one machine, connected over loopback, train as one."""
+
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from running import checkpoint_steps, checksums, metrics_of, several, summary_of
+
+from lm.parallel.processes import detected
+
+pytestmark = pytest.mark.slow
+DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
+
+
+def processes(bench, workdir, n: int, *more: str):
+    return several(bench, workdir, n, *DENSE, *more)
+
+
+def said_by(workdir, i: int) -> str:
+    return (workdir.parent / f"{workdir.name}.{i}.log").read_text()
+
+
+def run(bench, workdir, n: int, *more: str) -> list[int]:
+    with processes(bench, workdir, n, *more) as running:
+        codes = [process.wait(timeout=600) for process in running]
+    assert codes == [0] * n, said_by(workdir, 0)[-2000:]
+
+
+def wait_for(workdir, step: int, running) -> None:
+    """Until the run has logged a step."""
+    path = workdir / "metrics.jsonl"
+    for _ in range(3000):
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return
+        assert all(process.poll() is None for process in running), said_by(workdir, 0)[-2000:]
+        time.sleep(0.1)
+    raise AssertionError("it takes too long")
+
+
+def losses(workdir) -> np.ndarray:
+    return np.array([line["loss"] for line in metrics_of(workdir) if "split" not in line])
+
+
+def evaluations(workdir) -> list[float]:
+    return [line["loss"] for line in metrics_of(workdir) if "split" in line]
+
+
+@pytest.fixture(scope="module")
+def alone(bench):
+    """The run of one process."""
+    workdir = bench.base / "alone"
+    run(bench, workdir, 1)
+    return workdir
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_several_processes_train_what_one_does(bench, alone, tmp_path, n):
+    """Same losses, so the same data in the same order; only the first process writes and talks."""
+    workdir = tmp_path / "run"
+    run(bench, workdir, n, "--config.eval.sample_tokens=10")
+    np.testing.assert_allclose(losses(workdir)[:10], losses(alone)[:10], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(evaluations(workdir), evaluations(alone), rtol=0, atol=1e-5)
+    assert summary_of(workdir)["status"] == "finished"
+    assert len(list((workdir / "samples").iterdir())) == 1
+    for i in range(1, n):
+        assert "step" not in said_by(workdir, i)
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh"),
+    [
+        (1, ("--config.mesh.fsdp=-1", "--config.mesh.replica=1")),
+        (1, ("--config.mesh.sequence=2",)),
+        (2, ("--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--config.mesh.replica=1")),
+        (2, ("--config.mesh.sequence=2",)),
+    ],
+)
+def test_a_mesh_over_processes(bench, alone, tmp_path, monkeypatch, devices, mesh):
+    """devices: of each process."""
+    monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(devices))
+    run(bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0")  # each gathers its own rows
+    assert f"device {2 * devices} x cpu" in said_by(tmp_path / "run", 0)
+    np.testing.assert_allclose(losses(tmp_path / "run")[:10], losses(alone)[:10], rtol=0, atol=1e-5)
+
+
+def test_another_command_in_one_of_them_is_refused_by_all(bench, tmp_path):
+    with processes(bench, tmp_path / "run", 2, "--config.optimizer.weight_decay=0.{i}") as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert all("the config is not the same in all processes" in said_by(tmp_path / "run", i) for i in range(2))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_two_is_restored_by_one_and_by_four(bench, alone, tmp_path):
+    constant = "--config.optimizer.schedule=constant"
+    fsdp = ("--config.mesh.fsdp=-1", "--config.mesh.replica=1")
+    for name, n in (("one", 1), ("four", 4)):
+        run(bench, tmp_path / name, 2, constant, "--config.train.steps=6", *fsdp)
+        run(bench, tmp_path / name, n, constant, "--resume", *fsdp)
+    run(bench, tmp_path / "whole", 1, constant)
+    for name in ("one", "four"):
+        assert len(losses(tmp_path / name)) == 12
+        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "whole"), rtol=0, atol=1e-5)
+
+
+ENDLESS = ("--config.train.steps=200", "--config.eval.every=0", "--config.checkpoint.every=0")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench):
+    """A run of two processes to its end."""
+    workdir = bench.base / "undisturbed"
+    run(bench, workdir, 2, *ENDLESS)
+    return workdir
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_sigterm_to_any_one_saves_one_step_in_all(bench, undisturbed, tmp_path, told):
+    """Then the same command goes on, and ends bit for bit as if nothing had happened."""
+    with processes(bench, tmp_path / "run", 2, *ENDLESS) as running:
+        wait_for(tmp_path / "run", 5, running)
+        running[told].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=120) for process in running] == [143, 143], said_by(tmp_path / "run", 0)[-2000:]
+    (saved,) = checkpoint_steps(tmp_path / "run")
+    assert 5 <= saved < 200
+    assert len(losses(tmp_path / "run")) == saved
+    run(bench, tmp_path / "run", 2, *ENDLESS, "--resume")
+    assert checksums(tmp_path / "run", 200) == checksums(undisturbed, 200)
+    assert metrics_of(tmp_path / "run") == metrics_of(undisturbed)
+
+
+@pytest.mark.parametrize(("victim", "n_after"), [(0, 1), (1, 2)])
+def test_after_a_kill_the_others_end_and_any_number_goes_on(bench, tmp_path, victim, n_after):
+    """As many processes as before go on to the same bits; others to the same losses, but for rounding."""
+    endless = ("--config.train.steps=60", "--config.eval.every=0", "--config.checkpoint.every=4")
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    run(bench, whole, 2, *endless)
+    with processes(bench, workdir, 2, *endless) as running:
+        wait_for(workdir, 10, running)
+        running[victim].kill()
+        began, other = time.monotonic(), 1 - victim
+        assert running[other].wait(timeout=90) != 0
+        assert time.monotonic() - began < 60  # 30 s of silence, on a machine that is busy
+    # Ours, where a message to the other failed; JAX's own, where its 30 s of silence came first (in a save, perhaps).
+    told = ("--resume goes on from the last whole checkpoint", "most likely indicates that another task died")
+    assert any(text in said_by(workdir, other) for text in told)
+    run(bench, workdir, n_after, *endless, "--resume")
+    assert "resuming at step" in said_by(workdir, 0)
+    if n_after == 2:
+        assert metrics_of(workdir) == metrics_of(whole)
+        assert checksums(workdir, 60) == checksums(whole, 60)
+    else:
+        np.testing.assert_allclose(losses(workdir), losses(whole), rtol=0, atol=1e-3)
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_all(bench, tmp_path):
+    short = ("--config.train.steps=8", "--config.checkpoint.every=4", "--config.optimizer.schedule=constant")
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    run(bench, whole, 2, *short)
+    run(bench, workdir, 2, *short)
+    files = [p for p in (workdir / "checkpoints" / "8" / "state").rglob("*") if p.is_file() and p.stat().st_size > 500]
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    (workdir / "summary.json").unlink()
+    run(bench, workdir, 2, *short, "--resume")
+    assert "the checkpoint of step 8 is not whole" in said_by(workdir, 0)
+    assert checksums(workdir, 8) == checksums(whole, 8)
+
+
+def test_mistakes_reach_all_of_them(bench, alone, tmp_path):
+    with processes(bench, alone, 2) as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    with processes(bench, tmp_path / "run", 2, "--config.train.batch_size=3") as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert re.search(r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", said_by(tmp_path / "run", 1))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, False),  # it has all devices that it can see
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, False),  # in the job's script, which is none of its tasks
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+    ],
+)
+def test_clusters_are_detected_by_their_environment(environment, expected):
+    assert detected(environment) == expected

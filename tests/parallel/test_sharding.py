@@ -1,0 +1,363 @@
+"""Spread over a mesh, training is what it is on one device, and sends what it should and nothing else."""
+
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hlo import parse_collectives
+from on_devices import config_of
+from tiny import tiny
+
+from lm import parameters
+from lm.config import MESH_AXES, MeshConfig
+from lm.cost import estimate as plan
+from lm.errors import UserError
+from lm.parallel import sharding
+from lm.parallel.mesh import check_mesh, mesh_sizes, with_accumulation
+
+HERE = Path(__file__).parents[1]
+ENV = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
+MODELS = {
+    "modern": {},
+    "eight heads": {"model": {"n_heads": 8, "n_kv_heads": 8}},
+    "scanned": {"model": {"scan_layers": True, "remat": "block"}},
+    "accumulated": {"train": {"accumulation": 2, "loss_chunk": 16}},
+    "everything": {
+        "model": {
+            "norm": "layer", "ffn": "mlp", "attn_bias": True, "ffn_bias": True, "head_bias": True, "qk_norm": True,
+            "positions": "learned", "remat": "dots", "vocab_size": 20, "window_pattern": [3, 0],
+        }
+    },
+    "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
+    "muon": {"optimizer": {"name": "muon"}},
+    "packed": {"data": {"packing": "documents"}},
+}  # fmt: skip
+MESHES = [
+    [8, 1, 1, 1], [1, 8, 1, 1], [4, 1, 2, 1], [2, 1, 1, 4], [4, 2, 1, 1], [2, 2, 2, 1], [1, 1, 2, 4], [1, 2, 1, 4],
+    [1, 2, 2, 2],
+]  # fmt: skip
+ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) == 8]
+
+
+def on_devices(tmp_path, n: int, cases: list[dict]):
+    """What tests/on_devices.py finds: a list of dicts of arrays, and its HLO texts."""
+    out = tmp_path / f"on_{n}.npz"
+    job = json.dumps({"devices": n, "cases": cases})
+    done = subprocess.run(
+        [sys.executable, HERE / "on_devices.py", job, out], env=ENV, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(out) as arrays:
+        found = [{} for _ in cases]
+        for name, array in arrays.items():
+            i, _, rest = name.partition("/")
+            found[int(i)][rest] = array
+    texts = [out.with_suffix(f".{i}.hlo") for i in range(len(cases))]
+    return found, [text.read_text() if text.exists() else "" for text in texts]
+
+
+def assert_equal(found: dict, reference: dict) -> None:
+    assert found.keys() == reference.keys()
+    for name, array in reference.items():
+        largest = np.abs(array).max()  # gradients may all be small; a parameter's or a loss's own size is about 1
+        scale = (largest or 1.0) if name.startswith("first/") else max(1.0, largest)
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+def meshes_of(model: str) -> list[list[int]]:
+    """All that its heads allow for the plain model, the rest for that with eight heads; for the others one product."""
+    few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_spread
+    many = [mesh for mesh in ALL_MESHES if mesh not in few]
+    return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_steps_equal_those_of_one_device(tmp_path, model):
+    cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in meshes_of(model)]
+    (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])
+    for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
+        try:
+            assert_equal(found, reference)
+        except AssertionError as error:
+            raise AssertionError(f"mesh {case['mesh']}: {error}") from error
+
+
+@pytest.mark.slow
+def test_bfloat16_trains_on_a_mesh(tmp_path):
+    """Rounded by 2^-8 in every product, in another order; the losses stay close."""
+    cases = [
+        {"mesh": mesh, "sections": {"model": {dtype: "bfloat16", "compute_dtype": "bfloat16"}}}
+        for dtype, mesh in (("compute_dtype", [2, 2, 1, 2]), ("param_dtype", [2, 2, 2, 1]))
+    ]
+    for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
+        (reference,), _ = on_devices(tmp_path, 1, [case | {"mesh": None}])
+        np.testing.assert_allclose(found["losses"], reference["losses"], rtol=0, atol=0.03)
+
+
+@pytest.mark.slow
+def test_bfloat16_gathers_nothing_over_tensor(tmp_path):
+    """The partitioner cannot look into a constraint of layout, and would gather what lies below it."""
+    case = {"mesh": [1, 4, 2, 1], "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}}, "hlo": True}
+    gathers = [c for c in parse_collectives(on_devices(tmp_path, 8, [case])[1][0]) if c.kind == "all-gather"]
+    assert {c.n for c in gathers} == {4}
+
+
+# ---- What is sent ----------------------------------------------------------------------------------------------------
+
+SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}
+WIDE = {  # so wide that what the plan leaves out is less than 1 %
+    "model": {"scan_layers": True, "n_layers": 3, "vocab_size": 64, "d_model": 128, "d_ff": 384},
+    "train": {"seq_len": 24},
+}
+COUNTED = [
+    *((WIDE, mesh) for mesh in MESHES),
+    ({**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}}, [2, 4, 1, 1]),  # on CPU bfloat16 travels as float32
+    ({**WIDE, "model": WIDE["model"] | {"remat": "block"}, "train": {"seq_len": 24, "loss_chunk": 64}}, [1, 2, 2, 2]),
+    ({**WIDE, "train": {"seq_len": 24, "accumulation": 2}}, [2, 2, 1, 2]),
+]
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_what_the_plan_says(tmp_path):
+    """By kind and size of the group: the plan's bytes are the compiled program's, but for 1 % (gains, scalars)."""
+    cases = [{"mesh": mesh, "sections": sections, "hlo": True} for sections, mesh in COUNTED]
+    for case, text in zip(cases, on_devices(tmp_path, 8, cases)[1], strict=True):
+        sizes, config = dict(zip(MESH_AXES, case["mesh"], strict=True)), config_of(case)
+        found = parse_collectives(text)
+        check_sizes(found, config, sizes)
+        said, sent = Counter(), Counter()
+        for s in plan.communication(config, sizes):
+            said[s.kind, s.n] += s.sent
+        # Token ids and weights are cut into positions by the partitioner, which sends a few of them about.
+        for c in found:
+            sent["others" if c.kind in ("collective-permute", "all-to-all") else c.kind, c.n] += c.sent
+        for group in said.keys() | sent.keys():
+            allowed = 0.01 * said.total()
+            assert sent[group] == pytest.approx(said[group], rel=0, abs=allowed), (case["mesh"], group, said, sent)
+
+
+def check_sizes(found, config, sizes) -> None:
+    """No gather is larger than the largest parameter of a layer (or the embedding), and none is of activations.
+
+    But for keys and values, which sequence parallelism of this kind gathers, over positions and not over examples.
+    """
+    m, table = config.model, parameters.parameter_table(config.model)
+    largest = max(p.size // (m.n_layers if p.axes[0] == "N" else 1) for p in table.values())
+    for c in found:
+        if c.kind == "all-gather":
+            for _, shape in c.shapes:
+                if len(shape) == 4 and shape[1] == config.train.seq_len and shape[3] == m.d_head:
+                    assert c.n == sizes["sequence"], c
+                    share = config.train.batch_size // (sizes["replica"] * sizes["fsdp"])
+                    assert shape[0] == share // config.train.accumulation, c
+                    continue
+                assert math.prod(shape) <= largest, c
+                assert shape[-2:] != (config.train.seq_len, m.d_model), c
+
+
+@pytest.mark.slow
+def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_path):
+    """ZeRO-3: each layer's parameter forward and backward, by its name; completed ones are not kept in between."""
+    # A length at which no activation has a weight's shape.
+    sections = SCANNED | {"train": {"seq_len": 11}}
+    _, (text,) = on_devices(tmp_path, 8, [{"mesh": [1, 8, 1, 1], "sections": sections, "hlo": True}])
+    found = parse_collectives(text)
+    n_layers = SCANNED["model"]["n_layers"]
+    for path, p in parameters.block_table(config_of({"sections": SCANNED}).model).items():
+        name = path.rpartition("/")[2]
+        mine = [c for c in found if f"/{name}/" in c.where]
+        gathers = sorted("rematted_computation" in c.where for c in mine if c.kind == "all-gather")
+        if p.kind == "weight":
+            assert gathers == [False, True], path
+            assert [c.kind for c in mine if c.kind != "all-gather"] == ["reduce-scatter"], path
+            assert {c.times for c in mine} == {n_layers}
+            assert all(c.payload == 4 * p.size for c in mine)
+        else:
+            assert not mine
+    loops = [line for line in text.splitlines() if " while(" in line]
+    assert len(loops) == 2
+    for p in parameters.block_table(config_of({"sections": SCANNED}).model).values():
+        if p.kind == "weight":
+            assert not any(f"[{n_layers},{','.join(map(str, p.shape))}]" in loop for loop in loops)
+
+
+@pytest.mark.slow
+def test_accumulation_reduces_once_a_step(tmp_path):
+    """Over replicas the gradients of all micro-batches are added up on each device first."""
+    sections = {"train": {"accumulation": 2}}
+    cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({}, sections)]
+    once, accumulated = (sum(c.sent for c in parse_collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
+    assert accumulated == once
+
+
+HLO = """\
+HloModule test
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%inner (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups={{0,1},{2,3}}, metadata={op_name="a/w"}
+}
+
+%outer (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %w = (s32[], f32[8,4]) while(%t), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+  %r = (bf16[10]{0}, pred[6]{0}) all-reduce(%x, %y), replica_groups=[1,4]<=[4], to_apply=%add
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %w2 = (s32[], f32[8,4]) while(%t), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %s = f32[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}, to_apply=%add
+}
+"""
+
+
+def test_collectives_of_a_text_are_counted_by_hand():
+    gather, reduce, scatter = parse_collectives(HLO)
+    assert (gather.kind, gather.n, gather.times, gather.payload, gather.where) == ("all-gather", 2, 15, 128, "a/w")
+    assert (reduce.kind, reduce.n, reduce.times, reduce.payload) == ("all-reduce", 4, 5, 26)
+    assert (scatter.kind, scatter.n, scatter.times, scatter.payload) == ("reduce-scatter", 4, 1, 32)
+    assert gather.sent == 0.5 * 128 * 15
+    assert reduce.sent == 2 * 0.75 * 26 * 5
+    with pytest.raises(ValueError, match="unknown length"):
+        parse_collectives(re.sub(r', backend_config=\S+"5"\}\}', "", HLO))
+
+
+# ---- Where arrays live -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_argument_bytes_match_the_formula(tmp_path):
+    """Parameters and moments by hand: each divided by the axes that share it. Temporaries are a CPU's, and printed."""
+    meshes = [[8, 1, 1, 1], [1, 8, 1, 1], [2, 2, 2, 1], [1, 2, 2, 2]]
+    job = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 8)\n"
+        "from tiny import tiny\nfrom lm import plan\nfrom lm.config import MeshConfig\nimport dataclasses\n"
+        "config = tiny(model={'vocab_size': 20}, train={'batch_size': 16})\n"
+        f"for mesh in {meshes}:\n"
+        "    state = plan.State(dataclasses.replace(config, mesh=MeshConfig(*mesh)), 8)\n"
+        "    print(state.parameters, state.optimizer, state.arguments, state.compiled, state.temporaries)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", job], env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
+    for (_, fsdp, tensor, _), line in zip(meshes, done.stdout.splitlines(), strict=True):
+        found = [int(word) for word in line.split()]
+        ours = 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
+        assert found[0] == ours
+        counters = 4 + 4 + 4  # of Adam, of its schedule, of weight decay's
+        assert found[1] == 2 * ours + counters
+        assert found[2] == found[3]
+        print(f"fsdp {fsdp}, tensor {tensor}: {found[4]} bytes of temporaries on a CPU")
+
+
+BORN = """
+import functools, re, sys
+import jax; jax.config.update("jax_num_cpu_devices", 8)
+from tiny import tiny
+from lm import parameters
+from lm.parallel import sharding
+from lm.parallel.mesh import check_mesh, make_mesh, mesh_sizes, with_accumulation
+from lm.config import MESH_AXES
+from lm.step import init_state
+config = tiny(model={"vocab_size": 64, "d_model": 1024, "d_ff": 8192}, train={"batch_size": 16})
+table, init = parameters.parameter_table(config.model), functools.partial(init_state, config)
+for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
+    with jax.set_mesh(make_mesh(dict(zip(MESH_AXES, mesh)))):
+        born = jax.tree.map(lambda a: a.sharding, sharding.shard_state(jax.eval_shape(init, 0), table))
+        text = jax.jit(init, out_shardings=born).lower(0).compile().as_text()
+    sizes = [eval(shape.replace(",", "*")) for shape in re.findall(r"\\b[fus]\\d+\\[([\\d,]+)\\]", text)]
+    print(max(sizes), max(p.size for p in table.values()))
+"""
+
+
+@pytest.mark.slow
+def test_the_state_is_born_spread(tmp_path):
+    """No array of the program that makes it is larger than a device's share of the largest parameter."""
+    done = subprocess.run([sys.executable, "-c", BORN], env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line, n_shares in zip(done.stdout.splitlines(), (8, 4), strict=True):
+        largest, whole = map(int, line.split())
+        assert largest == whole // n_shares
+
+
+SIZES = [
+    ((-1, 1, 1, 1), 8, [8, 1, 1, 1]),
+    ((1, -1, 2, 1), 8, [1, 4, 2, 1]),
+    ((2, 2, 2, 1), 8, [2, 2, 2, 1]),
+    ((-1, 8, 1, 1), 8, [1, 8, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("sizes", "n", "expected"), SIZES)
+def test_mesh_sizes(sizes, n, expected):
+    assert list(mesh_sizes(MeshConfig(*sizes), n).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((-1, 3, 1, 1), r"fsdp 3 .* does not make up 8 devices; .* must be 1, 2, 4 or 8"),
+        ((2, 2, 1, 1), "does not make up 8 devices; set one axis to -1, if .* 1, 2, 4 or 8"),
+        ((1, 16, 1, 1), "does not make up 8 devices"),
+    ],
+)
+def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
+    with pytest.raises(UserError, match=said):
+        mesh_sizes(MeshConfig(*sizes), 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sections", "said"),
+    [
+        ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8, .* with tensor = 1, 2 or 4"),
+        ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
+        ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
+        ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24, .* with replica x fsdp = 1, 2 or 4"),
+        (
+            (4, 2, 1, 1),
+            {"train": {"batch_size": 48, "accumulation": 4}},
+            "config.train.accumulation: .* use 1, 2, 3 or 6",
+        ),
+        (
+            (2, 1, 1, 4),
+            {"train": {"seq_len": 10}},
+            "config.train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12",
+        ),
+        ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
+        ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
+        ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
+    ],
+)
+def test_what_cannot_be_spread(sizes, sections, said):
+    config = tiny(**sections)
+    object.__setattr__(config, "mesh", MeshConfig(*sizes))
+    with pytest.raises(UserError, match=said):
+        check_mesh(config, 8)
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((1, 1), 40), ((1, 8), 5), ((4, 8), 3), ((12, 8), 1)])
+def test_micro_batches_are_as_few_as_their_size_allows(sizes, expected):
+    """480 sequences, at most 12 at once; 15 on each of 32 devices are 3 times 5."""
+    config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
+    fitted = with_accumulation(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True)))
+    assert (fitted.train.accumulation, fitted.train.micro_batch_size) == (expected, None)
+    assert with_accumulation(fitted, {}) is fitted
+
+
+def test_a_vocabulary_that_tensor_does_not_divide_is_whole_over_it():
+    table = parameters.parameter_table(tiny().model)  # 19 tokens
+    sizes = dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True))
+    assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")
+    assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (None, "fsdp", "tensor")
+    assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (None, None)

@@ -1,0 +1,91 @@
+"""Which configs are one experiment: those whose runs could not differ."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm.data.corpus import Corpus, Split
+from lm.sweeps.fingerprint import differing_keys, identity
+
+TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
+CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "fingerprint")
+
+
+@pytest.fixture(scope="module")
+def base():
+    return identity(tiny(), CORPUS)
+
+
+DIFFERENT = [
+    {"model": {"rope_theta": 500.0}},
+    {"model": {"init": "he"}},
+    {"model": {"embed_std": 0.5}},
+    {"model": {"window_pattern": (7,)}},
+    {"model": {"norm": "layer"}},
+    {"model": {"dropout": 0.1}},
+    {"optimizer": {"learning_rate": 2e-3}},
+    {"optimizer": {"weight_decay": 0.0}},
+    {"optimizer": {"b2": 0.9}},
+    {"train": {"seed": 1}},
+    {"train": {"steps": 21}},
+    {"train": {"z_loss": 1e-4}},
+    {"data": {"order": "epochs"}},
+    {"data": {"order": "epochs", "shuffle": False}},
+]
+SAME = [
+    {"model": {"window_pattern": (8,)}},
+    {"model": {"window_pattern": (0, 100)}},
+    {"model": {"norm_algorithm": "welford"}},
+    {"model": {"norm_bias": False}},
+    {"model": {"sinusoidal_order": "cosine_first"}},
+    {"model": {"d_ff": 24}},
+    {"optimizer": {"momentum": 0.9}},
+    {"data": {"shuffle": False}},
+    {"log": {"every": 3}},
+]
+
+
+def named(changes) -> str:
+    return ",".join(f"{key}={value}" for section in changes.values() for key, value in section.items())
+
+
+QUICK = ("rope_theta", "init", "window_pattern", "norm_algorithm", "learning_rate", "seed", "order")
+
+
+def cases(of: list[dict]) -> list:
+    """Those that a user is likeliest to sweep over, quickly; the others with the slow tests."""
+    quick = [any(key in named(changes) for key in QUICK) for changes in of]
+    marks = [[] if here else [pytest.mark.slow] for here in quick]
+    return [pytest.param(changes, marks=mark, id=named(changes)) for changes, mark in zip(of, marks, strict=True)]
+
+
+@pytest.mark.parametrize("changes", cases(DIFFERENT))
+def test_what_makes_another_experiment(base, changes):
+    assert identity(tiny(**changes), CORPUS) != base
+
+
+@pytest.mark.parametrize("changes", cases(SAME))
+def test_what_does_nothing(base, changes):
+    """Windows that nothing lies beyond, LayerNorm's options under RMSNorm, crops that are shuffled, ..."""
+    assert identity(tiny(**changes), CORPUS) == base
+
+
+def test_a_value_that_the_program_never_reads_does_nothing():
+    """A constant schedule has no end, so what its end would be does not matter."""
+    constant = {"schedule": "constant", "final_fraction": 0.1}
+    twice = [identity(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    assert twice[0] == twice[1]
+    assert identity(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
+
+
+def test_other_data_is_another_experiment(base):
+    assert identity(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+
+
+def test_the_keys_that_differ_are_named():
+    assert differing_keys(tiny(), tiny(model={"rope_theta": 5.0}, train={"seed": 4})) == [
+        "model.rope_theta",
+        "train.seed",
+    ]

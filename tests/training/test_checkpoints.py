@@ -1,0 +1,375 @@
+"""Checkpoints: restores bit for bit, and real damage of every kind."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lm.errors import UserError
+from lm.training.checkpoints import Checkpoints, restore_params
+
+
+@flax.struct.dataclass
+class State:
+    step: jax.Array
+    params: dict
+    opt_state: tuple
+    seed: jax.Array
+
+
+def make_state(step=0, *, width=3, dtype=jnp.float32):
+    """A state with the shapes of real ones: nested dicts, masked leaves, scalars; its values depend on the step."""
+    rng = np.random.default_rng(step)
+    params = {
+        "embed": jnp.asarray(rng.standard_normal((10, width)), dtype),
+        "blocks": {"w": jnp.asarray(rng.standard_normal((2, 3, width)), dtype), "scale": jnp.ones((2, 3))},
+    }
+    mask = {"embed": False, "blocks": {"w": True, "scale": False}}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.masked(optax.adamw(1e-3), mask))
+    return State(jnp.int32(step), params, optimizer.init(params), jnp.uint32(7))
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def save_steps(workdir, steps, val_losses=None, **options):
+    checkpoints = Checkpoints(workdir, **options)
+    for step in steps:
+        checkpoints.save(step, make_state(step), {"data": f"position {step}"})
+        if step in (val_losses or {}):
+            checkpoints.score(step, val_losses[step])
+    checkpoints.close()
+
+
+def directories(workdir) -> set[str]:
+    return {path.name for path in (workdir / "checkpoints").iterdir()}
+
+
+# ---- Saving and restoring ------------------------------------------------------------------------------------------
+
+
+def test_a_state_comes_back_bit_for_bit(tmp_path):
+    save_steps(tmp_path, [5], {5: 1.25})
+    checkpoints = Checkpoints(tmp_path)
+    step, state, meta = checkpoints.restore(jax.eval_shape(make_state))
+    assert (step, meta) == (5, {"data": "position 5"})
+    assert_same(state, make_state(5))
+    checkpoints.close()
+
+
+def test_sixteen_bit_states_come_back_bit_for_bit(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    state = make_state(3, dtype=jnp.bfloat16)
+    state.params["embed"] = state.params["embed"].at[0].set(jnp.nan).at[1].set(-0.0)
+    checkpoints.save(3, state, {})
+    assert_same(checkpoints.restore(state)[1], state)
+    checkpoints.close()
+
+
+def test_a_donated_state_is_saved_as_it_was(tmp_path):
+    overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x + jnp.ones((), x.dtype), s), donate_argnums=0)
+    checkpoints, state = Checkpoints(tmp_path), make_state(1)
+    checkpoints.save(1, state, {})
+    jax.block_until_ready(overwrite(state))
+    assert_same(checkpoints.restore(make_state())[1], make_state(1))
+    checkpoints.close()
+
+
+def test_a_step_is_saved_once(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.save(1, make_state(1), {"n": 1})
+    assert not checkpoints.save(1, make_state(2), {"n": 2})
+    assert checkpoints.restore(make_state())[2] == {"n": 1}
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_the_newest_and_the_best_are_kept(tmp_path, reopen):
+    losses = {1: 3.0, 2: 2.0, 4: math.nan, 5: -math.inf, 6: 2.5}
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 8):
+        if reopen and step in (3, 6):
+            checkpoints.close()
+            checkpoints = Checkpoints(tmp_path, keep=2)
+        if step in losses:
+            assert checkpoints.score(step, losses[step]) == (step in (1, 2))
+        checkpoints.save(step, make_state(step), {})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 6, 7]  # neither step 4 nor 5, nor the ones without a loss
+    assert (checkpoints.best_step(), checkpoints.latest_step()) == (2, 7)
+    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 3.0, "2": 2.0, "6": 2.5}
+    checkpoints.close()
+    assert directories(tmp_path) == {"2", "6", "7"}
+    assert restore_params(tmp_path, "best")[0] == 2
+
+
+def test_without_validation_losses_only_the_newest_are_kept(tmp_path):
+    save_steps(tmp_path, range(1, 6), keep=1)
+    assert directories(tmp_path) == {"5"}
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.best_step() is None
+    assert not (tmp_path / "val_losses.json").exists()
+    checkpoints.close()
+    assert restore_params(tmp_path, "best")[0] == 5
+
+
+def test_params_alone_can_be_read(tmp_path):
+    save_steps(tmp_path, [1, 2], {1: 0.5, 2: 0.75})
+    for choice, step in [("latest", 2), ("best", 1), (1, 1), (2, 2)]:
+        found, params, meta = restore_params(tmp_path, choice)
+        assert (found, meta) == (step, {"data": f"position {step}"})
+        assert_same(params, make_state(step).params)
+    with pytest.raises(UserError, match=r"no checkpoint of step 3; there are \[1, 2\]"):
+        restore_params(tmp_path, 3)
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        restore_params(tmp_path / "elsewhere")
+
+
+def test_a_directory_that_cannot_be_written_to_is_a_user_error(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(UserError, match="could not be written to"):  # noqa: PT012 - it may come late: saving is async
+        checkpoints.save(1, make_state(1), {})
+        checkpoints.wait()
+
+
+def test_orbax_is_quiet(tmp_path, capfd, caplog):
+    with caplog.at_level(logging.DEBUG):
+        save_steps(tmp_path, [1], {1: 1.0})
+    assert [record for record in caplog.records if record.name == "absl"] == []
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- Mismatch is not damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.replace(step=jnp.float32(0)), "step: dtype is int32 in the checkpoint and float32 in the model"),
+        (lambda s: s.replace(params=make_state(dtype=jnp.bfloat16).params), "params/embed: dtype is float32"),
+        (lambda s: s.replace(params=make_state(width=4).params), r"params/embed: shape is \[10, 3\] .* \[10, 4\]"),
+        (lambda s: s.replace(params=s.params | {"bias": s.seed}), "params/bias: not in the checkpoint"),
+        (lambda s: s.replace(params={"embed": s.params["embed"]}), "params/blocks/w: only in the checkpoint"),
+        (lambda s: s.replace(opt_state=optax.sgd(0.1).init(s.params)), "opt_state/.*: only in the checkpoint"),
+    ],
+)  # fmt: skip
+def test_another_models_checkpoint_is_refused_and_left_alone(tmp_path, change, message):
+    save_steps(tmp_path, [1, 2])
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(UserError, match=message):
+        checkpoints.restore(jax.eval_shape(lambda: change(make_state())))
+    checkpoints.close()
+    assert directories(tmp_path) == {"1", "2"}
+
+
+# ---- Damage ------------------------------------------------------------------------------------------------------
+
+
+def data_file(step_directory: Path) -> Path:
+    """The file with the arrays: the largest."""
+    return max(step_directory.glob("state/**/d/*"), key=lambda path: path.stat().st_size)
+
+
+def flip_a_byte(step_directory):
+    path = data_file(step_directory)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 0x10
+    path.write_bytes(raw)
+
+
+def truncate(step_directory):
+    path = data_file(step_directory)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero(step_directory):
+    path = data_file(step_directory)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def change_the_record(step_directory):
+    path = step_directory / "meta" / "metadata"
+    text = path.read_text()
+    assert "position 3" in text
+    path.write_text(text.replace("position 3", "position 4"))
+
+
+def empty(step_directory):
+    shutil.rmtree(step_directory)
+    step_directory.mkdir()
+
+
+def remove(name):
+    def damage(step_directory):
+        path = step_directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    damage.__name__ = f"remove_{name}"
+    return damage
+
+
+DAMAGE = [
+    flip_a_byte, truncate, zero, change_the_record, empty,
+    remove("state"), remove("meta"), remove("state/manifest.ocdbt"),
+]  # fmt: skip
+
+
+def big_state(step):
+    """Random enough that compression leaves most of the data file to one array."""
+    return State(jnp.int32(step), {"w": jax.random.normal(jax.random.key(step), (64, 64))}, (), jnp.uint32(7))
+
+
+# Orbax leaves its other reads unfinished when one fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_damage_is_seen_and_the_newest_whole_checkpoint_restored(tmp_path, damage):
+    said = []
+    checkpoints = Checkpoints(tmp_path, say=said.append)
+    for step in (1, 2, 3):
+        checkpoints.save(step, big_state(step), {"data": f"position {step}"})
+    checkpoints.close()
+    damage(tmp_path / "checkpoints" / "3")
+    with pytest.raises(UserError, match=r"step 3 .* is not whole"):
+        restore_params(tmp_path, 3)
+
+    checkpoints = Checkpoints(tmp_path, say=said.append)
+    step, state, meta = checkpoints.restore(jax.eval_shape(lambda: big_state(0)))
+    assert (step, meta) == (2, {"data": "position 2"})
+    assert_same(state, big_state(2))
+    (line,) = said
+    assert "the checkpoint of step 3 is not whole" in line
+    assert "kept as 3.broken-1" in line
+    assert line.endswith("going back to step 2")
+    assert "\n" not in line
+    # The run goes on: the step can be saved again.
+    assert checkpoints.save(3, big_state(3), {})
+    assert_same(checkpoints.restore(big_state(0))[1], big_state(3))
+    checkpoints.close()
+    assert directories(tmp_path) == {"2", "3", "3.broken-1"}
+
+
+def test_a_flipped_byte_that_orbax_does_not_see_is_named_by_its_leaf(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, big_state(1), {})
+    checkpoints.wait()
+    flip_a_byte(tmp_path / "checkpoints" / "1")
+    with pytest.raises(UserError, match=r"checksums differ: params/w$"):
+        checkpoints.restore(big_state(0))
+    checkpoints.close()
+
+
+def test_loss_of_orbaxs_own_description_does_no_harm(tmp_path):
+    # Ours says what each array must be, so that the newest checkpoint can still be told to be whole.
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, big_state(step), {})
+    checkpoints.wait()
+    (tmp_path / "checkpoints" / "2" / "state" / "_METADATA").unlink()
+    (tmp_path / "checkpoints" / "2" / "_CHECKPOINT_METADATA").write_text("{cut off")
+    step, state, _ = checkpoints.restore(big_state(0))
+    assert step == 2
+    assert_same(state, big_state(2))
+    checkpoints.close()
+
+
+def test_when_none_is_whole_nothing_is_moved(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, big_state(step), {})
+    checkpoints.wait()
+    for step in (1, 2):
+        flip_a_byte(tmp_path / "checkpoints" / str(step))
+    with pytest.raises(UserError, match="no whole checkpoint") as error:
+        checkpoints.restore(big_state(0))
+    assert len(error.value.problems) == 3  # a headline and the reason of each
+    checkpoints.close()
+    assert directories(tmp_path) == {"1", "2"}  # else the next --resume would take the run for a new one
+
+
+def test_an_explicit_step_does_not_fall_back(tmp_path):
+    save_steps(tmp_path, [1, 2])
+    empty(tmp_path / "checkpoints" / "2")
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(UserError, match="no whole checkpoint of step 2"):
+        checkpoints.restore(make_state(), 2)
+    assert checkpoints.restore(make_state(), 1)[0] == 1
+    checkpoints.close()
+
+
+SAVE_FOR_EVER = """
+import os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax.numpy as jnp
+from lm.training.checkpoints import Checkpoints
+checkpoints = Checkpoints(sys.argv[1])
+state = {"params": {"w": jnp.zeros((500, 2000))}, "step": jnp.int32(0)}
+first = 0
+if checkpoints.latest_step() is not None:
+    first, state, meta = checkpoints.restore(state)
+    assert meta == {"step": first} and int(state["step"]) == first and (state["params"]["w"] == first).all()
+print(first, flush=True)
+for step in range(first + 1, 10**6):
+    w = jnp.full_like(state["params"]["w"], step)
+    checkpoints.save(step, {"params": {"w": w}, "step": jnp.int32(step)}, {"step": step})
+"""
+
+
+def killed_while_saving(workdir: Path) -> int:
+    """Run SAVE_FOR_EVER until a checkpoint after its first two is being written, kill -9; the step it began from."""
+    process = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(workdir)], stdout=subprocess.PIPE, text=True)
+    try:
+        first = int(process.stdout.readline())
+        while process.poll() is None:
+            unfinished = (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp")
+            if any(int(path.name.split(".")[0]) > first + 2 for path in unfinished):
+                break
+            time.sleep(0.0005)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    return first
+
+
+def check_kills(workdir: Path, kills: int) -> None:
+    target = {"params": {"w": jnp.zeros((500, 2000))}, "step": jnp.int32(0)}
+    before = 0
+    for _ in range(kills):
+        assert killed_while_saving(workdir) == before
+        said = []
+        checkpoints = Checkpoints(workdir, say=said.append)
+        before, state, meta = checkpoints.restore(target)
+        checkpoints.close()
+        assert before >= 1
+        assert meta == {"step": before}
+        assert int(state["step"]) == before
+        assert (np.asarray(state["params"]["w"]) == before).all()
+        assert said == []  # a save cut short is no damage: the one before it is the newest
+        assert not any("tmp" in name for name in directories(workdir))
+
+
+def test_kill_9_during_a_save(tmp_path):
+    check_kills(tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_repeated_kill_9_during_saves(tmp_path):
+    check_kills(tmp_path, 5)

@@ -1,0 +1,184 @@
+"""A run that is killed, stopped or damaged, and resumed, ends as one that nothing disturbed."""
+
+import shutil
+import signal
+import subprocess
+
+import pytest
+from running import assert_same_run, checkpoint_steps, checksums, metrics_of, summary_of
+
+
+def steps_logged(workdir) -> list[int]:
+    return [line["step"] for line in metrics_of(workdir) if "split" not in line]
+
+
+def evaluated(workdir) -> list[tuple[int, str]]:
+    return [(line["step"], line["split"]) for line in metrics_of(workdir) if "split" in line]
+
+
+def unfinished_copy(reference, workdir):
+    """A copy of a finished run as it was just before its summary."""
+    shutil.copytree(reference, workdir)
+    (workdir / "summary.json").unlink()
+    return workdir
+
+
+def damage(checkpoint) -> None:
+    """A flipped bit in the middle of every file of arrays: which of them hold what is read is Orbax's affair."""
+    for file in (checkpoint / "state").glob("**/d/*"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
+    reference, workdir = bench.reference(), tmp_path / "run"
+    workdir.mkdir()  # --resume in an empty directory starts afresh
+
+    # After dispatches of steps 1-2 and 3-4, before the line of step 3 and the first checkpoint.
+    done = bench.train(workdir, "--resume", at="KILL log 3")
+    assert done.returncode == -signal.SIGKILL
+    assert steps_logged(workdir) == [1, 2]
+    assert checkpoint_steps(workdir) == []
+
+    # While the first checkpoint is being written.
+    done = bench.train(workdir, "--resume", at="KILL save 1")
+    assert done.returncode == -signal.SIGKILL
+    assert checkpoint_steps(workdir) == []
+    assert list((workdir / "checkpoints").glob("4.*tmp*"))
+
+    # In the evaluation at step 8 (those before had 3 batches each), and a line is torn.
+    done = bench.train(workdir, "--resume", at="KILL evaluation 5")
+    assert done.returncode == -signal.SIGKILL
+    assert checkpoint_steps(workdir) == [4]
+    assert steps_logged(workdir) == [1, 2, 3, 4, 5, 6, 7, 8]
+    with open(workdir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 9, "lo')
+
+    # SIGTERM in the evaluation at step 8, which thus has no line; step 4's is not made again. The dispatches differ.
+    done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=3", at="TERM evaluation 2")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "config.train.steps_per_dispatch: 2 -> 3" in done.stdout
+    assert "resuming at step 4" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", 8)
+    assert evaluated(workdir) == [(4, "validation")]
+    assert checkpoint_steps(workdir) == [4, 8]
+
+    # Ctrl-C before the line of step 9 (the first line is the evaluation that was left out); step 10 is sent by then.
+    done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=1", at="INT log 2")
+    assert done.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
+    assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", 10)
+    assert steps_logged(workdir) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert 10 in checkpoint_steps(workdir)
+
+    done = bench.train(workdir, "--resume")
+    assert done.returncode == 0
+    assert "resuming at step 10" in done.stdout
+    assert summary_of(workdir)["status"] == "finished"
+    assert_same_run(workdir, reference)
+
+
+@pytest.mark.slow
+def test_another_seed_is_seen_by_these_comparisons(bench, train, tmp_path):
+    reference = bench.reference()
+    train(tmp_path / "run", "--config.train.seed=1")
+    assert set(checksums(tmp_path / "run", 12)) == set(checksums(reference, 12))
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "run", reference)
+    assert metrics_of(tmp_path / "run") != metrics_of(reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
+)
+def test_one_kill_leaves_no_trace(bench, tmp_path, moment):
+    # Lines 6 and 12 are details, 19 is the test split's; batches 7 to 12 are those of the final evaluations, and the
+    # third checkpoint is the last.
+    killed = bench.train(tmp_path / "run", "--config.log.detail_every=4", at=f"KILL {moment}")
+    assert killed.returncode == -signal.SIGKILL
+    done = bench.train(tmp_path / "run", "--resume", "--config.log.detail_every=4")
+    assert done.returncode == 0, done.stderr
+    whole = bench.base / "detailed"
+    if not whole.exists():
+        assert bench.train(whole, "--config.log.detail_every=4").returncode == 0
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_name", ["TERM", "INT"])
+def test_a_signal_in_the_last_evaluation_stops_there(bench, tmp_path, signal_name):
+    done = bench.train(tmp_path / "run", at=f"{signal_name} evaluation 10")
+    assert done.returncode == 128 + getattr(signal, f"SIG{signal_name}")
+    assert summary_of(tmp_path / "run")["status"] == "interrupted"
+    assert bench.train(tmp_path / "run", "--resume").returncode == 0
+    assert_same_run(tmp_path / "run", bench.reference())
+
+
+def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
+    command = bench.command(tmp_path / "run", at="SLEEP evaluation 1")
+    with subprocess.Popen(command, cwd=tmp_path, env=bench.env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout:
+                if line == "sleeping\n":
+                    process.send_signal(signal.SIGINT)
+                if "press Ctrl-C again" in line:
+                    process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert checkpoint_steps(tmp_path / "run") == []  # it did not stay to save
+
+
+# Orbax leaves a coroutine behind when a file cannot be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over(bench, train, tmp_path):
+    reference = bench.reference()
+    workdir = unfinished_copy(reference, tmp_path / "run")
+    damage(workdir / "checkpoints" / "12")
+    code, said = train(workdir, "--resume")
+    assert code == 0
+    assert said.count("is not whole") == 1
+    assert "going back to step 8" in said
+    assert_same_run(workdir, reference)
+
+
+def test_a_finished_run_is_left_as_it_is(bench):
+    reference = bench.reference()
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
+    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
+    done = subprocess.run(bench.command(reference, "--resume"), env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "finished run of 12 steps" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
+
+
+@pytest.mark.slow
+def test_a_run_may_grow_where_its_schedule_allows(train, tmp_path):
+    constant = "--config.optimizer.schedule=constant"
+    for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
+        code, said = train(tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume")
+        assert code == 0
+        assert ("config.train.steps: 6 -> 12" in said) == ((workdir, steps) == ("grown", 12))
+    assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
+    assert steps_logged(tmp_path / "grown") == list(range(1, 13))
+    assert summary_of(tmp_path / "grown")["val_loss"] == summary_of(tmp_path / "whole")["val_loss"]
+
+
+def test_other_data_is_refused(bench, train, tmp_path):
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    text = tmp_path / "other" / bench.text.name
+    text.parent.mkdir()
+    text.write_text(bench.text.read_text().replace("cat", "tac"))
+    # The path is part of the experiment, so the same one must come to hold another text.
+    config = (workdir / "config.json").read_text()
+    (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
+    before = (workdir / "metrics.jsonl").read_bytes()
+    code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
+    assert code == 2
+    assert "not the same text" in said
+    assert (workdir / "metrics.jsonl").read_bytes() == before
