@@ -136,16 +136,17 @@ import json
 from benchmarks.shapes import config_of, named, write_tokens
 from lm import data
 from lm.sweeps.throughput import Runs, measure
-from lm.train import check_with_data, start_jax
+from lm.runtime import start_jax
+from lm.training.run import resolve_config
 from pathlib import Path
 import tempfile
 with tempfile.TemporaryDirectory() as directory:
     write_tokens(Path(directory) / "data", named("G"))
     options = {"train.steps_per_dispatch": 10, "model.compute_dtype": "bfloat16"}
     config = config_of("G@64", directory + "/data", options)
-    start_jax(config)
+    start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
-    config = check_with_data(config, corpus)
+    config = resolve_config(config, corpus)
     found = measure({"one": Runs(config, corpus, 1, 1), "five": Runs(config, corpus, 5, 1)})
 print(json.dumps(found))
 """

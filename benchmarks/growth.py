@@ -61,9 +61,9 @@ def point(change: dict) -> dict:
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
     from lm.config.loading import load_values
-    from lm.runtime import keep_freed_memory
+    from lm.runtime import retain_freed_memory
 
-    keep_freed_memory()
+    retain_freed_memory()
     import functools
 
     import jax

@@ -25,8 +25,8 @@ from lm import data, model, parameters
 from lm.data.batches import gather
 from lm.errors import UserError
 from lm.layers import norms
-from lm.runtime import keep_freed_memory
-from lm.sample import load_run
+from lm.runtime import retain_freed_memory
+from lm.training.sampling import load_run
 from lm.training.workdir import command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
-    keep_freed_memory()  # as in training: it is large temporary arrays that some algorithms need
+    retain_freed_memory()  # as in training: it is large temporary arrays that some algorithms need
     try:
         found = [swapped(run) for run in a.runs]
     except UserError as error:

@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from benchmarks.compare import given, in_turns, markdown, options, publish, ratio, shown
 from lm.layers import feed_forward, losses, norms
 from lm.layers.attention import causal_attention
-from lm.runtime import keep_freed_memory
+from lm.runtime import retain_freed_memory
 
 
 def main() -> int:
     a = given(options("layers", __doc__))
-    keep_freed_memory()
+    retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     cases = itertools.chain(norm_cases(), attention_cases(), head_cases(), ffn_cases())
     rows = [compared(name, ours, theirs, a.rounds) for name, ours, theirs in cases]

@@ -24,8 +24,8 @@ from lm.config.loading import load_values
 from lm.data.batches import gather
 from lm.errors import UserError
 from lm.step import init_state, train_step
-from lm.train import check_with_data
 from lm.training.feeds import train_feed
+from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
 STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3
@@ -76,7 +76,7 @@ def moved(parametrization: str, width: int) -> dict[str, float]:
     """The root mean square change of the last hidden states and of the logits, mean over the seeds."""
     config = config_of(parametrization, width)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
-    config = check_with_data(config, corpus)
+    config = resolve_config(config, corpus)
     t = config.train
     seen = gather(corpus.split("validation").tokens, np.arange(t.batch_size) * t.seq_len, t.seq_len)[:, :-1]
     step, outputs = (jax.jit(f, static_argnames="config") for f in (train_step, outputs_of))

@@ -45,12 +45,13 @@ def answer(job: dict, side, asked: dict) -> dict:
 def resolved(job: dict):
     """Our config, and the corpus it trains on."""
     from lm import data
-    from lm.train import check_with_data, start_jax
+    from lm.runtime import start_jax
+    from lm.training.run import resolve_config
 
     config = config_of(job["shape"], job["data"], job["overrides"])
-    start_jax(config)
+    start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
-    return check_with_data(config, corpus), corpus
+    return resolve_config(config, corpus), corpus
 
 
 def ours(job: dict):
@@ -73,9 +74,10 @@ class Ours:
         from lm.train import first_state
         from lm.training import metrics
         from lm.training.loop import Loop
+        from lm.training.progress import Progress
 
         self.config = config
-        progress = metrics.Progress(config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
+        progress = Progress(config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
         state, _ = first_state(config, None, False, None)
         self.loop = Loop(config, corpus, state, metrics.MetricsWriter(workdir), progress, None, {})
         self.loop.compile()
@@ -116,7 +118,7 @@ class Ours:
 
     def facts(self) -> dict:
         """The bytes of the compiled program (its arguments, the state above all, and what it holds in between)."""
-        from lm.train import attention_of
+        from lm.training.run import attention_of
 
         memory = self.loop.program.memory_analysis()
         size = memory.argument_size_in_bytes + memory.temp_size_in_bytes

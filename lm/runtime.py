@@ -1,24 +1,64 @@
-"""glibc's allocator, told to keep what a step frees."""
+"""The process around a run: glibc's allocator, JAX's settings, and the log. Importing this imports no jax."""
 
+import contextlib
 import ctypes
+import logging
 import os
+from collections.abc import Callable, Iterator
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # malloc.h
-NOTICE = "memory: malloc keeps what is freed (with MALLOC_... or GLIBC_TUNABLES in the environment it is left alone)"
-
-
-def keeps_freed_memory() -> bool:
-    """Whether malloc is ours to set: glibc's, of which the environment says nothing."""
-    told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    return not told and hasattr(ctypes.CDLL(None), "mallopt")
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
-def keep_freed_memory() -> None:
-    """Blocks of many MiB, as each step of XLA's takes and frees them, otherwise go back to the system at once, which
-    hands them out anew page by page, filled with zeros.
+def can_set_malloc() -> bool:
+    """Whether the C library is glibc and no environment variable configures its allocator."""
+    configured = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    return not configured and hasattr(ctypes.CDLL(None), "mallopt")
+
+
+def retain_freed_memory() -> None:
+    """Make glibc malloc retain freed memory; set a MALLOC_* variable or GLIBC_TUNABLES to opt out.
+
+    XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
+    each new block is mapped page by page and filled with zeros. `benchmarks/NOTES.md` has the measurement.
     """
-    if keeps_freed_memory():
+    if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 2**26)
+
+
+def start_jax(cache_dir: str | None = None, *, deterministic: bool = False):
+    """Import and return jax, with the settings that must precede its import and a cache of compiled programs.
+
+    Args:
+        cache_dir: the directory of caches; None: the user's cache directory.
+        deterministic: choose GPU kernels whose sums are always added in one order.
+    """
+    if deterministic:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    retain_freed_memory()
+    import jax
+
+    from lm.data.cache import user_cache
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return jax
+
+
+@contextlib.contextmanager
+def log_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass every record of the logger "lm", such as automatic choices, to `say` while the context lasts."""
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: say(record.getMessage())
+    logger = logging.getLogger("lm")
+    before = logger.handlers, logger.propagate, logger.level
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[:2]
+        logger.setLevel(before[2])

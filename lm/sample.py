@@ -1,90 +1,9 @@
-"""Text from a trained model: python -m lm.sample --workdir runs/NAME --prompt "ROMEO:"
-
-A simple loop that computes the whole context anew for every token, at the context length of training.
-"""
+"""Sample text from a trained model: python -m lm.sample --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
 import sys
 
-from lm.config import Config, ModelConfig, from_dict
 from lm.errors import UserError
-
-
-def generate(
-    params: dict,
-    c: ModelConfig,
-    prompt,
-    n_tokens: int,
-    *,
-    seq_len: int,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    n_ids: int | None = None,
-    seed: int = 0,
-):
-    """Token ids (n_tokens,) that continue `prompt` (at least one id; only the last seq_len are seen).
-
-    Each is drawn from softmax(logits / temperature), among the top_k likeliest if top_k is not 0; temperature 0 takes
-    the likeliest. Only ids below n_ids are drawn, where given: a vocabulary may be larger than its tokenizer's. The
-    same arguments give the same text. Raises ValueError for an empty prompt.
-    """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    if len(prompt) == 0:
-        raise ValueError("generate: the prompt is empty; a model needs at least one token to continue")
-    context = np.zeros(seq_len, np.int32)
-    seen = np.asarray(prompt, np.int32)[-seq_len:]
-    context[: len(seen)] = seen
-    run = jax.jit(_generate, static_argnames=("c", "n_tokens", "top_k", "n_ids", "greedy"))
-    tokens = run(
-        params, jnp.asarray(context), len(seen), jax.random.key(seed), max(temperature, 1e-6),
-        c=c, n_tokens=n_tokens, top_k=top_k, n_ids=n_ids, greedy=temperature == 0,
-    )  # fmt: skip
-    return np.asarray(tokens)
-
-
-def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k, n_ids, greedy):
-    import jax
-    import jax.numpy as jnp
-
-    from lm.model import logits
-    from lm.parallel.sharding import replicate_inside
-
-    def next_token(carry, i):
-        context_T, length = carry
-        logits_V = logits(params, c, context_T[None])[0, length - 1, :n_ids]
-        if top_k:
-            logits_V = jnp.where(logits_V < jax.lax.top_k(logits_V, top_k)[0][-1], -jnp.inf, logits_V)
-        drawn = jax.random.categorical(jax.random.fold_in(key, i), logits_V / temperature)
-        token = (jnp.argmax(logits_V) if greedy else drawn).astype(context_T.dtype)
-        full = length == len(context_T)
-        context_T = jnp.where(full, jnp.roll(context_T, -1), context_T)
-        context_T = context_T.at[jnp.where(full, length - 1, length)].set(token)
-        return (context_T, jnp.minimum(length + 1, len(context_T))), token
-
-    return replicate_inside(jax.lax.scan(next_token, (context_T, length), jnp.arange(n_tokens))[1])
-
-
-def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_tokens: int, **options) -> str:
-    """The prompt and its continuation, for a resolved config. Options as for `generate`."""
-    limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
-    ids = generate(params, config.model, tokenizer.encode(prompt), n_tokens, **limits, **options)
-    return prompt + tokenizer.decode(ids)
-
-
-def load_run(workdir: str, step: int | str):
-    """(step, params, resolved config, tokenizer) of a run's checkpoint; raises UserError where something is missing."""
-    from lm.data import tokenizers
-    from lm.training import checkpoints
-
-    step, params, meta = checkpoints.restore_params(workdir, step)
-    if meta["tokenizer"] is None:
-        raise UserError(
-            f"--workdir {workdir}: this run trained on token ids and knows no tokenizer to turn them into text"
-        )
-    return step, params, from_dict(meta["config"]), tokenizers.from_json(meta["tokenizer"])
 
 
 def command_line(argv: list[str] | None) -> argparse.Namespace:
@@ -101,6 +20,8 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     a = command_line(argv)
+    from lm.training.sampling import load_run, sample_text
+
     try:
         if a.step not in ("best", "latest") and not a.step.isdigit():
             raise UserError(f"--step {a.step}: give best, latest, or the number of a step")

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from lm import runtime
 from lm.errors import Passing, UserError
 from lm.files import to_json
 from lm.sweeps.results import Results, at_edge, choose, describe_sweep, final_runs, identical, start, tuning_runs
@@ -77,7 +78,7 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     from lm.sweeps.stacked import together_on_this_machine
     from lm.sweeps.throughput import Runs, measure
     from lm.sweeps.variants import describe, flops_of_runs, prepare
-    from lm.training.metrics import Progress
+    from lm.training.progress import Progress
 
     progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
     say = progress.say
@@ -106,9 +107,8 @@ def start_jax(plan: Plan):
     """Import jax; a CPU becomes one device for each of its cores, so that as many runs train at once."""
     import os
 
-    from lm.train import start_jax
-
-    jax = start_jax(plan.configs[plan.sweep.baseline])
+    config = plan.configs[plan.sweep.baseline]
+    jax = runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", n_cores)
@@ -117,12 +117,12 @@ def start_jax(plan: Plan):
 
 def carry_out(plan: Plan, variants: dict, record: dict, results: Results, together: int, progress) -> int:
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
+    from lm.runtime import log_to
     from lm.sweeps.throughput import measure_variants
-    from lm.train import logging_to
     from lm.training.loop import Signals
 
     say = progress.say
-    with logging_to(progress), Signals(say) as signals:
+    with log_to(progress.say), Signals(say) as signals:
         tuning = tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds)
         failed = train("tuning", tuning, variants, results, together, say, signals)
         final = []
@@ -165,7 +165,7 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     import jax
 
     from lm.sweeps.stacked import cohorts_of
-    from lm.training.metrics import duration
+    from lm.training.progress import duration
 
     configs = {m: variants[m[0]].member(m[1], m[2]) for m in members}
     cohorts = cohorts_of(configs, together * jax.device_count())

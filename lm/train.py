@@ -7,14 +7,14 @@ import dataclasses
 import json
 import os
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from lm.config import Config, to_dict
 from lm.config.command_line import command_line
 from lm.errors import Passing, UserError
 from lm.files import to_json
-from lm.runtime import NOTICE, keep_freed_memory, keeps_freed_memory
+from lm.runtime import log_to, start_jax
 from lm.training import workdir as runs
 
 
@@ -50,16 +50,21 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     if resume and is_finished(Path(workdir), config):
         print(f"{workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
-    jax = start_jax(config, others)
+    jax = start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
+    if others is not None:  # before anything else uses a device
+        from lm.parallel import processes
+
+        processes.start(others.coordinator_address, others.num_processes, others.process_id, others.multihost)
     from lm import data, parameters
     from lm.parallel import processes
     from lm.parallel.mesh import check_mesh, use_mesh, with_accumulation
-    from lm.training.metrics import Progress
+    from lm.training.progress import Progress
+    from lm.training.run import resolve_config
     from lm.training.warm_start import carry_over
 
     progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=progress.say)
-    resolved = check_with_data(config, corpus)
+    resolved = resolve_config(config, corpus)
     sizes = check_mesh(resolved, jax.device_count())
     resolved = with_accumulation(resolved, sizes)
     processes.check_equal("the data", corpus.fingerprint)
@@ -73,7 +78,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
         take(workdir, config, resolved.name, corpus, resume) as run,
         jax.disable_jit(config.train.debug),
         use_mesh(sizes),
-        logging_to(progress),
+        log_to(progress.say),
     ):
         for notice in run.notices:
             progress.say(notice)
@@ -111,18 +116,19 @@ def take(workdir: str | None, config: Config, name: str, corpus, resume: bool) -
 
 def plan(config: Config, device: str) -> int:
     """Print what a run would take on machines that need not be here; returns the exit code."""
-    jax = start_jax(config)
+    jax = start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     jax.config.update("jax_platforms", "cpu")
     import lm.cost.estimate
 
     name, count = lm.cost.estimate.named_device(device)
     jax.config.update("jax_num_cpu_devices", count)
     from lm import data, parameters
+    from lm.training.run import resolve_config
 
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # it is the tokenizer's, which the text makes
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
-        vocab_size = check_with_data(config, corpus).model.vocab_size
+        vocab_size = resolve_config(config, corpus).model.vocab_size
     print(lm.cost.estimate.plan(parameters.resolve(config, vocab_size), name, count))
     return 0
 
@@ -134,100 +140,6 @@ def is_finished(workdir: Path, config: Config) -> bool:
     except (FileNotFoundError, ValueError):  # a summary that cannot be read is written anew
         return False
     return (summary.get("status"), summary.get("steps")) == ("finished", config.train.steps)
-
-
-def start_jax(config: Config, others=None):
-    """Import jax with what must be set beforehand; compiled programs are kept in the user's cache directory.
-
-    others: see `train`; the processes are connected before anything else uses a device.
-    """
-    if config.train.deterministic:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
-    keep_freed_memory()
-    import jax
-
-    from lm.data.cache import user_cache
-
-    if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(user_cache(config.data.cache_dir) / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if others is not None:
-        from lm.parallel import processes
-
-        processes.start(others.coordinator_address, others.num_processes, others.process_id, others.multihost)
-    return jax
-
-
-@contextmanager
-def logging_to(progress):
-    """While the run lasts, lines of the logger "lm", such as automatic choices, are shown like all others."""
-    import logging
-
-    handler = logging.StreamHandler()
-    handler.emit = lambda record: progress.say(record.getMessage())
-    logger = logging.getLogger("lm")
-    before = logger.handlers, logger.propagate, logger.level
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
-    if keeps_freed_memory():
-        logger.info(NOTICE)
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before[:2]
-        logger.setLevel(before[2])
-
-
-def check_with_data(config: Config, corpus) -> Config:
-    """The second stage of checking: what needs the data and the device. Returns the resolved config."""
-    from lm import data, parameters
-
-    vocab_size = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
-    if vocab_size is None:
-        raise UserError(
-            "config.model.vocab_size: none, but these token shards name no tokenizer; give their vocabulary's size"
-        )
-    resolved = parameters.resolve(config, vocab_size)
-    m, t = resolved.model, resolved.train
-    problems = data.problems(corpus, t.seq_len, t.batch_size, m.vocab_size)
-    if config.eval.every and "validation" not in corpus.splits:
-        problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
-    if config.eval.sample_tokens and corpus.tokenizer:
-        try:
-            if len(corpus.tokenizer.encode(config.eval.sample_prompt)) == 0:
-                problems.append(
-                    f"config.eval.sample_prompt: {config.eval.sample_prompt!r} is no token to this tokenizer; "
-                    "use a word, for example"
-                )
-        except UserError as error:
-            problems.append(f"config.eval.sample_prompt: {error}")
-    try:
-        attention_of(resolved, corpus)
-    except ValueError as error:
-        problems.append(f"config.model.attention: {error}")
-    if problems:
-        raise UserError(*problems)
-    return resolved
-
-
-def attention_of(config: Config, corpus) -> tuple[str, str]:
-    """The attention that training takes, and why; raises ValueError where the one that is asked for cannot be had."""
-    import jax
-
-    from lm.layers.attention import choose_implementation
-
-    m = config.model
-    return choose_implementation(
-        m.attention,
-        platform=jax.default_backend(),
-        dtype=m.compute_dtype,
-        d_head=m.d_head,
-        softcap=m.attn_softcap,
-        window=m.window_pattern[0] or None,
-        segments=corpus.packed,
-        contiguous=not corpus.packed,
-        n_queries=config.train.seq_len,
-    )
 
 
 def describe(table) -> str:
@@ -306,7 +218,7 @@ def first_state(config: Config, saved, resume: bool, carried):
 
 def finish(loop, run, signals) -> str:
     """The end of a run: the final evaluations, the last checkpoint, the summary, the sample. Or "interrupted"."""
-    from lm.sample import sample_text
+    from lm.training.sampling import sample_text
 
     config, corpus, lines = loop.config, loop.corpus, {}
     for name in config.eval.final_splits:

@@ -1,39 +1,39 @@
-"""malloc is told to keep freed memory, unless the environment already says how it should be."""
+"""glibc malloc retains freed memory unless the environment configures it."""
 
 import ctypes
 import types
 
 import pytest
 
-from lm import runtime as malloc
+from lm import runtime
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What a C library that has mallopt is told."""
+def mallopt_calls(monkeypatch):
+    """The calls of a C library that has mallopt."""
     calls = {}
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=calls.__setitem__))
-    for name in malloc.os.environ:
+    for name in runtime.os.environ:
         if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
             monkeypatch.delenv(name)
     return calls
 
 
-def test_freed_memory_is_kept(told):
-    assert malloc.keeps_freed_memory()
-    malloc.keep_freed_memory()
-    assert told == {malloc.MMAP_MAX: 0, malloc.TRIM_THRESHOLD: 2**31 - 1, malloc.TOP_PAD: 2**26}
+def test_freed_memory_is_kept(mallopt_calls):
+    assert runtime.can_set_malloc()
+    runtime.retain_freed_memory()
+    assert mallopt_calls == {runtime.MMAP_MAX: 0, runtime.TRIM_THRESHOLD: 2**31 - 1, runtime.TOP_PAD: 2**26}
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_the_environment_has_the_word(told, monkeypatch, name):
+def test_the_environment_takes_precedence(mallopt_calls, monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    assert not malloc.keeps_freed_memory()
-    malloc.keep_freed_memory()
-    assert told == {}
+    assert not runtime.can_set_malloc()
+    runtime.retain_freed_memory()
+    assert mallopt_calls == {}
 
 
-def test_another_c_library_is_left_alone(told, monkeypatch):
+def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
-    assert not malloc.keeps_freed_memory()
-    malloc.keep_freed_memory()
+    assert not runtime.can_set_malloc()
+    runtime.retain_freed_memory()

@@ -5,7 +5,7 @@ from tiny import redrawn, tiny
 
 from lm import model
 from lm.data import tokenizers
-from lm.sample import generate, sample_text
+from lm.training.sampling import generate, sample_text
 
 CONFIG = tiny(model={"n_layers": 1, "positions": "learned"})
 PARAMS = redrawn(CONFIG.model)

@@ -22,6 +22,7 @@ from lm.training import metrics
 from lm.training.checkpoints import Checkpoints
 from lm.training.feeds import eval_feeds, to_device, train_feed
 from lm.training.loop import Signals, dispatches
+from lm.training.progress import Progress
 
 # Optimizer keys that enter the program as inputs, where they are set: runs may differ in them and share it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
@@ -112,7 +113,7 @@ class Cohort:
         if any(program != self.config for program, _ in splits):
             raise ValueError("a cohort's members may differ in seed and in " + ", ".join(TRACED))
         self.configs, self.corpus, self.workdir, self._carried = configs, corpus, workdir, carried
-        self._progress = metrics.Progress(self.config.train.steps, stream)
+        self._progress = Progress(self.config.train.steps, stream)
         # Members that fill up the last device's share are trained and thrown away.
         padded = configs + [configs[-1]] * (together * jax.device_count() - len(configs))
         self._seeds = [config.train.seed for config in padded]

@@ -12,7 +12,7 @@ from lm.parallel.mesh import with_accumulation
 from lm.sweeps.fingerprint import differing_keys, identity
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, Plan
-from lm.train import check_with_data
+from lm.training.run import resolve_config
 from lm.training.warm_start import CarriedOver, carry_over
 
 
@@ -44,7 +44,7 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
         if key not in corpora:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
-            checked = check_with_data(config, corpora[key])
+            checked = resolve_config(config, corpora[key])
             resolved[name] = with_accumulation(checked, dict.fromkeys(("replica", "fsdp"), 1)), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]

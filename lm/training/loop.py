@@ -23,6 +23,7 @@ from lm.training import metrics
 from lm.training.checkpoints import Checkpoints
 from lm.training.evaluation import evaluate
 from lm.training.feeds import to_device, train_feed
+from lm.training.progress import Progress
 
 
 class Signals:
@@ -90,7 +91,7 @@ class Loop:
         corpus: Corpus,
         state: TrainState,
         writer: metrics.MetricsWriter,
-        progress: metrics.Progress,
+        progress: Progress,
         checkpoints: Checkpoints,
         meta: dict,
     ):

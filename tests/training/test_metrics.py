@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lm.errors import UserError
-from lm.training.metrics import TIMING_FIELDS, MetricsWriter, Progress, cut_back, duration, read_metrics
+from lm.training.metrics import TIMING_FIELDS, MetricsWriter, cut_back, read_metrics
+from lm.training.progress import Progress, duration
 
 
 def write(workdir, steps, **options):
