@@ -79,7 +79,7 @@ def swapped(run: str) -> dict[str, dict]:
     if n_windows < 1:
         raise UserError(f"{run}: its test split has no window of {config.train.seq_len} tokens")
     starts = np.arange(n_windows) * config.train.seq_len
-    tokens_BT = gather(split.tokens, starts, config.train.seq_len)[:, :-1]
+    tokens_BT = gather(split.arrays, starts, config.train.seq_len)["tokens"][:, :-1]
     outputs = {a: forward(params, dataclasses.replace(c, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
     logits, layers = outputs["two_pass"]
     return {

@@ -21,10 +21,9 @@ from benchmarks.page import publish
 from lm import data
 from lm.config import Config
 from lm.config.loading import load_values
-from lm.data.batches import gather
+from lm.data.batches import gather, train_batch
 from lm.errors import UserError
 from lm.step import init_state, train_step
-from lm.training.feeds import train_feed
 from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
@@ -78,15 +77,14 @@ def moved(parametrization: str, width: int) -> dict[str, float]:
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     config = resolve_config(config, corpus)
     t = config.train
-    seen = gather(corpus.split("validation").tokens, np.arange(t.batch_size) * t.seq_len, t.seq_len)[:, :-1]
+    seen = gather(corpus.split("validation").arrays, np.arange(t.batch_size) * t.seq_len, t.seq_len)["tokens"][:, :-1]
     step, outputs = (jax.jit(f, static_argnames="config") for f in (train_step, outputs_of))
     changes = []
     for seed in SEEDS:
         state = jax.jit(init_state, static_argnums=0)(config, seed)
         before = outputs(state.params, seen, config=config)
         for i in range(STEPS):
-            tokens = train_feed(corpus.split("train"), False, config, i, 1)["tokens"][0]
-            state, _ = step(state, {"tokens": tokens}, config=config)
+            state, _ = step(state, train_batch(corpus.split("train"), config, i), config=config)
         after = outputs(state.params, seen, config=config)
         changes.append([float(jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2))) for k in before])
     return dict(zip(before, np.mean(changes, axis=0), strict=True))

@@ -1,7 +1,7 @@
 """The data room: open_corpus(config) finds the text, makes the tokenizer, and gives the tokens of each split.
 
-After that a batch is a pure function of (tokens, seed, step): `windows.window_numbers` says which windows, and
-`batches.gather` reads them. Nothing here holds iterator state, and nothing here imports jax.
+After that a batch is a pure function of (tokens, seed, step), see `lm/data/batches.py`. Nothing here holds iterator
+state, and nothing here imports jax.
 """
 
 from lm.data.corpus import Corpus, Split, problems, unigram_loss

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from lm.data import batches, tokenizers, windows
 from lm.data import shards as token_shards
+from lm.data import tokenizers
+from lm.data.concatenated import ConcatenatedArray
 from lm.errors import UserError
 
 COUNTED = 2**22  # enough for frequencies, and read in a moment
@@ -20,36 +21,19 @@ class Split:
     """
 
     name: str
-    tokens: np.ndarray | batches.Shards
+    tokens: np.ndarray | ConcatenatedArray
     n_tokens: int
     n_bytes: int | None
-    segments: np.ndarray | batches.Shards | None = None
+    segments: np.ndarray | ConcatenatedArray | None = None
 
     @property
     def packed(self) -> bool:
         return self.segments is not None
 
-    def n_windows(self, seq_len: int, order: str, stride: int | None = None) -> int:
-        """How many windows (or packed rows) there are to choose from."""
-        return len(self.tokens) if self.packed else windows.n_windows(len(self.tokens), seq_len, order, stride)
-
-    def starts(self, numbers: np.ndarray, seq_len: int, order: str, stride: int | None = None) -> np.ndarray:
-        """What `gather` takes for these window numbers: first tokens, or the numbers themselves for packed rows."""
-        return numbers if self.packed else windows.starts(numbers, seq_len, order, stride)
-
-    def n_eval_windows(self, seq_len: int) -> int:
-        return len(self.tokens) if self.packed else windows.n_eval_windows(len(self.tokens), seq_len)
-
-    def eval_windows(self, seq_len: int, batch_size: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts (B,) and target weights (B, T) of an evaluation batch.
-
-        Packed: the weights tell only which rows exist; padding and the borders of documents are the segments' to tell.
-        """
-        if not self.packed:
-            return windows.eval_windows(len(self.tokens), seq_len, batch_size, batch)
-        row = batch * batch_size + np.arange(batch_size, dtype=np.int64)
-        exists_B1 = (row < len(self.tokens))[:, None]
-        return np.minimum(row, len(self.tokens) - 1), np.repeat(exists_B1, seq_len, 1).astype(np.float32)
+    @property
+    def arrays(self) -> dict:
+        """The split as `batches.gather` takes it: {"tokens"}, and {"segments"} if packed."""
+        return {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +61,10 @@ class Corpus:
             return parts[0]
         return Split(
             name,
-            batches.Shards([part.tokens for part in parts]),
+            ConcatenatedArray([part.tokens for part in parts]),
             sum(part.n_tokens for part in parts),
             None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
-            batches.Shards([part.segments for part in parts]) if self.packed else None,
+            ConcatenatedArray([part.segments for part in parts]) if self.packed else None,
         )
 
 

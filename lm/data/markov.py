@@ -11,7 +11,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from lm.data.windows import hash_counters
+from lm.data.permutation import hash_counters
 
 VERSION = 1  # of the text; part of the fingerprint
 LETTERS = "abcdefghijklmnop"

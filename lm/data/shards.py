@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data import batches, cache
+from lm.data import cache
+from lm.data.concatenated import ConcatenatedArray
 from lm.errors import UserError
 
 MANIFEST = "manifest.json"  # of lm.data.prepare
@@ -24,7 +25,7 @@ class Found(NamedTuple):
 
     name: str
     digest: str
-    tokens: dict[str, np.ndarray | batches.Shards]
+    tokens: dict[str, np.ndarray | ConcatenatedArray]
     text_bytes: dict[str, int]  # by split
     tokenizer: str | None  # fingerprint
 
@@ -53,7 +54,7 @@ def find(path: str, cache_dir: Path) -> Found:
         raise UserError(f"{location}: {min(missing)} is in {MANIFEST} and not there; prepare it anew, or bring it back")
     digests = {f: _digest(f, known.get(f.name), cache_dir) for files in splits.values() for f in files}
     digest = cache.key_of("tokens", {split: [digests[f] for f in splits[split]] for split in splits})
-    joined = {split: parts[0] if len(parts) == 1 else batches.Shards(parts) for split, parts in tokens.items()}
+    joined = {split: parts[0] if len(parts) == 1 else ConcatenatedArray(parts) for split, parts in tokens.items()}
     text_bytes = {
         split: sum(known[f.name]["text_bytes"] for f in splits[split])
         for split in splits

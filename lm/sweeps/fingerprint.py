@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.config import Config, flatten, to_dict
-from lm.data import Corpus, windows
+from lm.data import Corpus, batches
 from lm.step import eval_step, init_state, train_steps
 from lm.sweeps.stacked import split_config, with_values
-from lm.training.feeds import eval_feeds, to_device, train_feed
+from lm.training.batch_source import BatchSource
 from lm.training.warm_start import CarriedOver
 
 
@@ -24,14 +24,13 @@ def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None)
 
     Over the lowered StableHLO of init, train step and evaluation step (constants included, source locations not), the
     values they are given (seed, traced hyperparameters, parameters carried over), the corpus and its tokenizer, and the
-    first and last thousand steps' window numbers.
+    first and last thousand steps' windows.
     """
-    t, d = config.train, config.data
+    t = config.train
     program, values = split_config(config)
     split = corpus.split("train")
-    resident = to_device(split, d.device_bytes)
-    feed = train_feed(split, resident is not None, program, 0, 1)
-    evaluation = next(eval_feeds(split, resident is not None, program))
+    source = BatchSource(split, program)
+    resident, feed, evaluation = source.resident, source.train(0, 1), next(source.evaluation())
     seed, traced = jnp.uint32(0), {name: jnp.float32(value) for name, value in values.items()}
     init = functools.partial(init_state, program)
     state = jax.eval_shape(init, seed)
@@ -47,10 +46,8 @@ def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None)
     evaluating = jax.jit(evaluate).trace(state.params, resident, evaluation)
     for traced_program in (jax.jit(init).trace(seed), training, evaluating):
         found.update(traced_program.lower().as_text().encode())
-    n_windows = split.n_windows(t.seq_len, d.order, d.stride)
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
-    drawn = windows.window_numbers(t.seed, some, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
-    found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
+    found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
     read = [(name, values[name]) for name in _read(training, traced, before=(state, resident, feed))]
     found.update(repr((t.seed, read, t.steps, corpus.fingerprint)).encode())
     if carried:

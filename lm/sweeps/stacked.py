@@ -19,8 +19,8 @@ from lm.config import Config
 from lm.data import Corpus
 from lm.step import eval_step, init_state, train_steps
 from lm.training import metrics
+from lm.training.batch_source import BatchSource
 from lm.training.checkpoints import Checkpoints
-from lm.training.feeds import eval_feeds, to_device, train_feed
 from lm.training.loop import Signals, dispatches
 from lm.training.progress import Progress
 
@@ -120,8 +120,7 @@ class Cohort:
         self._programs = make_programs(self.config, together)
         names, values = splits[0][1], [split_config(config)[1] for config in padded]
         self._values = self._spread({name: np.array([v[name] for v in values]) for name in names})
-        self._split = corpus.split("train")
-        self._resident = jax.device_put(to_device(self._split, self.config.data.device_bytes), self._programs.shared)
+        self._sources = {}  # by split
         self._halted_at = np.zeros(len(configs), int)  # the step whose update was not finite; 0: none
 
     def _spread(self, tree):
@@ -157,9 +156,10 @@ class Cohort:
         saved = began = time.monotonic()
         steps, speed = self.config.train.steps, _Speed(self)
         for step, n in dispatches(first or 0, self.config):
-            feeds = [train_feed(self._split, self._resident is not None, self._member(s), step, n) for s in self._seeds]
+            source = self._source("train")
+            feeds = [source.with_seed(seed).train(step, n) for seed in self._seeds]
             feeds = jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._programs.by_member)
-            self.states, out = self._programs.steps(self.states, self._resident, feeds, self._values, np.int32(n))
+            self.states, out = self._programs.steps(self.states, source.resident, feeds, self._values, np.int32(n))
             self._record(step, n, jax.device_get(out), writer, speed)
             made, every = step + n, self.config.eval.every
             if every and made % every == 0 and made < steps:
@@ -187,8 +187,12 @@ class Cohort:
         members = [c.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, c in enumerate(carried)]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *members), self._programs.by_member)
 
-    def _member(self, seed: int) -> Config:
-        return with_values(self.config, {}, seed=seed)
+    def _source(self, split: str) -> BatchSource:
+        """The batches of a split, which is sent to every device at the first use."""
+        if split not in self._sources:
+            source = self._sources[split] = BatchSource(self.corpus.split(split), self.config)
+            source.resident = jax.device_put(source.resident, self._programs.shared)
+        return self._sources[split]
 
     def _record(self, step: int, n: int, out: dict, writer, speed: "_Speed") -> None:
         n_members = len(self.configs)
@@ -205,12 +209,10 @@ class Cohort:
 
     def _write_evaluation(self, writer, step: int, split_name: str, max_batches: int) -> None:
         """One line: per member the sums of nats and the numbers of tokens of each evaluation batch."""
-        split = self.corpus.split(split_name)
-        resident = to_device(split, self.config.data.device_bytes)
-        feeds = list(eval_feeds(split, resident is not None, self.config, max_batches))
-        feeds = jax.tree.map(lambda *a: np.stack(a), *feeds)
-        resident, feeds = jax.device_put((resident, feeds), self._programs.shared)
-        sums, counts = jax.device_get(self._programs.evaluate(self.states.params, resident, feeds))
+        source = self._source(split_name)
+        feeds = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
+        feeds = jax.device_put(feeds, self._programs.shared)
+        sums, counts = jax.device_get(self._programs.evaluate(self.states.params, source.resident, feeds))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         writer.write({"step": step, "split": split_name, "sums": sums, "counts": [int(n) for n in counts[0]]})
 
@@ -278,11 +280,10 @@ def together_on_this_machine(config: Config, corpus: Corpus) -> int:
     if limit is None:
         return 1
     program, values = split_config(config)
-    split = corpus.split("train")
-    resident = to_device(split, config.data.device_bytes)
+    source = BatchSource(corpus.split("train"), program)
     state = jax.eval_shape(functools.partial(init_state, program), 0)
-    feed = train_feed(split, resident is not None, program, 0, 1)
-    member = lambda state, feed, own: train_steps(state, resident, feed, 1, with_values(program, own))  # noqa: E731
+    feed = source.train(0, 1)
+    member = lambda state, feed, own: train_steps(state, source.resident, feed, 1, with_values(program, own))  # noqa: E731
     needed = jax.jit(member).lower(state, feed, values).compile().memory_analysis()
     each = needed.temp_size_in_bytes + 2 * needed.output_size_in_bytes
     return max(1, int(0.8 * limit / max(each, 1)))

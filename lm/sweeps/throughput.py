@@ -12,7 +12,7 @@ import numpy as np
 from lm.config import Config
 from lm.data import Corpus
 from lm.sweeps.stacked import make_programs, split_config
-from lm.training.feeds import to_device, train_feed
+from lm.training.batch_source import BatchSource
 
 ROUNDS = 9
 
@@ -30,10 +30,10 @@ def timer(runs: Runs) -> Callable[[], float]:
     """A function that trains the runs for one dispatch and returns tokens per second over all of them."""
     program, values = split_config(runs.config)
     programs, n = make_programs(program, runs.together, runs.n_devices), runs.together * runs.n_devices
-    split, t = runs.corpus.split("train"), program.train
-    resident = jax.device_put(to_device(split, program.data.device_bytes), programs.shared)
+    source, t = BatchSource(runs.corpus.split("train"), program), program.train
+    resident = jax.device_put(source.resident, programs.shared)
     k = t.steps_per_dispatch
-    feed = train_feed(split, resident is not None, program, 0, k)
+    feed = source.train(0, k)
     feeds = jax.tree.map(lambda a: np.stack([a] * n), feed)
     values = {name: np.full(n, value, np.float32) for name, value in values.items()}
     feeds, values, seeds = jax.device_put((feeds, values, np.zeros(n, np.uint32)), programs.by_member)

@@ -20,9 +20,9 @@ from lm.parallel import processes, sharding
 from lm.parallel.mesh import current_mesh
 from lm.step import TrainState, inspect, take_batch, train_steps
 from lm.training import metrics
+from lm.training.batch_source import BatchSource
 from lm.training.checkpoints import Checkpoints
 from lm.training.evaluation import evaluate
-from lm.training.feeds import to_device, train_feed
 from lm.training.progress import Progress
 
 
@@ -98,9 +98,8 @@ class Loop:
         self.config, self.corpus, self.state = config, corpus, state
         self.writer, self.progress, self.checkpoints = writer, progress, checkpoints
         self.step = int(state.step)  # steps made, and by now sent
-        self.split = corpus.split("train")
-        self.mesh = current_mesh()  # feeds are formed in a thread of their own, in which none is in force
-        self.resident = to_device(self.split, config.data.device_bytes, self.mesh)
+        self._sources = {}  # by split
+        self.resident = self.source("train").resident
         self._meta, self._wall_before, self._began = meta, meta.get("wall_seconds", 0.0), time.monotonic()
         self._unread = None  # (first step, number of steps, metrics) of the dispatch sent last
         self._mark, self._steps_since = time.monotonic(), 0  # for the speed shown by the next training line
@@ -110,8 +109,14 @@ class Loop:
         self._peak = flops.peak_flops(device.device_kind, config.model.compute_dtype)
         self._profiling = False
 
+    def source(self, split: str) -> BatchSource:
+        """Return the batches of a split, which is sent to the device at the first use."""
+        if split not in self._sources:
+            self._sources[split] = BatchSource(self.corpus.split(split), self.config, current_mesh())
+        return self._sources[split]
+
     def feed(self, step: int, n: int) -> dict:
-        return train_feed(self.split, self.resident is not None, self.config, step, n, self.mesh)
+        return self.source("train").train(step, n)
 
     def compile(self) -> float:
         """Compile the training program ahead of the first step; returns the seconds it took."""
@@ -229,8 +234,7 @@ class Loop:
         """The evaluation line of a split at this step, made and written unless it is there; None if a signal came."""
         if line := self._written(self.step, name):
             return line
-        split = self.corpus.split(name)
-        found = evaluate(self.state.params, split, self.config, max_batches=max_batches, stop=signals.to_stop)
+        found = evaluate(self.state.params, self.source(name), max_batches=max_batches, stop=signals.to_stop)
         if found is None:
             return None
         line = {"step": self.step, "split": name, "data": self.corpus.name, **found}
@@ -242,8 +246,7 @@ class Loop:
         """Tell the checkpoints how good the last step is, by the measure that the steps before it were judged by."""
         c = self.config.eval
         if c.every and c.max_batches:
-            split = self.corpus.split("validation")
-            val_loss = evaluate(self.state.params, split, self.config, max_batches=c.max_batches)["loss"]
+            val_loss = evaluate(self.state.params, self.source("validation"), max_batches=c.max_batches)["loss"]
         self.checkpoints.score(self.step, val_loss)
 
     def save(self) -> None:

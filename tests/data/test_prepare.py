@@ -186,7 +186,8 @@ import json, sys, threading, time
 import numpy as np
 from lm.config import Config, DataConfig
 from lm.data import open_corpus, problems
-from lm.training.feeds import train_feed, to_device
+from lm.data.batches import train_batch
+from lm.training.batch_source import BatchSource
 peak = 0
 def watch():
     global peak
@@ -199,10 +200,10 @@ data = DataConfig(source="tokens:" + sys.argv[1], tokenizer="byte", cache_dir=sy
 corpus, config = open_corpus(data), Config(data=data)
 split = corpus.split("train")
 assert len(split.tokens) == int(sys.argv[4])
-assert to_device(split, 2**29) is None or len(split.tokens) < 2**29
+if len(split.tokens) >= 2**29:
+    assert BatchSource(split, config).resident is None
 for step in (0, 10**4):
-    feed = train_feed(split, False, config, step, 1)
-    assert feed["tokens"].shape == (1, 32, 257)
+    assert train_batch(split, config, step)["tokens"].shape == (32, 257)
 assert problems(corpus, 256, 32, 256) == []
 time.sleep(0.02)
 print(peak)

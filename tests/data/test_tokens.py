@@ -154,11 +154,6 @@ def test_packed_documents_are_the_files(config, tmp_path):
         "three ",
     ]
     assert split.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 6 + [0] * 4]
-    assert split.n_windows(9, "epochs") == split.n_eval_windows(9) == 2
-    rows, exists = split.eval_windows(9, 2, 0)
-    assert rows.tolist() == [0, 1]
-    assert exists.tolist() == [[1.0] * 9, [1.0] * 9]
-    assert split.eval_windows(9, 4, 0)[1].sum(1).tolist() == [9, 9, 0, 0]
 
 
 def test_what_is_not_utf8_is_named(config, tmp_path):
