@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from lm.training.workdir import command, git_state, processor, versions
+from lm.training.workdir import format_command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -123,7 +123,7 @@ def peers() -> dict:
 
 def started_as() -> str:
     """What this process was started with."""
-    return command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
+    return format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
 
 
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:

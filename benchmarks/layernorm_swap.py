@@ -27,7 +27,7 @@ from lm.errors import UserError
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.training.sampling import load_run
-from lm.training.workdir import command
+from lm.training.workdir import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
@@ -54,7 +54,7 @@ def main() -> int:
             "of two_pass."
         )
         commands = [line for run in a.runs for line in made_by(run)]
-        commands += [command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
+        commands += [format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
         publish(Path(a.publish), "layernorm_swap", about, commands, rows, draw(found))
     return 0
 
@@ -62,7 +62,7 @@ def main() -> int:
 def made_by(run: str) -> list[str]:
     """The command that trained a run; several if it went on with other options."""
     record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
-    return list(dict.fromkeys(command("lm.train", start["argv"][1:]) for start in record["starts"]))
+    return list(dict.fromkeys(format_command("lm.train", start["argv"][1:]) for start in record["starts"]))
 
 
 def swapped(run: str) -> dict[str, dict]:
