@@ -118,18 +118,19 @@ def plan(config: Config, device: str) -> int:
     """Print what a run would take on machines that need not be here; returns the exit code."""
     jax = start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     jax.config.update("jax_platforms", "cpu")
-    import lm.cost.estimate
+    from lm.cost.devices import parse_device
 
-    name, count = lm.cost.estimate.named_device(device)
+    name, count = parse_device(device)
     jax.config.update("jax_num_cpu_devices", count)
     from lm import data, parameters
+    from lm.cost.estimate import estimate
     from lm.training.run import resolve_config
 
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # it is the tokenizer's, which the text makes
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = resolve_config(config, corpus).model.vocab_size
-    print(lm.cost.estimate.plan(parameters.resolve(config, vocab_size), name, count))
+    print(estimate(parameters.resolve(config, vocab_size), name, count))
     return 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from lm import parameters
 from lm.config import Config
 from lm.cost import flops
+from lm.cost.devices import peak_flops
 from lm.data import Corpus
 from lm.data.batches import prefetch
 from lm.optimizers import learning_rate_schedule
@@ -107,7 +108,7 @@ class Loop:
         device = jax.devices()[0]
         self.flops = flops.flops_per_token(config.model, config.train.seq_len)
         self.flops_full_square = flops.flops_per_token(config.model, config.train.seq_len, full_square=True)
-        self._peak = flops.peak_flops(device.device_kind, config.model.compute_dtype)
+        self._peak = peak_flops(device.device_kind, config.model.compute_dtype)
         self._profiling = False
 
     def feed(self, step: int, n: int) -> dict:
