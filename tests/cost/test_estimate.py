@@ -28,9 +28,12 @@ def number(text: str) -> float:
     return float(value.replace(",", "")) * 1000 ** " kMGT".index(prefix or " ")
 
 
+DOCUMENT = ROOT / "docs" / "scaling.md"
+
+
 def plan_of_documented_command() -> str:
     """Return what the --plan command of docs/scaling.md prints."""
-    text = re.sub(r"\\\n\s*", "", (ROOT / "docs" / "scaling.md").read_text())
+    text = re.sub(r"\\\n\s*", "", DOCUMENT.read_text())
     (command,) = re.findall(r"^python3? -m (lm.train .* --plan .*)$", text, re.M)
     done = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -41,6 +44,7 @@ def plan_of_documented_command() -> str:
 def test_plan_of_a_7b_model_on_64_h100s():
     """Replica 8 x fsdp 8, 4 micro-batches of 2 sequences per device, bfloat16 products of float32 parameters."""
     plan = plan_of_documented_command()
+    assert f"```\n{plan}```" in DOCUMENT.read_text()
     assert f"{WEIGHTS + VECTORS + EMBEDDINGS:,} parameters" in plan
     assert "4 micro-batches of 2 sequences per device" in plan
     parameters = 4 * ((WEIGHTS + EMBEDDINGS) / 8 + VECTORS)
