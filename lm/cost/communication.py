@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lm import parameters
 from lm.config import Config
 from lm.cost.devices import Device
-from lm.cost.memory import n_micro_batches, tokens_per_micro_batch
+from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
 from lm.parallel import sharding
 
 
@@ -77,7 +77,7 @@ def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
 
 def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Parameters are gathered over fsdp for each use; gradients are scattered over it and summed over the others."""
-    m, n = config.model, n_micro_batches(config, sizes)
+    m, n = config.model, micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
     param, compute = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
 
@@ -102,7 +102,7 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
 
 def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     """The products of attention and feed-forward layers are summed over tensor (Shoeybi et al. 2019)."""
-    m, n = config.model, n_micro_batches(config, sizes)
+    m, n = config.model, micro_batches_per_step(config, sizes)
     x_BTD = tokens_per_micro_batch(config, sizes) * m.d_model * jnp.dtype(m.compute_dtype).itemsize
     outputs = 2 + (m.remat == "block")  # the last output of a block is not recomputed
     inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
@@ -117,7 +117,7 @@ def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfe
 
 def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Every device attends to the keys and values of all positions."""
-    m, n = config.model, n_micro_batches(config, sizes)
+    m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     payload = n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values

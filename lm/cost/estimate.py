@@ -14,7 +14,7 @@ from lm.config import Config
 from lm.cost import flops
 from lm.cost.communication import Transfer, link_speed, transfers
 from lm.cost.devices import DEVICES, Device
-from lm.cost.memory import Memory, memory_per_device, n_micro_batches
+from lm.cost.memory import Memory, memory_per_device, micro_batches_per_step
 from lm.cost.units import duration_range, si
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
@@ -62,7 +62,7 @@ def estimate(config: Config, device_name: str, n_devices: int) -> str:
         *_run_lines(config, sizes),
         "",
         "Memory per device",
-        *_memory_lines(memory, config, accumulates=n_micro_batches(config, sizes) > 1),
+        *_memory_lines(memory, config, accumulates=micro_batches_per_step(config, sizes) > 1),
         "",
         "Sent per device and step",
         *_communication_lines(sent, device, sizes),
@@ -99,7 +99,7 @@ def step_time(
 
 
 def _run_lines(config: Config, sizes: dict[str, int]) -> list[str]:
-    m, t, n_micro = config.model, config.train, n_micro_batches(config, sizes)
+    m, t, n_micro = config.model, config.train, micro_batches_per_step(config, sizes)
     n_parameters = parameters.count(parameters.parameter_table(m))
     tokens = t.batch_size * t.seq_len
     rows = t.batch_size // (sizes["replica"] * sizes["fsdp"] * n_micro)

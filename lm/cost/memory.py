@@ -45,7 +45,7 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
         UserError: the device does not support config.model.attention.
     """
     params, optimizer = train_state_bytes(config, sizes)
-    summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if n_micro_batches(config, sizes) > 1 else 0
+    summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if micro_batches_per_step(config, sizes) > 1 else 0
     return Memory(
         parameters=params,
         optimizer=optimizer,
@@ -74,7 +74,7 @@ def local_bytes(tree) -> int:
     return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def n_micro_batches(config: Config, sizes: dict[str, int]) -> int:
+def micro_batches_per_step(config: Config, sizes: dict[str, int]) -> int:
     """Return the number of micro-batches per step."""
     return with_accumulation(config, sizes).train.accumulation
 
@@ -83,7 +83,7 @@ def tokens_per_micro_batch(config: Config, sizes: dict[str, int]) -> float:
     """Return the tokens that one device has of a micro-batch."""
     t = config.train
     n_parts = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
-    return t.batch_size * t.seq_len / (n_parts * n_micro_batches(config, sizes))
+    return t.batch_size * t.seq_len / (n_parts * micro_batches_per_step(config, sizes))
 
 
 def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
