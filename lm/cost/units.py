@@ -19,7 +19,7 @@ def si(value: float, unit: str = "") -> str:
 
 
 def duration_range(low: float, high: float) -> str:
-    """Format a range of seconds in the largest unit of which the upper end has at least one.
+    """Format a range of seconds in the largest unit in which the upper end is at least 1.
 
     >>> duration_range(1_152_396, 3_199_968), duration_range(40, 90), duration_range(0.1, 0.2)
     ('13.3 to 37.0 days', '0.667 to 1.50 minutes', '0.100 to 0.200 seconds')
