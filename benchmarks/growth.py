@@ -3,7 +3,7 @@
 One training step of a small Llama-like model while one number of it changes: parameters, context, vocabulary, layers,
 simulated devices. Each point is a process of its own and compiles anew: CPU seconds to compile, seconds a step (the
 median of several), bytes of the program's arguments and temporaries as XLA lays them out beside the formula of
-lm/cost/estimate.py. Writes results/growth.json and results/growth.png.
+lm/cost/memory.py. Writes results/growth.json and results/growth.png.
 """
 
 import argparse
@@ -103,15 +103,16 @@ def point(change: dict) -> dict:
 
 
 def formula(config, n_devices: int) -> float:
-    """Bytes on each device by lm/cost/estimate.py: parameters, two moments, gradients; activations, logits twice."""
+    """Bytes on each device by lm/cost/memory.py: parameters, two moments, gradients; activations, logits twice."""
     from lm import parameters
-    from lm.cost import estimate as plan
+    from lm.cost.devices import DEVICES
+    from lm.cost.memory import activation_bytes, logit_bytes
     from lm.parallel.mesh import check_mesh
 
     sizes = check_mesh(config, n_devices)
-    device = plan.DEVICES["h100"]  # float32, for which it too has no fused attention
+    device = DEVICES["h100"]  # float32, for which it too has no fused attention
     state = 4 * 4 * parameters.count(parameters.parameter_table(config.model))
-    return state + plan.activations(config, device, sizes) + plan.logits(config, sizes)
+    return state + activation_bytes(config, device, sizes) + logit_bytes(config, sizes)
 
 
 def draw(rows: list[dict]) -> None:

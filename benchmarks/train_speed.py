@@ -151,7 +151,7 @@ def flops_per_step(config, full_square: bool) -> float:
 
 def vendors_share(flops_per_second: float, device: str, dtype: str) -> float | None:
     """Of the peak that the device's vendor gives, where that is known."""
-    from lm.cost.flops import peak_flops
+    from lm.cost.devices import peak_flops
 
     peak = peak_flops(device, dtype)
     return flops_per_second / peak if peak else None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
 
-from lm.cost import flops
+from lm.cost.devices import peak_flops
 from lm.training.checkpoints import restore_params
 from lm.training.workdir import SUMMARY_FIELDS
 
@@ -77,7 +77,7 @@ def test_the_metrics(bench):
     # A cosine from 1e-3 to a tenth of it over 12 steps; the first step is made at its beginning.
     cosine = [1e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * step / 12)) / 2) for step in range(12)]
     np.testing.assert_allclose([line["learning_rate"] for line in steps], cosine, rtol=1e-6)
-    assert all(line["mfu"] is None for line in steps) == (flops.peak_flops("cpu", "float32") is None)
+    assert all(line["mfu"] is None for line in steps) == (peak_flops("cpu", "float32") is None)
     evaluations = [(line["step"], line["split"]) for line in lines if "split" in line]
     assert evaluations == [(4, "validation"), (8, "validation"), (12, "validation"), (12, "test")]
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
@@ -87,9 +87,7 @@ def test_the_metrics(bench):
 
 @pytest.mark.slow
 def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):
-    import jax
-
-    monkeypatch.setitem(flops._PEAKS, jax.devices()[0].device_kind, {"float32": 1e12})
+    monkeypatch.setattr("lm.training.step_log.peak_flops", lambda device_kind, dtype: 1e12)
     code, output = train(tmp_path / "run", "--config.train.steps=2")
     assert code == 0
     per_token = strict_json((tmp_path / "run" / "summary.json").read_text())["flops_per_token"]

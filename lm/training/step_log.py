@@ -4,7 +4,8 @@ import time
 
 import jax
 
-from lm.cost import flops
+from lm.cost.devices import peak_flops
+from lm.cost.flops import mfu
 from lm.training.dispatch import Done
 
 
@@ -21,7 +22,7 @@ class StepLog:
         self._run, self._writer, self._progress = run, writer, progress
         self._tokens_per_step = run.config.train.batch_size * run.config.train.seq_len
         device = jax.devices()[0]
-        self._peak = flops.peak_flops(device.device_kind, run.config.model.compute_dtype)
+        self._peak = peak_flops(device.device_kind, run.config.model.compute_dtype)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -59,8 +60,8 @@ class StepLog:
             "tokens": step * self._tokens_per_step,
             "tokens_per_second": tokens_per_second,
             "flops_per_second": tokens_per_second * run.flops_per_token,
-            "mfu": flops.mfu(tokens_per_second, run.flops_per_token, n_devices, self._peak),
-            "mfu_full_square": flops.mfu(tokens_per_second, run.flops_full_square, n_devices, self._peak),
+            "mfu": mfu(tokens_per_second, run.flops_per_token, n_devices, self._peak),
+            "mfu_full_square": mfu(tokens_per_second, run.flops_full_square, n_devices, self._peak),
         }
         self._writer.write(line)
         self._progress.update(line)
