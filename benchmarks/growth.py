@@ -5,8 +5,8 @@
 
 Varies one size of a small Llama-like model at a time: parameters (by width), context, vocabulary, layers, simulated
 devices. Each point runs in a process of its own and compiles from scratch. Measures CPU seconds to compile, the median
-seconds per step, and the bytes of the program's arguments and temporaries, beside the estimate of
-lm/cost/estimate.py. Writes results/growth.json and results/growth.png.
+seconds per step, and the bytes of the program's arguments and temporaries, beside the estimate that
+`--plan` uses. Writes results/growth.json and results/growth.png.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def point(change: dict) -> dict:
 
 
 def formula(config, n_devices: int) -> float:
-    """Estimate the bytes on each device: parameters, gradients and two moments; activations; logits and gradients."""
+    """Estimate the bytes on each device: parameters, gradients, two moments; activations; logits and their gradients."""
     from lm import parameters
     from lm.cost import estimate as plan
     from lm.parallel.mesh import check_mesh
