@@ -121,7 +121,7 @@ def point(change: dict) -> dict:
 
 
 def formula(config, n_devices: int) -> float:
-    """Estimate the bytes on each device: parameters, gradients, two moments; activations; logits and their gradients."""
+    """Estimate the bytes on each device: parameters, gradients, moments; activations; logits and their gradients."""
     from lm import parameters
     from lm.cost import estimate as plan
     from lm.parallel.mesh import check_mesh

@@ -77,6 +77,13 @@ def test_missing_pytorch_is_reported_at_once(command, tmp_path):
     assert line.endswith("run: pip install -e '.[bench]'")
 
 
+def test_a_failed_worker_is_reported_with_its_error(tmp_path):
+    worker = compare.Worker({"side": "neither", "workdir": str(tmp_path)})
+    with pytest.raises(RuntimeError, match="a worker process failed: (.|\n)*KeyError: 'neither'"):
+        worker.ask(run=1)
+    worker.close()
+
+
 def test_rounds_alternate_in_order():
     calls = []
     results = compare.alternate(3, lambda: calls.append("a") or len(calls), lambda: calls.append("b") or len(calls))
