@@ -79,7 +79,7 @@ def test_missing_pytorch_is_reported_at_once(command, tmp_path):
 
 def test_a_failed_worker_is_reported_with_its_error(tmp_path):
     worker = compare.Worker({"side": "neither", "workdir": str(tmp_path)})
-    with pytest.raises(RuntimeError, match="a worker process failed: (.|\n)*KeyError: 'neither'"):
+    with pytest.raises(RuntimeError, match=r"a worker process failed: (.|\n)*KeyError: 'neither'"):
         worker.ask(run=1)
     worker.close()
 
