@@ -9,6 +9,7 @@ import jax
 
 from lm import parameters, runtime
 from lm.config import Config, to_dict
+from lm.cost.units import si
 from lm.data import unigram_loss
 from lm.parallel import processes
 from lm.parallel.mesh import current_mesh, use_mesh
@@ -20,7 +21,7 @@ from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
 from lm.training.metrics import MetricsWriter
-from lm.training.progress import Progress, with_prefix
+from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart, warm_start
@@ -107,7 +108,7 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
         )
     if verbose:
         progress.say(table)
-    parts = [f"{parameters.count(run.table):,} parameters", f"{with_prefix(run.flops_per_token)}FLOPs per token"]
+    parts = [f"{parameters.count(run.table):,} parameters", si(run.flops_per_token, "FLOPs per token")]
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))

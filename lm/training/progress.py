@@ -5,6 +5,8 @@ import os
 import sys
 import time
 
+from lm.cost.units import si
+
 WINDOW = 20  # updates over which the remaining time is extrapolated
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
 
@@ -74,13 +76,13 @@ class Progress:
     def _describe(self, line: dict) -> str:
         parts = [f"loss {line['loss']:.4f}"]
         if (speed := line.get("tokens_per_second")) is not None:
-            parts.append(f"{with_prefix(speed)}tokens/s")
+            parts.append(si(speed, "tokens/s"))
         if line.get("mfu") is not None:
             square = line.get("mfu_full_square")
             beside = "" if square is None else f" (full square {100 * square:.1f} %)"
             parts.append(f"MFU {100 * line['mfu']:.1f} %{beside}")
         elif line.get("flops_per_second") is not None:
-            parts.append(f"{with_prefix(line['flops_per_second'])}FLOP/s")
+            parts.append(si(line["flops_per_second"], "FLOP/s"))
         if (left := self._seconds_left(line["step"])) is not None:
             parts.append(f"ETA {duration(left)}")
         return "  ".join(parts)
@@ -103,19 +105,6 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}"
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def with_prefix(value: float) -> str:
-    """Format a number with three significant digits and an SI prefix, to be followed by its unit.
-
-    >>> with_prefix(41_234) + "tokens/s"
-    '41.2 ktokens/s'
-    """
-    thousands = 0
-    while abs(value) >= 999.5 and thousands < 5:
-        value, thousands = value / 1000, thousands + 1
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f} {('', 'k', 'M', 'G', 'T', 'P')[thousands]}"
 
 
 def _number(value) -> str:
