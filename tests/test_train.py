@@ -249,11 +249,11 @@ def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_fallback_is_loud(train, no_network, tmp_path):
+def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
     code, said = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
     assert code == 0
-    assert "NOTICE" in said
+    assert "WARNING: training on python_docs INSTEAD of" in said
     assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
     assert summary_of(tmp_path / "run")["data_notices"]
 

@@ -15,7 +15,7 @@ def resolve_config(config: Config, corpus) -> Config:
         )
     resolved = parameters.resolve(config, vocab_size)
     m, t = resolved.model, resolved.train
-    problems = data.problems(corpus, t.seq_len, t.batch_size, m.vocab_size)
+    problems = data.check_corpus(corpus, t.seq_len, m.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
     if config.eval.sample_tokens and corpus.tokenizer:

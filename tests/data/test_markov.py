@@ -1,4 +1,5 @@
 import numpy as np
+from surprisal import surprisal
 
 from lm.data import markov
 
@@ -28,7 +29,7 @@ def test_the_text_has_the_transition_probabilities_it_claims():
 
 
 def test_the_best_models_loss_on_the_text_is_the_entropy_rate():
-    loss = markov.surprisal(markov.text(200_000))
+    loss = surprisal(markov.text(200_000))
     assert abs(loss.mean() - markov.entropy_rate()) < 4 * loss.std() / np.sqrt(len(loss))
 
 

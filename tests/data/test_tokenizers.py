@@ -151,5 +151,5 @@ def test_hf_loads_a_tokenizer_json_and_tells_when_it_is_lossy(bpe, tmp_path):
 
 @pytest.mark.parametrize("spec", ["hf:/no/such/tokenizer.json", "letters", "none"])
 def test_a_bad_spec_is_an_error_that_quotes_it(spec):
-    with pytest.raises(UserError, match=f'config.data.tokenizer: "{spec}"'):
+    with pytest.raises(UserError, match=rf'^config.data.tokenizer: .*"{spec}"'):
         tokenizers.make(spec, ["text"])
