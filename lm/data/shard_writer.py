@@ -162,7 +162,8 @@ def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, s
         raise UserError(f"--input: {o.input!r} has no text for the train split; use more text or a lower --validation")
     write_text(o.output / MANIFEST, to_json({"tokenizer": tokenizer.fingerprint, "shards": shards}, indent=1) + "\n")
     for split, n in n_tokens.items():
-        say(f"{split}: {n:,} tokens")
+        if n:
+            say(f"{split}: {n:,} tokens")
     if o.validation and not n_tokens["validation"]:
         say("WARNING: the validation split is empty; use more text or a higher --validation")
     spec = "byte" if tokenizer.kind == "byte" else f"hf:{o.output / 'tokenizer.json'}"
