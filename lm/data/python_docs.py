@@ -31,10 +31,10 @@ _ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "
 def files() -> list[Path]:
     """Return the source files of MODULES; those of a package are sorted by path."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for name in MODULES:
-        found += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
-    return [file for file in found if file.is_file() and not {"test", "tests"} & set(file.parts)]
+        paths += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    return [file for file in paths if file.is_file() and not {"test", "tests"} & set(file.parts)]
 
 
 def version() -> list:
@@ -67,8 +67,8 @@ def documents() -> list[str]:
 def _docstrings(path: Path) -> str:
     nodes = ast.walk(ast.parse(path.read_bytes()))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)]
-    return "\n\n".join(inspect.cleandoc(docstring) for docstring in found if docstring)
+    docstrings = [ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)]
+    return "\n\n".join(inspect.cleandoc(docstring) for docstring in docstrings if docstring)
 
 
 def _ascii(text: str) -> str:

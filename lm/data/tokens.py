@@ -57,16 +57,16 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
 
 def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
     """Open tokens:PATH; a tokenizer, if configured, only decodes."""
-    found = shards.open_shards(config.source.partition(":")[2], cache_dir)
+    opened = shards.open_shards(config.source.partition(":")[2], cache_dir)
     tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, warn)
-    if tokenizer and found.tokenizer and tokenizer.fingerprint != found.tokenizer:
+    if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(
-            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer of the shards in {found.name}; "
+            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer of the shards in {opened.name}; "
             "use the one that lm.data.prepare printed (byte, or the tokenizer.json beside the shards)"
         )
-    splits = {split: Split(split, ids, len(ids), found.text_bytes.get(split)) for split, ids in found.tokens.items()}
-    fingerprint = cache.key_of(FORMAT, found.digest, tokenizer and tokenizer.fingerprint)
-    return Corpus(found.name, splits, tokenizer, fingerprint, tuple(notices))
+    splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
+    fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
+    return Corpus(opened.name, splits, tokenizer, fingerprint, tuple(notices))
 
 
 def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:

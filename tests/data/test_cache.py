@@ -32,7 +32,7 @@ def _publish_between_the_others(target, barrier, number):
     cache.publish(target, write)
 
 
-def test_the_first_of_two_processes_wins_and_nothing_is_mixed(tmp_path):
+def test_of_two_processes_one_publishes_and_nothing_is_mixed(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     target = tmp_path / "entry"

@@ -231,60 +231,6 @@ def test_a_directory_of_another_job_is_refused(dump, tmp_path, capsys):
     assert "contains other files" in capsys.readouterr().err
 
 
-LARGE = """
-import json, sys, threading, time
-import numpy as np
-from lm.config import Config, DataConfig
-from lm.data import check_corpus, open_corpus
-from lm.data.batches import train_batch
-from lm.training.batch_source import BatchSource
-peak = 0
-def watch():
-    global peak
-    while True:  # RssAnon does not count memory maps
-        with open("/proc/self/status") as file:
-            peak = max(peak, *(int(line.split()[1]) for line in file if line.startswith("RssAnon")))
-        time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
-data = DataConfig(source="tokens:" + sys.argv[1], tokenizer="byte", cache_dir=sys.argv[2], order=sys.argv[3])
-corpus, config = open_corpus(data), Config(data=data)
-split = corpus.split("train")
-assert len(split.tokens) == int(sys.argv[4])
-if len(split.tokens) >= 2**29:
-    assert BatchSource(split, config).resident is None
-for step in (0, 10**4):
-    assert train_batch(split, config, step)["tokens"].shape == (32, 257)
-assert check_corpus(corpus, 256, 256) == []
-time.sleep(0.02)
-print(peak)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory use from /proc")
-@pytest.mark.parametrize("order", ["crops", "epochs"])
-def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
-    """The shards are sparse files: reading a hole takes the same memory as reading data."""
-
-    def memory(n_tokens: int) -> int:
-        folder = tmp_path / str(n_tokens)
-        (folder / "units").mkdir(parents=True)
-        shards, per_shard = [], 10**7 if n_tokens == 10**7 else 10**9
-        for i in range(n_tokens // per_shard):
-            np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
-            size = (folder / f"train_{i:06}.npy").stat().st_size
-            counts = {"tokens": per_shard, "text_bytes": per_shard, "size": size}
-            shards.append({"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts)
-        (folder / "manifest.json").write_text(json.dumps({"tokenizer": None, "shards": shards}))
-        command = [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "cache"), order, str(n_tokens)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return int(done.stdout.split()[-1])
-
-    small, large = memory(10**7), memory(10**10)
-    assert large < small + 20_000, f"{small} kB and {large} kB"
-
-
 def test_a_mistake_does_not_claim_the_directory(dump, tmp_path, capsys):
     """A corrected command can use the same directory."""
     output = tmp_path / "out"
@@ -312,25 +258,3 @@ def test_a_lone_surrogate_names_the_file(tmp_path, capsys):
     path.write_text('{"text": "fine"}\n{"text": "half \\ud800"}\n')
     assert main(arguments(path, tmp_path / "out")) == 2
     assert str(path) in capsys.readouterr().err
-
-
-MANY = """
-import resource, sys
-from pathlib import Path
-from lm.data.shards import open_shards
-from lm.errors import UserError
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[2])))
-try:
-    print(len(open_shards(sys.argv[1], Path(sys.argv[1]) / "cache").tokens["train"]))
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(("limit", "message"), [(1000, "600"), (300, "300 token shards need 812 open files")])
-def test_many_shards_raise_the_limit_of_open_files(tmp_path, limit, message):
-    for i in range(300):
-        np.save(tmp_path / f"train_{i:06}.npy", np.arange(2, dtype=np.uint16))
-    command = [sys.executable, "-c", MANY, str(tmp_path), str(limit)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert message in done.stdout, done.stdout + done.stderr

@@ -82,7 +82,7 @@ def test_the_prepared_directory_has_the_splits_of_tfds(config):
 
 
 @needs_shared
-def test_the_directory_is_found_through_the_environment(config, monkeypatch):
+def test_the_root_is_read_from_the_environment(config, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(SHARED / "tfds"))
     assert quiet(config(data_dir=None)).splits["test"].n_tokens == 55770
 

@@ -65,12 +65,12 @@ def test_bytes_are_counted_in_utf8(config, tmp_path):
     assert (corpus.splits["train"].n_tokens, corpus.splits["train"].n_bytes) == (90, 180)
 
 
-def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_none(config):
+def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_no_split(config):
     corpus = quiet(config(splits=(0.7, 0.3, 0.0)))
     assert {name: len(split.tokens) for name, split in corpus.splits.items()} == {"train": 1484, "validation": 636}
 
 
-def test_the_second_tokens_module_reads_no_text(config, monkeypatch):
+def test_opening_a_text_again_does_not_read_it(config, monkeypatch):
     first = quiet(config(tokenizer="word"))
     monkeypatch.setattr(sources, "_read", lambda path: pytest.fail("the text was read again"))
     second = quiet(config(tokenizer="word"))
@@ -79,7 +79,7 @@ def test_the_second_tokens_module_reads_no_text(config, monkeypatch):
     assert first.fingerprint == second.fingerprint
 
 
-def test_the_fingerprint_is_of_the_content_and_the_tokenizer_not_of_the_path(config, tmp_path):
+def test_the_fingerprint_depends_on_content_and_settings_but_not_on_the_path(config, tmp_path):
     def fingerprint(**changes):
         return quiet(config(**changes)).fingerprint
 
@@ -119,7 +119,7 @@ def write_folder(root):
     return root
 
 
-def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_path):
+def test_files_of_a_folder_are_joined_in_order_with_separators(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
     chars = quiet(config(source=source, splits=(1.0, 0.0, 0.0)))
     assert chars.tokenizer.decode(chars.splits["train"].tokens) == "one \ntwo \nthree "
@@ -130,7 +130,7 @@ def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_pat
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe:260"])
-def test_documents_tokenized_in_several_batches_are_the_same(config, tmp_path, monkeypatch, tokenizer):
+def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, monkeypatch, tokenizer):
     given = config(source=f"text:{write_folder(tmp_path / 'folder')}", splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
     at_once = quiet(given).splits["train"]
     assert list(map(len, tokens_module._batch_documents(["ab", "c", "de"]))) == [3]
@@ -163,7 +163,7 @@ def test_a_source_without_its_kind_suggests_the_right_form(config, tmp_path):
         quiet(config(source="jsonl:dump.jsonl"))
 
 
-def test_packed_documents_are_the_files(config, tmp_path):
+def test_each_file_is_a_packed_document(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
     corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), packing="documents"), seq_len=9)
     split = corpus.split("train")
@@ -223,74 +223,6 @@ def test_check_corpus_lists_every_problem_at_once(config):
     assert problems[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
     assert problems[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
     assert len(problems) == 2
-
-
-# tokens:PATH
-
-
-def write_shards(folder, kind):
-    """Write the ids 0..99 in two training shards and 100..119 in a validation shard."""
-    train, val = np.arange(100), np.arange(100, 120)
-    folder.mkdir()
-    for name, ids in {"train_000": train[:60], "train_001": train[60:], "val_000": val}.items():
-        if kind == "npy":
-            np.save(folder / f"{name}.npy", ids.astype(np.uint32))
-        elif kind == "flat":
-            (folder / f"{name}.bin").write_bytes(ids.astype("<u2").tobytes())
-        elif kind == "uint32":
-            (folder / f"{name}.uint32.bin").write_bytes(ids.astype("<u4").tobytes())
-        elif kind == "llm.c":
-            header = np.zeros(256, "<i4")
-            header[:3] = 20240520, 1, len(ids)
-            (folder / f"{name}.bin").write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["npy", "flat", "uint32", "llm.c"])
-def test_token_shards_are_joined_in_order(config, tmp_path, kind):
-    folder = write_shards(tmp_path / "shards", kind)
-    for source in (f"tokens:{folder}", f"tokens:{folder}/*_0*"):
-        corpus = quiet(config(source=source, tokenizer="none"))
-        assert np.asarray(corpus.split("train").tokens).tolist() == list(range(100))
-        assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
-        assert corpus.tokenizer is None
-        assert corpus.splits["train"].n_bytes is None
-    assert check_corpus(corpus, 8, 120) == []
-    assert "the validation split has the id 119; use at least 120" in check_corpus(corpus, 8, 110)[0]
-
-
-def test_token_shards_can_be_decoded_with_a_tokenizer_json(config, tmp_path):
-    bpe = tokenizers.train_bpe([TEXT], 280)
-    (tmp_path / "tokenizer.json").write_text(bpe.json)
-    (tmp_path / "train.bin").write_bytes(bpe.encode(TEXT).tobytes())
-    corpus = quiet(config(source=f"tokens:{tmp_path}/train.bin", tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"))
-    assert corpus.tokenizer.decode(corpus.splits["train"].tokens) == TEXT
-
-
-@pytest.mark.parametrize(
-    ("kind", "damage", "reason"),
-    [
-        ("llm.c", lambda content: content[:-7], "has 1097 bytes, expected 1104"),
-        ("flat", lambda content: content[:3], "3 bytes are not a multiple of the 2 bytes of uint16"),
-        ("uint32", lambda content: content[:6], "6 bytes are not a multiple of the 4 bytes of uint32"),
-        ("npy", lambda content: content[:-7], "file size"),
-        ("npy", lambda content: content[:20], "EOF"),
-        ("npy", lambda content: b"", "EOF"),
-        ("npy", lambda content: content[::-1], "magic string"),
-        ("npy", lambda content: content.replace(b"}", b"{"), ""),
-        ("npy", lambda content: content.replace(b"<u4", b"<f4"), "float32"),
-    ],
-)
-def test_a_corrupted_shard_is_an_error_of_one_line(config, tmp_path, kind, damage, reason):
-    folder = write_shards(tmp_path / "shards", kind)
-    (path,) = folder.glob("train_001.*")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r"train_001\.\S+ is not a complete token shard") as error:
-        quiet(config(source=f"tokens:{folder}", tokenizer="none"))
-    message = str(error.value)
-    assert reason in message
-    assert "pickle" not in message
-    assert "\n" not in message
 
 
 # Warnings, the text inside Python, processes
@@ -356,7 +288,7 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest != before
 
 
-def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
+def test_two_processes_may_tokenize_the_same_text_at_once(config, tmp_path):
     given = config(tokenizer="bpe:400")
     program = (
         "from lm.config import DataConfig; from lm.data import open_corpus\n"
@@ -385,7 +317,7 @@ def test_opening_a_text_imports_neither_jax_nor_unused_libraries(config):
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
-def test_a_changed_format_makes_new_caches(config, monkeypatch):
+def test_a_new_format_makes_new_cache_entries(config, monkeypatch):
     before = quiet(config()).fingerprint
     monkeypatch.setattr(tokens_module, "FORMAT", tokens_module.FORMAT + 1)
     assert quiet(config()).fingerprint != before
