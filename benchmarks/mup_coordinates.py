@@ -1,10 +1,10 @@
-"""The coordinate check of muP: how far the first steps of Adam move activations, by width.
+"""Check muP's scaling: measure how far the first steps of Adam move activations, by width.
 
     python -m benchmarks.mup_coordinates --publish docs/results
 
-Yang et al. 2022 (arXiv:2203.03466, appendix D.1): when all is scaled as it should be, what training does to the last
-hidden states and to the logits keeps its size as the model widens; under the standard parametrization it grows. The
-models of configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, three seeds.
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1): under muP, the change of the last hidden
+states and of the logits does not depend on width; under the standard parametrization it grows. Models of
+configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, mean of three seeds.
 """
 
 import argparse
@@ -45,9 +45,9 @@ def main() -> int:
     if a.publish:
         command = "python -m benchmarks.mup_coordinates --publish docs/results"
         about = (
-            f"How far {STEPS} steps of Adam at {RATE:g} move the last hidden states and the logits from where they "
-            f"were: root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the "
-            "slope of the line through them, both axes logarithmic: 0 is flat; what grows need not keep to that line. "
+            f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: root mean "
+            f"square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the slope of a line "
+            "fitted in log-log axes: 0 means independent of width. "
             f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
         )
         publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))
@@ -72,7 +72,7 @@ def config_of(parametrization: str, width: int) -> Config:
 
 
 def moved(parametrization: str, width: int) -> dict[str, float]:
-    """The root mean square change of the last hidden states and of the logits, mean over the seeds."""
+    """Return the root mean square change of the last hidden states and of the logits, mean over seeds."""
     config = config_of(parametrization, width)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     config = resolve_config(config, corpus)
@@ -91,12 +91,13 @@ def moved(parametrization: str, width: int) -> dict[str, float]:
 
 
 def outputs_of(params, tokens_BT, config: Config) -> dict:
-    """The residual stream after the last layer, and the logits."""
+    """Return the residual stream after the last layer, and the logits."""
     logits, layers = forward(params, config.model, tokens_BT)
     return {"hidden states": layers[-1], "logits": logits}
 
 
 def exponent(changes: list[float]) -> float:
+    """Return the exponent of the power law in width that is fitted to these changes."""
     return float(np.polyfit(np.log(WIDTHS), np.log(changes), 1)[0])
 
 

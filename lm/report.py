@@ -11,7 +11,7 @@ import html
 import sys
 from pathlib import Path
 
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.files import write_text
 from lm.sweeps import tables
 from lm.sweeps.analysis import Analysis, analyse
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.code
     except OSError as error:  # a full disk, a directory that is none
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return Passing.code
+        return TemporaryError.code
     return 0
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from lm import runtime
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.files import to_json
 from lm.sweeps.results import Results, at_edge, choose, describe_sweep, final_runs, identical, start, tuning_runs
 from lm.sweeps.spec import BUDGETS, Plan, load
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.code
     except OSError as error:  # a full disk, a directory that cannot be read
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return Passing.code
+        return TemporaryError.code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
@@ -75,8 +75,8 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
 def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> int:
     """A whole sweep; returns the exit code."""
     jax = start_jax(plan)
-    from lm.sweeps.stacked import together_on_this_machine
-    from lm.sweeps.throughput import Runs, measure
+    from lm.sweeps.stacked import runs_that_fit
+    from lm.sweeps.throughput import Workload, measure
     from lm.sweeps.variants import describe, flops_of_runs, prepare
     from lm.training.progress import Progress
 
@@ -85,12 +85,12 @@ def sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run: bool) -> 
     variants = prepare(plan, say)
     say(describe(plan, variants))
     if together is None:
-        together = min(together_on_this_machine(v.config, v.corpus) for v in variants.values())
+        together = min(runs_that_fit(v.config, v.corpus) for v in variants.values())
     most = 3 * len(plan.seeds)  # runs of one variant, which are all that share a program for certain
     together = min(together, -(-most // jax.device_count()))
     if dry_run:
         base, total = variants[plan.sweep.baseline], flops_of_runs(plan, variants)
-        at_once = Runs(base.config, base.corpus, together, jax.device_count())
+        at_once = Workload(base.config, base.corpus, together, jax.device_count())
         speed = base.flops * statistics.median(measure({"": at_once}, rounds=3)[""])
         say(
             f"training takes {total:.3g} FLOPs at most: {total / speed / 60:,.0f} minutes at the baseline's "
@@ -119,7 +119,7 @@ def carry_out(plan: Plan, variants: dict, record: dict, results: Results, togeth
     """Tuning, choice, fresh seeds, speeds; returns the exit code."""
     from lm.runtime import log_to
     from lm.sweeps.throughput import measure_variants
-    from lm.training.loop import Signals
+    from lm.training.signals import Signals
 
     say = progress.say
     with log_to(progress.say), Signals(say) as signals:
@@ -164,11 +164,11 @@ def train(phase: str, members, variants, results: Results, together, say, signal
     """
     import jax
 
-    from lm.sweeps.stacked import cohorts_of
+    from lm.sweeps.stacked import group_by_program
     from lm.training.progress import duration
 
     configs = {m: variants[m[0]].member(m[1], m[2]) for m in members}
-    cohorts = cohorts_of(configs, together * jax.device_count())
+    cohorts = group_by_program(configs, together * jax.device_count())
     began, made, failed, waits = time.monotonic(), 0, [], False
 
     def unmade(keys):
@@ -208,7 +208,7 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, signals)
     """Train runs of one program, and take down what they come to unless a signal stops them."""
     import jax
 
-    from lm.sweeps.stacked import Cohort
+    from lm.sweeps.stacked import StackedRuns
 
     carried = [variants[v].carried[seed] for v, _, seed in keys if variants[v].carried]
     share = -(-len(keys) // jax.device_count())
@@ -216,17 +216,17 @@ def train_cohort(phase: str, keys, configs, variants, results: Results, signals)
     name = f"{phase}-{digest([keys, share, jax.device_count()])}"
     directory, corpus = results.workdir / "cohorts" / name, variants[keys[0][0]].corpus
     try:
-        cohort = Cohort(
-            [configs[k] for k in keys], corpus, directory, together=share, stream=sys.stdout, carried=carried
+        runs = StackedRuns(
+            [configs[k] for k in keys], corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=carried
         )
-        if not cohort.train(signals):
+        found = runs.train(signals)
+        if found is None:
             return
     except Exception:
         shutil.rmtree(directory, ignore_errors=True)  # so that what was saved is not what fails again
         raise
     about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
-    shared = {"seconds": cohort.seconds / len(keys)}
-    results.add(name, [a | r | shared for a, r in zip(about, cohort.results(), strict=True)])
+    results.add(name, [a | r for a, r in zip(about, found, strict=True)])
     shutil.rmtree(directory, ignore_errors=True)
 
 

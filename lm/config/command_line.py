@@ -36,6 +36,7 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --workdir, or start it if there is none"
     )
+    parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     several = parser.add_argument_group("several processes (recognized by themselves under SLURM and mpirun)")
     several.add_argument(
         "--multihost", action="store_true", help="ask JAX who the others are (TPU pods; Kubernetes, with extra [k8s])"

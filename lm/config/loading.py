@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.config import MESH_AXES, SPLITS, Config, check, flatten, init_run, layer_windows, schema, suggestion
+from lm.config import MESH_AXES, SPLITS, Config, check, flatten, layer_windows, schema, suggestion
 from lm.errors import UserError
 
 
@@ -100,8 +100,6 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _schedule_contradictions(config)
     yield from _output_contradictions(config)
     yield from _mesh_contradictions(config)
-    if (run := init_run(config)) is not None and not Path(run, "checkpoints").is_dir():
-        yield ("init_from",), f"config.init_from: {run} holds no run's checkpoints; give a run's directory"
 
 
 def _mesh_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

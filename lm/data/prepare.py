@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm.errors import UserError
+from lm.errors import run_command
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
@@ -22,18 +22,14 @@ EXAMPLES = """examples:
 
 def main(argv: list[str] | None = None) -> int:
     a = parse_arguments(argv)
+    return run_command(lambda: write(a))
+
+
+def write(a: argparse.Namespace) -> int:
     from lm.data.shard_writer import Options, write_shards
 
-    try:
-        write_shards(
-            Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, int(a.unit_mb * 2**20), a.workers)
-        )
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        print("interrupted; rerun the same command to resume", file=sys.stderr)
-        return 130
+    unit_bytes = int(a.unit_mb * 2**20)
+    write_shards(Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, unit_bytes, a.workers))
     return 0
 
 

@@ -8,6 +8,7 @@ The output directory holds
     units/000000.json ...       the record of each finished unit, so that a rerun skips it
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +57,15 @@ def write_shards(o: Options, say: Callable[[str], None] = print) -> None:
     units = find_units(o.input, o.unit_bytes)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
-    with closing(_claim(o, units)):
+    with _claim(o, units):
         tokenizer = _prepare_tokenizer(o, units, say)
         _write_missing(o, units, say)
         _write_manifest(o, len(units), tokenizer, say)
 
 
-def _claim(o: Options, units: list[Unit]):
-    """Check the arguments and reserve the output directory for them; returns its lock."""
+@contextlib.contextmanager
+def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
+    """Check the arguments, reserve the output directory for them, and hold its lock."""
     job = {"format": FORMAT, "tokenizer": o.tokenizer, "validation": o.validation, "field": o.field}
     job["units"] = [dataclasses.asdict(unit) for unit in units]
     tokenizer_file = Path(o.tokenizer.partition(":")[2])  # of hf:PATH
@@ -78,14 +79,17 @@ def _claim(o: Options, units: list[Unit]):
     except OSError as error:
         raise UserError(f"--output: cannot create {o.output}: {error.strerror}") from None
     held = lock(key_file.parent, "--output")
-    if key_file.exists() and key_file.read_text() != key:
-        raise UserError(
-            f"--output: {o.output} was written from other input or with other options; use another directory, or "
-            "delete it"
-        )
-    _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
-    write_text(key_file, key)
-    return held
+    try:
+        if key_file.exists() and key_file.read_text() != key:
+            raise UserError(
+                f"--output: {o.output} was written from other input or with other options; use another directory, or "
+                "delete it"
+            )
+        _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
+        write_text(key_file, key)
+        yield
+    finally:
+        held.release()
 
 
 def _check_arguments(o: Options, first: Unit) -> None:

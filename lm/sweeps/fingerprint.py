@@ -16,10 +16,10 @@ from lm.data import Corpus, batches
 from lm.step import eval_step, init_state, train_steps
 from lm.sweeps.stacked import split_config, with_values
 from lm.training.batch_source import BatchSource
-from lm.training.warm_start import CarriedOver
+from lm.training.warm_start import WarmStart
 
 
-def identity(config: Config, corpus: Corpus, carried: CarriedOver | None = None) -> str:
+def identity(config: Config, corpus: Corpus, carried: WarmStart | None = None) -> str:
     """sha256 of a resolved config's experiment; equal for two configs whose runs could not differ.
 
     Over the lowered StableHLO of init, train step and evaluation step (constants included, source locations not), the

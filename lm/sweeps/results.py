@@ -62,8 +62,11 @@ def start(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
     here = runs.describe_start()
-    with _soon(workdir):
+    taken = _soon(workdir)
+    try:
         _record(workdir, record, configs, here)
+    finally:
+        taken.release()
 
 
 def _record(workdir: Path, record: dict, configs: dict[str, Config], here: dict) -> None:
@@ -100,7 +103,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
         was = old["variants"][name]
-        lines = runs.compare(was["config"], configs[name])[0]
+        lines = runs.compare_configs(was["config"], configs[name])[0]
         lines += [
             f"{what}: {before} -> {after} (sweep -> now)"
             for what, before, after in (
@@ -142,9 +145,11 @@ class Results:
         except UserError:
             yield False
             return
-        with taken:
+        try:
             self.reload()
             yield True
+        finally:
+            taken.release()
 
     def set_speeds(self, speeds: dict) -> None:
         """What lm.sweeps.throughput.measure_variants found."""

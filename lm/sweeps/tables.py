@@ -9,7 +9,7 @@ import numpy as np
 
 from lm.sweeps.analysis import Analysis, VariantResult, curve, difference, tokens_per_step
 from lm.sweeps.results import STUCK, tuned
-from lm.training.workdir import command
+from lm.training.workdir import format_command
 
 COLUMNS = 10  # of the table of validation losses: what fits beside the longest names
 
@@ -208,7 +208,7 @@ def repetition(a: Analysis) -> list[str]:
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.found.values())
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
-        command("lm.sweep", last["argv"][1:]),
+        format_command("lm.sweep", last["argv"][1:]),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),

@@ -13,7 +13,7 @@ from lm.sweeps.fingerprint import differing_keys, identity
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, Plan
 from lm.training.run import resolve_config
-from lm.training.warm_start import CarriedOver, carry_over
+from lm.training.warm_start import WarmStart, warm_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Variant:
     n_params: int
     flops: float
     identity: str
-    carried: dict[int, CarriedOver]  # by seed, where the variant starts from other runs; else empty
+    carried: dict[int, WarmStart]  # by seed, where the variant starts from other runs; else empty
 
     def member(self, rate: float, seed: int) -> Config:
         return dataclasses.replace(
@@ -63,7 +63,7 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
         if config.init_from is not None:
             seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
             configs = {seed: variant.member(variant.grid[0], seed) for seed in seeds}
-            carried = {s: carry_over(c, corpus, lambda text: None) for s, c in configs.items()}
+            carried = {s: warm_start(c, corpus, lambda text: None) for s, c in configs.items()}
             for alike in _alike(carried):
                 say(f"{name}, {len(alike)} seeds: {carried[alike[0]].describe()}")
             variant = dataclasses.replace(variant, carried=carried)
@@ -73,7 +73,7 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
     return variants
 
 
-def _alike(carried: dict[int, CarriedOver]) -> list[list[int]]:
+def _alike(carried: dict[int, WarmStart]) -> list[list[int]]:
     """The seeds, those together of whose runs the same parameters are carried over."""
     groups = {}
     for seed, c in carried.items():

@@ -247,9 +247,10 @@ def test_a_directory_in_use_is_an_error_and_hidden_files_are_skipped(tmp_path, c
     output = tmp_path / "out"
     job = ["--input", f"text:{tmp_path / 'texts'}", "--tokenizer", "byte", "--output", str(output), "--workers", "1"]
     (output / "units").mkdir(parents=True)
-    with lock(output / "units"):
-        assert main(job) == 1  # worth a retry
-        assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
+    held = lock(output / "units")
+    assert main(job) == 1  # worth a retry
+    assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
+    held.release()
     assert main(job) == 0
 
 

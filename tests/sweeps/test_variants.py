@@ -13,7 +13,7 @@ from lm.sweeps import Budget, Sweep, match_flops, match_params
 from lm.sweeps.results import Results
 from lm.sweeps.spec import Plan
 from lm.sweeps.variants import Variant, _alike, flops_of_runs, matched
-from lm.training.warm_start import CarriedOver
+from lm.training.warm_start import WarmStart
 
 
 def n_params(config) -> int:
@@ -37,7 +37,7 @@ def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
 def test_seeds_whose_runs_give_other_parameters_are_told_apart():
     whole, part = (["embedding", "head/w_DV"], []), (["embedding"], ["head/w_DV"])
     runs = {
-        seed: CarriedOver(f"runs/{seed}", 10, dict.fromkeys(values), fresh, [])
+        seed: WarmStart(f"runs/{seed}", 10, dict.fromkeys(values), fresh, [])
         for seed, (values, fresh) in enumerate([whole, part, whole])
     }
     assert _alike(runs) == [[0, 2], [1]]
