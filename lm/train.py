@@ -165,7 +165,7 @@ def carry_out(config: Config, corpus, run, progress, resume: bool, carried) -> i
     from lm.training import checkpoints, metrics
     from lm.training.loop import Loop, Signals
 
-    wandb = {"project": config.log.wandb_project, "name": config.name, "config": to_dict(config)}
+    wandb = {"name": config.name, "config": to_dict(config)}
     with (
         Signals(progress.say) as signals,
         closing(progress),
@@ -240,7 +240,6 @@ def finish(loop, run, signals) -> str:
             corpus.tokenizer,
             prompt=config.eval.sample_prompt,
             n_tokens=config.eval.sample_tokens,
-            temperature=config.eval.sample_temperature,
             seed=config.train.seed,
         )
         run.write_text(f"samples/step_{loop.step}.txt", text)

@@ -166,7 +166,7 @@ def _start_wandb(workdir: Path, arguments: dict):
     except ImportError:
         raise UserError(
             "config.log.wandb is set and the package wandb is not installed: "
-            "pip install 'lm[wandb]', or set config.log.wandb = False"
+            "pip install -e '.[wandb]', or set config.log.wandb = False"
         ) from None
     # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
     id_file = workdir / "wandb_id.txt"
