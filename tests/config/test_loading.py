@@ -14,6 +14,7 @@ from running import ROOT
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.config.loading import load, load_values
 from lm.errors import UserError
+from lm.training.workdir import compare
 
 
 def test_defaults_pass_their_own_checks(config_file):
@@ -134,6 +135,14 @@ def test_a_schedule_is_shortened_only_where_it_does_not_fit(config_file, capsys,
     warned = capsys.readouterr().err.splitlines()
     assert len(warned) == len(changed)
     assert all(any(line.startswith(f"WARNING: config.optimizer.{name} is") for line in warned) for name in changed)
+
+
+def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole_run(config_file):
+    """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
+    path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
+    recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
+    assert compare(recorded, load(path, ["train.steps=50"])) == ([], [])
+    assert compare(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
 
 
 def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(config_file, the_problem):
