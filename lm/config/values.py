@@ -157,15 +157,14 @@ def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     """Return advice for a value of no known form: a path needs its kind, JSON lines must be prepared."""
     name, colon, argument = value.partition(":")
     if "text:PATH" in forms:
-        for_input = f"tokenize it first: python -m lm.data.prepare --input {{}}:{_unquoted(argument or value)}"
-        if name in ("jsonl", "arrayrecord") and colon:
-            return for_input.format(name)
-        if value.endswith((".jsonl", ".json")):
-            return for_input.format("jsonl")
+        if (name in ("jsonl", "arrayrecord") and colon) or value.endswith((".jsonl", ".json")):
+            given = value if name in ("jsonl", "arrayrecord") and colon else f"jsonl:{argument or value}"
+            command = f"python -m lm.data.prepare --input {_clipped(given)} --tokenizer bpe:32000 --output DIR"
+            return f"tokenize it first ({command}) and use tokens:DIR"
         if value.endswith((".bin", ".npy")):
-            return f"did you mean tokens:{_unquoted(os.path.dirname(value) or '.')}?"
+            return f"did you mean tokens:{_clipped(os.path.dirname(value) or '.')}?"
         if not colon and ("/" in value or os.path.splitext(value)[1] or os.path.exists(value)):
-            return f"did you mean text:{_unquoted(value)}?"
+            return f"did you mean text:{_clipped(value)}?"
     starts = {form.partition(":")[0]: form for form in forms}
     near = close_match(name, list(starts), "{}")
     return f"did you mean {starts[near]}?" if near else ""
@@ -183,7 +182,8 @@ def _range(limits: types.MappingProxyType) -> str:
     return f" {'<=' if limits['high'] is not None else '<'} {high:g}" if high is not None else ""
 
 
-def _unquoted(text: str) -> str:
+def _clipped(text: str) -> str:
+    """Return the start of a text that is too long for an error message."""
     return text if len(text) <= 200 else text[:200] + "..."
 
 

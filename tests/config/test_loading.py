@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from running import ROOT
 
 from lm.config import Config, flatten, from_dict, schema, to_dict
-from lm.config.loading import load, load_values
+from lm.config.loading import load, load_values, run_file
 from lm.errors import UserError
 from lm.training.workdir import compare
 
@@ -174,6 +174,11 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
 def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
     line = the_problem(str(ROOT / "configs" / "sweeps" / "norms.py"))
     assert "run it with python -m lm.sweep" in line
+
+
+def test_a_training_config_is_refused_as_a_sweep_with_the_command_that_runs_it():
+    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); run it with python -m lm.train"):
+        run_file(str(ROOT / "configs" / "shakespeare.py"), "get_sweep", "configs/sweeps")
 
 
 # ---- Dicts -----------------------------------------------------------------------------------------------------
