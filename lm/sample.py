@@ -19,9 +19,7 @@ def command_line(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", default="best", metavar="N|best|latest", help="which checkpoint (default: best)")
     parser.add_argument("--prompt", default="\n", metavar="TEXT", help="the text to continue (default: a newline)")
     parser.add_argument("--tokens", type=int, default=500, metavar="N", help="tokens to add (default: 500)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="X", help="0: the likeliest (default: 0.8)"
-    )
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0: the likeliest (default: 0.8)")
     parser.add_argument("--top_k", type=int, default=0, metavar="K", help="sample from the K most likely; 0: from all")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed gives another text (default: 0)")
     return parser.parse_args(argv)
