@@ -70,9 +70,22 @@ def run_file(path: str, function: str, folder: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise UserError(_wrong_kind_of_file(path, function, module))
         return getattr(module, function)()
+    except UserError:
+        raise
     except Exception as error:  # a config file is the user's own code: whatever it raises is theirs to mend
         raise UserError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _wrong_kind_of_file(path: str, function: str, module: types.ModuleType) -> str:
+    """Return the error for a Python file without `function`; it names the command that the file is for."""
+    commands = {"get_config": ("the config of one run", "lm.train"), "get_sweep": ("a sweep", "lm.sweep")}
+    for other, (what, command) in commands.items():
+        if hasattr(module, other):
+            return f"--config: {path} is {what}; use python -m {command} --config {path}"
+    return f"--config: {path} defines no {function}(), which must return {commands[function][0]}"
 
 
 def _parsed(text: str, type_: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from tiny import tiny
 
 from lm.data.corpus import Corpus, Split
-from lm.sweeps.fingerprint import differing_keys, identity
+from lm.sweeps.fingerprint import differing_keys, fingerprint
 
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
 CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "fingerprint")
@@ -15,7 +15,7 @@ CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "f
 
 @pytest.fixture(scope="module")
 def base():
-    return identity(tiny(), CORPUS)
+    return fingerprint(tiny(), CORPUS)
 
 
 DIFFERENT = [
@@ -63,25 +63,25 @@ def cases(of: list[dict]) -> list:
 
 @pytest.mark.parametrize("changes", cases(DIFFERENT))
 def test_what_makes_another_experiment(base, changes):
-    assert identity(tiny(**changes), CORPUS) != base
+    assert fingerprint(tiny(**changes), CORPUS) != base
 
 
 @pytest.mark.parametrize("changes", cases(SAME))
 def test_what_does_nothing(base, changes):
     """Windows that nothing lies beyond, LayerNorm's options under RMSNorm, crops that are shuffled, ..."""
-    assert identity(tiny(**changes), CORPUS) == base
+    assert fingerprint(tiny(**changes), CORPUS) == base
 
 
 def test_a_value_that_the_program_never_reads_does_nothing():
     """A constant schedule has no end, so what its end would be does not matter."""
     constant = {"schedule": "constant", "final_fraction": 0.1}
-    twice = [identity(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    twice = [fingerprint(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
     assert twice[0] == twice[1]
-    assert identity(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
+    assert fingerprint(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
 
 
 def test_other_data_is_another_experiment(base):
-    assert identity(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+    assert fingerprint(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
 
 
 def test_the_keys_that_differ_are_named():
