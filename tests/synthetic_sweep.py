@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from lm.sweeps.results import around
+from lm.sweeps.results import neighbors
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
 LOSSES = {
@@ -99,7 +99,7 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
         for rate in grid:
             worse = 0.2 * abs(math.log2(rate / best))
             runs += [run("tuning", name, rate, seed, 2 + worse) for seed in TUNING_SEEDS]
-            if rate in around(grid, best):
+            if rate in neighbors(grid, best):
                 runs += [run("final", name, rate, seed, losses[name][seed] + worse) for seed in range(n)]
     return record, runs
 

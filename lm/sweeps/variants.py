@@ -151,9 +151,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     if same_tokens:
         rows = [row[:3] + row[4:] for row in rows]
     t = base.config.train
-    length = (
-        f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "lengths differ, see above"
-    )
+    length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
     return "\n".join(
@@ -162,7 +160,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
             f"{tuning} runs to tune the learning rate ({len(plan.tuning_seeds)} seeds), then at most {final} runs at "
-            f"the best rate and its neighbors ({len(plan.seeds)} fresh seeds); " + (length if same_tokens else "the numbers of tokens differ, as listed above"),
+            f"the best rate and its neighbors ({len(plan.seeds)} fresh seeds); {length}",
         ]
     )
 

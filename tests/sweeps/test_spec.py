@@ -10,7 +10,16 @@ from lm.config.loading import load as load_config
 from lm.errors import UserError
 from lm.sweeps import spec
 from lm.sweeps.spec import (
-    BUDGETS, LEARNING_RATE, Budget, Match, Sweep, each, load_sweep, match_params, product, zipped,
+    BUDGETS,
+    LEARNING_RATE,
+    Budget,
+    Match,
+    Sweep,
+    each,
+    load_sweep,
+    match_params,
+    product,
+    zipped,
 )  # fmt: skip
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
