@@ -60,9 +60,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/"
-    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/")
     parser.add_argument("--budget", choices=BUDGETS, default="quick", help="which budget of the file (%(default)s)")
     parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (sweeps/NAME-BUDGET)")
     parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their cost, and stop")

@@ -103,7 +103,7 @@ def test_a_variant_whose_runs_failed_is_left_out_with_a_warning(tmp_path, undraw
 
 
 def test_figures_without_the_variants_that_failed(tmp_path, capsys):
-    """Drawn: without the baseline and without speeds."""
+    """The figures are drawn without the baseline and without speeds."""
     record, runs = sweep()
     lost = select(runs, "final", "plain")[0]
     workdir = write(tmp_path / "s", record, [r for r in runs if r is not lost])
@@ -119,7 +119,7 @@ def test_figures_without_the_variants_that_failed(tmp_path, capsys):
     assert "every variant has runs that failed (OSError: no data)" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written(tmp_path, undrawn, capsys):
+def test_a_directory_that_cannot_be_written(tmp_path, undrawn, capsys):
     workdir = write(tmp_path / "s", *sweep())
     (tmp_path / "file").write_text("")
     assert command.main([str(workdir), "--publish", str(tmp_path / "file")]) == 1
@@ -169,8 +169,8 @@ class References(html.parser.HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
-def test_published(tmp_path, capsys):
-    """Drawn: a full budget's page needs nothing but itself, and what is published nothing of this machine."""
+def test_published_page(tmp_path, capsys):
+    """The HTML page needs no other file, and the published page names no path of this machine."""
     workdir, docs = write(tmp_path / "gates-full", *sweep()), tmp_path / "docs" / "results"
     assert command.main([str(workdir), "--publish", str(docs)]) == 0
     assert "gated ends 0.1040 nats per token lower than plain" in capsys.readouterr().out
@@ -201,7 +201,7 @@ def test_published(tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")
 def test_everything_diverged(tmp_path, capsys):
-    """Drawn: the baseline diverges everywhere and unvalidated, another once, the last always; one rate, two seeds."""
+    """One rate, two seeds: the baseline diverges before its first evaluation, gated once, wide always."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, grid=[0.002], n=2)
     for r in runs:
         if r["variant"] != "gated" or (r["phase"], r["seed"]) == ("final", 1):

@@ -68,7 +68,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(bench, tmp_path):
     assert done.returncode == 0, done.stderr
     # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
     assert "model.d_ff=43 (params of 'mlp': +16 parameters, +96 FLOPs/token)" in done.stdout
-    assert "6 runs to tune the learning rate (1 seeds), then at most 12 runs at" in done.stdout
+    assert "6 runs to tune the learning rate (1 tuning seed), then at most 12 runs at" in done.stdout
     assert "training: at most" in done.stdout
     assert not (tmp_path / "sweep").exists()
 

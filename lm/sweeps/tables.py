@@ -88,6 +88,7 @@ def losses(a: Analysis) -> Table:
         "run diverged. Every token of the test split is predicted once.",
         "sd over seeds": "Standard deviation: what another seed changes.",
         "sampling error": "Standard error over blocks of the test text: what another text of the same kind changes.",
+        "diverged": "A loss or an update was not finite.",
         "stuck": f"Ended above {STUCK} times the loss of the unigram baseline, which predicts each token from the "
         f"token counts of the training text alone. {unigram_baseline(a)}",
     }

@@ -159,10 +159,14 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             f"question: {plan.sweep.question}",
             f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
-            f"{tuning} runs to tune the learning rate ({len(plan.tuning_seeds)} seeds), then at most {final} runs at "
-            f"the best rate and its neighbors ({len(plan.seeds)} fresh seeds); {length}",
+            f"{tuning} runs to tune the learning rate ({_seeds(plan.tuning_seeds, 'tuning')}), then at most {final} runs "
+            f"at the best rate and its neighbors ({_seeds(plan.seeds, 'fresh')}); {length}",
         ]
     )
+
+
+def _seeds(seeds: range, kind: str) -> str:
+    return f"{len(seeds)} {kind} seed{'s' * (len(seeds) > 1)}"
 
 
 def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:

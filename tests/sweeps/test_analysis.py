@@ -14,7 +14,7 @@ from lm.sweeps.analysis import analyze, difference
 from lm.sweeps.results import at_edge
 
 
-def test_variants_are_scipys(tmp_path):
+def test_variants_agree_with_scipy(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
     for name, row in zip(LOSSES, tables.variant_rows(a), strict=True):
         x = LOSSES[name]
@@ -25,7 +25,7 @@ def test_variants_are_scipys(tmp_path):
     assert f"{np.mean(BASE):.4f} [" in tables.losses(a).rows[0][2]
 
 
-def test_comparisons_are_scipys(tmp_path):
+def test_comparisons_agree_with_scipy(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
     tests = [stats.ttest_rel(LOSSES[name], BASE) for name in ("gated", "wide")]
     for c, t in zip(a.comparisons, tests, strict=True):
@@ -74,7 +74,7 @@ def test_loss_at_equal_cost_by_hand(tmp_path):
 
 
 def test_equal_cost_is_among_connected_variants(tmp_path):
-    """Where wide is compared with none, its whole run is its measure, and the others keep theirs."""
+    """If wide is not compared, its cost does not affect the others, nor theirs it."""
     record, runs = sweep()
     before = tables.variant_rows(analyze(write(tmp_path / "all", record, runs)))
     rows = tables.variant_rows(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
@@ -184,7 +184,7 @@ def test_a_tiny_difference_is_shown_with_one_digit(tmp_path):
 
 
 def test_variants_of_different_lengths_are_drawn(tmp_path):
-    """In the second half stands what reaches it, which a short run does not; a swap of no steps has no curve."""
+    """The second half shows only runs that reach it. A variant without steps has no curve."""
     record, runs = sweep()
     for r in runs:
         if r["variant"] == "wide":
@@ -197,7 +197,7 @@ def test_variants_of_different_lengths_are_drawn(tmp_path):
 
 
 def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypatch):
-    """Means over seeds; a step that a variant has no loss of, or a diverged run, is no number."""
+    """Means over seeds; a dash where a variant was not evaluated or a run diverged."""
     record, runs = sweep()
     diverge(select(runs, "final", "gated")[3])
     for r in runs:
@@ -315,10 +315,10 @@ def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[3])
     a = analyze(write(tmp_path / "s", record, runs))
-    said = "not drawn: wide, 1 of 5 diverged"
+    entry = "not drawn: wide, 1 of 5 diverged"
     for figure in (figures.learning_curves(a), figures.equal_cost(a)):
         labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
-        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", said]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
 @pytest.mark.parametrize("how", ["all together", "in a panel of its own"])
@@ -330,10 +330,10 @@ def test_diverged_variants_are_listed_once(tmp_path, how):
         runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
     for r in lost:
         diverge(r)
-    a, said = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
+    a, entry = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
     for figure in (figures.learning_curves(a), figures.equal_cost(a)):
         labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
-        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", said]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
 def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
@@ -347,7 +347,7 @@ def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
     assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
 
 
-def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
+def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
     """By FLOPs; here plain and wide train at one speed and gated at 0.8 of it, near enough."""
     for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
         record, runs = sweep()

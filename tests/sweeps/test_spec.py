@@ -202,3 +202,12 @@ def test_the_sweeps_that_ship(monkeypatch, tmp_path, path, budget):
     plan = load_sweep(str(path), budget)
     assert isinstance(plan.sweep, Sweep)
     assert plan.sweep.question.endswith("?")
+
+
+def test_the_example_of_the_documentation(tmp_path):
+    text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    path = tmp_path / "qk_norm.py"
+    path.write_text(code.replace('"configs/', f'"{ROOT}/configs/'))
+    for budget in BUDGETS:
+        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm"]
