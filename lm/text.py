@@ -1,4 +1,4 @@
-"""Tables as plain text and as Markdown."""
+"""Text for people: tables, and numbers with their noun."""
 
 from collections.abc import Sequence
 
@@ -25,6 +25,15 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
         return "  ".join(cell.rjust(width) if i in right else cell.ljust(width) for cell, width, i in cells).rstrip()
 
     return "\n".join(map(aligned, rows))
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

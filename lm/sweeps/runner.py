@@ -31,6 +31,7 @@ from lm.sweeps.spec import SweepPlan
 from lm.sweeps.stacked import Cohort, cohorts_of, together_on_this_machine
 from lm.sweeps.throughput import Runs, measure, measure_variants
 from lm.sweeps.variants import Variant, describe_variants, resolve_variants, total_flops
+from lm.text import plural
 from lm.training.loop import Signals
 from lm.training.progress import Progress, duration
 
@@ -65,7 +66,7 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     record = sweep_record(plan, variants, device)
     open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
-    progress.say(f"workdir {workdir}  device {device}  {together} runs at once on each")
+    progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with log_to(progress.say), Signals(progress.say) as signals:
         return _Runner(plan, variants, record, Results(workdir), together, progress.say, signals).run()
 
@@ -112,7 +113,7 @@ class _Runner:
             self.say("stopped; rerun the same command to resume")
             return 128 + self.signals.received
         if n_failed:
-            self.say(f"{n_failed} groups of runs failed; rerun the same command to try them again")
+            self.say(f"{plural(n_failed, 'group')} of runs failed; rerun the same command to try them again")
             self.say(f"report without them: python -m lm.report {workdir}")
             return 1
         for warning in identical_variants(self.results, list(self.variants)):
@@ -138,7 +139,7 @@ class _Runner:
                     left = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
                     left = f", {duration(left)} left for all {phase} runs" if n_trained else ""
                     names = ", ".join(sorted({name for name, _, _ in group}))
-                    self.say(f"{title}: {len(missing)} runs of {names}{left}")
+                    self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
                     try:
                         train_group(self, phase, missing)
                         n_trained += 1
@@ -149,7 +150,7 @@ class _Runner:
                         failed.append(group)
             if n_trained + len(failed) == n_before:  # other processes have claimed all that is left
                 if not waited:
-                    self.say(f"waiting for {len(todo)} groups of runs that other processes train")
+                    self.say(f"waiting for {plural(len(todo), 'group')} of runs that other processes train")
                 waited = True
                 time.sleep(1)
                 self.results.reload()

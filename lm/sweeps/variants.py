@@ -13,7 +13,7 @@ from lm.parallel.mesh import with_accumulation
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
-from lm.text import table
+from lm.text import plural, table
 from lm.training.run import resolve_config
 from lm.training.warm_start import CarriedOver, carry_over
 
@@ -159,14 +159,10 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             f"question: {plan.sweep.question}",
             f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
-            f"{tuning} runs to tune the learning rate ({_seeds(plan.tuning_seeds, 'tuning')}), then at most {final} runs "
-            f"at the best rate and its neighbors ({_seeds(plan.seeds, 'fresh')}); {length}",
+            f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
+            f"then at most {final} runs at the best rate and its neighbors ({len(plan.seeds)} fresh seeds); {length}",
         ]
     )
-
-
-def _seeds(seeds: range, kind: str) -> str:
-    return f"{len(seeds)} {kind} seed{'s' * (len(seeds) > 1)}"
 
 
 def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
