@@ -14,7 +14,7 @@ from running import ROOT
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.config.loading import load, load_values, run_file
 from lm.errors import UserError
-from lm.training.workdir import compare
+from lm.training.workdir import compare_configs
 
 
 def test_defaults_pass_their_own_checks(config_file):
@@ -141,8 +141,8 @@ def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole
     """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
     path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
     recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
-    assert compare(recorded, load(path, ["train.steps=50"])) == ([], [])
-    assert compare(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
+    assert compare_configs(recorded, load(path, ["train.steps=50"])) == ([], [])
+    assert compare_configs(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
 
 
 def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(config_file, the_problem):
