@@ -173,11 +173,11 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
 
 def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
     line = the_problem(str(ROOT / "configs" / "sweeps" / "norms.py"))
-    assert "run it with python -m lm.sweep" in line
+    assert "use python -m lm.sweep" in line
 
 
 def test_a_training_config_is_refused_as_a_sweep_with_the_command_that_runs_it():
-    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); run it with python -m lm.train"):
+    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); use python -m lm.train"):
         run_file(str(ROOT / "configs" / "shakespeare.py"), "get_sweep", "configs/sweeps")
 
 
