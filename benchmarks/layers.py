@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from benchmarks.compare import given, in_turns, markdown, options, publish, ratio, shown
 from lm.layers import feed_forward, losses, norms
-from lm.layers.attention import causal_attention
+from lm.layers.attention import Mask, causal_attention
 from lm.runtime import retain_freed_memory
 
 
@@ -109,9 +109,8 @@ def attention_cases():
     theirs = eager(
         lambda *qkv: F.scaled_dot_product_attention(*(a.transpose(1, 2) for a in qkv), is_causal=True), q, k, v
     )
-    at = {"q_positions": np.arange(256), "k_positions": np.arange(256), "contiguous": True}
     for name in ("einsum", "chunked", "xla"):
-        ours = jitted(functools.partial(causal_attention, implementation=name, **at), q, k, v)
+        ours = jitted(functools.partial(causal_attention, mask=Mask.causal(256), implementation=name), q, k, v)
         yield f"attention (8, 256, 6, 64), {name}; torch's SDPA", ours, theirs
 
 
@@ -119,10 +118,10 @@ def head_cases():
     h, w, targets = normal(1, 2048, 128), normal(32_074, 128), np.arange(2048)[None]
 
     def whole(h, w):
-        return losses.softmax_cross_entropy(losses.head_logits(h, w, transposed=True), targets)[0]
+        return losses.softmax_cross_entropy(losses.head_logits(h, losses.Head(w, transposed=True)), targets)[0]
 
     def chunks(h, w):
-        return losses.chunked_softmax_cross_entropy(h, w, None, targets, chunk_size=512, transposed=True)[0]
+        return losses.chunked_softmax_cross_entropy(h, losses.Head(w, transposed=True), targets, chunk_size=512)[0]
 
     theirs = eager(lambda h, w: F.cross_entropy(h[0] @ w.T, torch.from_numpy(targets[0]), reduction="sum"), h, w)
     yield "head and loss (2048, 128, 32074), whole; torch", jitted(whole, h, w), theirs

@@ -57,7 +57,7 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
         processes.start(others.coordinator_address, others.num_processes, others.process_id, others.multihost)
     from lm import data, parameters
     from lm.parallel import processes
-    from lm.parallel.mesh import check_mesh, use_mesh, with_accumulation
+    from lm.parallel.mesh import check_mesh, use_mesh
     from lm.training.progress import Progress
     from lm.training.run import resolve_config
     from lm.training.warm_start import carry_over
@@ -66,7 +66,6 @@ def train(config: Config, workdir: str | None, *, resume: bool = False, others=N
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=progress.say)
     resolved = resolve_config(config, corpus)
     sizes = check_mesh(resolved, jax.device_count())
-    resolved = with_accumulation(resolved, sizes)
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
     goes_on = resume and processes.from_first(lambda: runs.steps_made(workdir))

@@ -14,8 +14,8 @@ from tiny import redrawn, state_of, tiny
 
 from lm import model, step
 from lm.config import ModelConfig
+from lm.layer_stack import unstack_layers
 from lm.layers.losses import head_logits
-from lm.parameters import unstack_layers
 
 T = 8
 TOKENS = np.arange(T * T).reshape(T, T)  # all different: one row of the embedding table for each place
@@ -107,7 +107,10 @@ jit_gradients = jax.jit(step.gradients, static_argnames="config")
 SAME = {
     "scan_welford": ({"scan_layers": True, "norm_algorithm": "welford"}, {}),
     "scan_remat_block_chan": ({"scan_layers": True, "remat": "block", "norm_algorithm": "chan"}, {}),
-    "remat_dots_xla_accumulation_chunk": ({"remat": "dots", "attention": "xla"}, {"accumulation": 4, "loss_chunk": 6}),
+    "remat_dots_xla_micro_batches_chunk": (
+        {"remat": "dots", "attention": "xla"},
+        {"micro_batch_size": 2, "loss_chunk": 6},
+    ),
 }
 
 
@@ -228,8 +231,7 @@ def test_causality_receptive_field_and_reference(i):
     changed = (np.asarray(before) != np.asarray(after)).any(-1)
     np.testing.assert_array_equal(changed, field_of(c).T)
 
-    w, b = model.head(params, c)
-    logits = head_logits(before[:2], w, b, softcap=c.logit_softcap, transposed=c.tie_embeddings)
+    logits = head_logits(before[:2], model.head(params, c))
     wide = jax.tree.map(np.float64, unstack_layers(params))
     expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
     # Two layers of about ten roundings each of 2^-24, growing through norms: some hundred units of the largest logit.

@@ -337,8 +337,8 @@ def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):
-    code, _ = train(tmp_path / "run", "--config.train.accumulation=2")
+def test_micro_batches_keep_the_draw_of_dropout(bench, train, tmp_path):
+    code, _ = train(tmp_path / "run", "--config.train.micro_batch_size=2")
     assert code == 0
     reference = {line["step"]: line["loss"] for line in metrics_of(bench.reference()) if "split" not in line}
     ours = {line["step"]: line["loss"] for line in metrics_of(tmp_path / "run") if "split" not in line}

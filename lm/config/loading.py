@@ -196,7 +196,7 @@ def _model_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str
 
 
 def _data_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    d, t = config.data, config.train
+    d = config.data
     if d.splits is not None and (len(d.splits) != 3 or abs(sum(d.splits) - 1) > 1e-6 or d.splits[0] == 0):
         yield (
             ("data.splits",),
@@ -250,16 +250,6 @@ def _data_contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]
             ("eval.sample_tokens", "eval.sample_prompt"),
             "config.eval.sample_prompt: it is empty, and a sample continues at least one token; give a prompt, or use "
             "sample_tokens = 0",
-        )
-    if t.accumulation > 1 and t.micro_batch_size:
-        yield (
-            ("train.accumulation", "train.micro_batch_size"),
-            f"config.train.accumulation: {t.accumulation}, but micro_batch_size = {t.micro_batch_size} tells it; use 1",
-        )
-    if t.batch_size % t.accumulation:
-        yield (
-            ("train.batch_size", "train.accumulation"),
-            f"config.train.accumulation: {t.accumulation} does not divide batch_size = {t.batch_size}",
         )
 
 

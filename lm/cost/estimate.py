@@ -20,8 +20,8 @@ from lm.cost import flops
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
-from lm.parallel.mesh import BATCH_AXES, check_mesh, current_mesh, make_mesh, mesh_sizes, with_accumulation
-from lm.step import init_state, train_step
+from lm.parallel.mesh import BATCH_AXES, check_mesh, current_mesh, make_mesh, mesh_sizes
+from lm.step import init_state, n_micro_batches, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,6 @@ def named_device(text: str) -> tuple[str, int]:
 def plan(config: Config, name: str, n_devices: int) -> str:
     """The plan of a resolved config, for people; raises UserError for a mesh that does not fit."""
     device, sizes = DEVICES[name], check_mesh(config, n_devices)
-    config = with_accumulation(config, sizes)
     state = State(config, n_devices)
     table, t = parameters.parameter_table(config.model), config.train
     per_token = flops.flops_per_token(config.model, t.seq_len)
@@ -95,7 +94,7 @@ def plan(config: Config, name: str, n_devices: int) -> str:
     lines = [
         f"{n_devices} x {name}: " + " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
         f"{parameters.count(table):,} parameters, {per_token:,.0f} FLOPs a token, {tokens:,} tokens a step "
-        f"in {t.accumulation} micro-batches",
+        f"in {micro_batches(config, sizes)} micro-batches",
         "",
         "memory a device",
         *(f"  {what:<38}{_bytes(size):>12}" for what, size in kept.items()),
@@ -139,8 +138,8 @@ class State:
             rows = jax.NamedSharding(current_mesh(), jax.P(BATCH_AXES))
             batch = {"tokens": jax.ShapeDtypeStruct(shape, np.int32, sharding=rows)}
             self.parameters, self.optimizer = local_bytes(state.params), local_bytes(state.opt_state)
-            # With accumulation a micro-batch's gradients exist beside their sum, which is float32.
-            summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if t.accumulation > 1 else 0
+            # The gradients of a micro-batch exist beside their sum, which is float32.
+            summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if micro_batches(config, sizes) > 1 else 0
             self.gradients = self.parameters * (1 + summed)
             self.arguments = local_bytes(state) + local_bytes(batch)
             out = (jax.tree.map(lambda a: a.sharding, state), None)
@@ -154,10 +153,17 @@ def local_bytes(tree) -> int:
     return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
+def micro_batches(config: Config, sizes: dict) -> int:
+    """Return the number of micro-batches of a step on each device."""
+    t = config.train
+    return n_micro_batches(t.batch_size // (sizes["replica"] * sizes["fsdp"]), t.micro_batch_size)
+
+
 def _tokens(config: Config, sizes: dict) -> float:
     """Tokens that a device has of a micro-batch."""
     t = config.train
-    return t.batch_size * t.seq_len / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"] * t.accumulation)
+    n_shards = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
+    return t.batch_size * t.seq_len / (n_shards * micro_batches(config, sizes))
 
 
 def completed(config: Config, sizes: dict) -> float:
@@ -253,7 +259,7 @@ class Sent:
 
 def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     """What a step sends, by kind; scalars and gains are left out. See lm/parallel/sharding.py."""
-    m, t, table = config.model, config.train, parameters.parameter_table(config.model)
+    m, table = config.model, parameters.parameter_table(config.model)
     wide, narrow = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
 
     def of(axes, what, kind, payload, times):
@@ -269,7 +275,7 @@ def communication(config: Config, sizes: dict) -> Iterator[Sent]:
     layers = sum(size(p) for path, p in shared.items() if path.startswith("layers/"))
     rows = sum(size(p) for p in shared.values() if p.kind == "embedding")  # looked up in the dtype they are kept in
     head = size(shared["embedding" if m.tie_embeddings else "head/w_DV"]) if shared else 0
-    n = t.accumulation
+    n = micro_batches(config, sizes)
     yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
     yield from of(["fsdp"], "embeddings and head", "all-gather", rows * wide + head * narrow, n)
     yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * 4, n)

@@ -15,10 +15,11 @@ from lm.config import Config
 from lm.cost import flops
 from lm.data import Corpus
 from lm.data.batches import prefetch
+from lm.inspection import inspect
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
 from lm.parallel.mesh import current_mesh
-from lm.step import TrainState, inspect, take_batch, train_steps
+from lm.step import TrainState, take_batch, train_steps
 from lm.training import metrics
 from lm.training.checkpoints import Checkpoints
 from lm.training.evaluation import evaluate

@@ -166,7 +166,6 @@ def test_a_wrong_value_is_named_with_what_would_do(config_file, override, expect
         ),
         ("data.packing=documents", "data.order: crops cut across documents"),
         ("data.stride=3", "data.stride: 3 has no meaning"),
-        ("train.accumulation=5", "train.accumulation: 5 does not divide batch_size = 32"),
         ("train.debug=true model.scan_layers=true", "train.debug: true"),
         ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
         ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is longer than train.steps = 1000"),
