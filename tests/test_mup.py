@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import state_of, tiny
 
-from lm import model, parameters
+from lm import layer_stack, model, parameters
 from lm.config import OptimizerConfig
 from lm.optimizers import width_scales
 from lm.step import train_step
@@ -58,7 +58,7 @@ def moved(factor: int, **more) -> dict[str, float]:
 
     def outputs(params):
         _, sown = model.hidden(params, c.model, TOKENS, mutable=["intermediates"])
-        stacked = parameters.stack_layers(sown["intermediates"])
+        stacked = layer_stack.stack_layers(sown["intermediates"])
         return {"hidden": stacked["layers"]["x_BTD"][0][-1], "logits": model.logits(params, c.model, TOKENS)}
 
     before, after = outputs(first.params), outputs(state.params)

@@ -9,8 +9,8 @@ import optax
 import pytest
 from tiny import redrawn, tiny
 
-from lm import parameters
 from lm.config import OptimizerConfig
+from lm.layer_stack import unstack_layers
 from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 
@@ -175,12 +175,12 @@ def test_muon_treats_stacked_parameters_as_layers():
         if not p.axes.startswith("N"):
             apart[path] = p
     tx = make_optimizer(MUON, 100, apart)
-    each = parameters.unstack_layers(params)
+    each = unstack_layers(params)
     state = tx.init(each)
     for g in grads:
-        change, state = jax.jit(tx.update)(parameters.unstack_layers(g), state, each)
+        change, state = jax.jit(tx.update)(unstack_layers(g), state, each)
         each = optax.apply_updates(each, change)
-    chex.assert_trees_all_close(parameters.unstack_layers(after), each, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

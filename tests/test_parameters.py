@@ -10,7 +10,8 @@ from tiny import tiny
 
 from lm import parameters
 from lm.config import Config, ModelConfig, TrainConfig
-from lm.parameters import count, flat, init_params, parameter_table, stack_layers, unstack_layers
+from lm.layer_stack import stack_layers, unstack_layers
+from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
 

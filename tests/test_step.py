@@ -13,7 +13,8 @@ from tiny import redrawn, state_of, tiny
 
 from lm import step
 from lm.data import Split, markov
-from lm.layers import attention
+from lm.inspection import inspect
+from lm.layers.attention import Mask
 from lm.parameters import flat, nest
 from lm.training.batch_source import BatchSource
 
@@ -46,9 +47,9 @@ def rolled(config, n_steps, *, resident=True, state=None):
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
 
-def test_accumulation_is_one_big_batch_with_unequal_counts_and_dropout():
+def test_micro_batches_equal_one_big_batch_with_unequal_weights_and_dropout():
     """A micro-batch with one target weighs one target; each example keeps its draw of dropout."""
-    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"accumulation": n}) for n in (1, 4)]
+    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"micro_batch_size": n}) for n in (None, 1)]
     weights = np.ones((4, 8), np.float32)
     weights[0, 1:], weights[2] = 0, 0
     batch = batch_of(configs[0], weights=jnp.asarray(weights))
@@ -226,8 +227,8 @@ def test_dropout_changes_with_the_example_the_step_and_the_seed_only():
 def test_inspect_gives_root_mean_squares_by_path():
     config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
     state, batch = state_of(config), batch_of(config)
-    inspect = jax.jit(step.inspect, static_argnames="config")
-    found = inspect(state, batch, config)
+    jit_inspect = jax.jit(inspect, static_argnames="config")
+    found = jit_inspect(state, batch, config)
     _, grads = jit_gradients(state, batch, config)
     updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
     for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
@@ -237,12 +238,12 @@ def test_inspect_gives_root_mean_squares_by_path():
         for path in expected:
             np.testing.assert_allclose(found[name][path], expected[path], rtol=1e-4, err_msg=path)
     assert found["activations"]["layers/output"].shape == (2,)
-    chex.assert_trees_all_close(inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(jit_inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_step_keeps_dtypes(dtype):
-    config = tiny(model=ONE | {"param_dtype": dtype, "compute_dtype": "bfloat16"}, train={"accumulation": 2})
+    config = tiny(model=ONE | {"param_dtype": dtype, "compute_dtype": "bfloat16"}, train={"micro_batch_size": 2})
     state = jax.eval_shape(functools.partial(step.init_state, config), 0)
     after, metrics = jax.eval_shape(functools.partial(step.train_step, config=config), state, batch_of(config))
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
@@ -280,7 +281,7 @@ def test_the_loss_stays_above_the_entropy_of_markov_text():
 @pytest.mark.slow
 def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
     """The alarm works: queries that see the next token pass the floor."""
-    honest = attention.visible
-    monkeypatch.setattr(attention, "visible", lambda q, k, *rest: honest(q + 1, k, *rest))
+    visible = Mask.visible
+    monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
     loss, standard_error = trained_on_markov()
     assert loss < markov.entropy_rate() - 4 * standard_error

@@ -9,7 +9,6 @@ from lm.config import Config
 from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
-from lm.parallel.mesh import with_accumulation
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
@@ -80,8 +79,7 @@ def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
         if key not in corpora:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
-            checked = resolve_config(config, corpora[key])
-            resolved[name] = with_accumulation(checked, dict.fromkeys(("replica", "fsdp"), 1)), corpora[key]
+            resolved[name] = resolve_config(config, corpora[key]), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
