@@ -247,6 +247,25 @@ def test_the_step_keeps_dtypes(dtype):
     assert metrics["loss"].dtype == metrics["grad_norm"].dtype == jnp.float32
 
 
+def test_a_metric_of_one_step_is_stacked_over_a_dispatch(monkeypatch):
+    """A metric that train_step returns needs no other declaration."""
+    train_step = step.train_step
+
+    def with_one_more(state, batch, config):
+        state, metrics = train_step(state, batch, config)
+        return state, metrics | {"n_tokens": jnp.int32(batch["tokens"].size)}
+
+    monkeypatch.setattr(step, "train_step", with_one_more)
+    config = tiny(model=ONE)
+    _, metrics = jax.eval_shape(
+        lambda state, feed: step.train_steps(state, None, feed, 2, config),
+        state_of(config),
+        stacked([batch_of(config)] * 2),
+    )
+    assert metrics["n_tokens"].shape == (2,)
+    assert metrics["n_tokens"].dtype == jnp.int32
+
+
 def trained_on_markov(n_steps=300):
     """Train a small model for some seconds; returns its mean loss on held-out text and the standard error."""
     ids = np.array([ord(letter) - ord("a") for letter in markov.text(120_000)], np.uint16)
@@ -259,9 +278,7 @@ def trained_on_markov(n_steps=300):
     )
     corpus, feed = feeds.to_device(train, 10**7), feeds.train_feed(train, True, config, 0, n_steps)
     # A new jitted function: the mask may be patched.
-    train_steps = jax.jit(
-        functools.partial(step.train_steps, config=config)
-    )  # not the jitted function of above: the mask may be patched
+    train_steps = jax.jit(functools.partial(step.train_steps, config=config))
     state, _ = train_steps(state_of(config), corpus, feed, n_steps)
     corpus = feeds.to_device(held_out, 10**7)
     (eval_feed,) = feeds.eval_feeds(held_out, True, config)
