@@ -67,7 +67,7 @@ def reference(q, k, v, sees, softcap=None, scale=K**-0.5):
 
 PLAIN = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 9]])
-# Positions as a cache has them: queries after some of the keys, empty slots, any order, and different by example.
+# Positions of a cache: queries after some of the keys, empty slots, any order, different for each example.
 CACHE = {
     "q_positions": np.array([[5, 6, 7], [2, 3, 4]]),
     "k_positions": np.array([[0, 1, 2, 3, 4, 5, 6, 7], [4, 3, 2, 1, 0, -1, -1, -1]]),
@@ -85,7 +85,7 @@ MASKS = {
 
 @jax.jit
 def attend_with_both(q, k, v, options):
-    """By implementation. One compilation, and the window a traced number, because compiling is what takes time."""
+    """Return outputs by implementation, compiled once with a traced window, because compiling dominates the time."""
     return {name: attention_with(q, k, v, implementation=name, **options) for name in ("einsum", "xla")}
 
 
@@ -171,7 +171,7 @@ def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(implementation
         assert np.any(g[1, 0] != 0)
 
 
-def test_decoding_from_a_cache_gives_the_rows_of_the_whole():
+def test_decoding_from_a_cache_equals_the_whole_sequence():
     q, k, v = inputs()
     for window in (UNLIMITED, 3):
         whole = np.asarray(attend_with_both(q, k, v, PLAIN | {"window": window})["einsum"])
@@ -224,7 +224,7 @@ def test_bfloat16_inputs_have_a_float32_softmax():
 
 
 @pytest.mark.parametrize("implementation", ["einsum", "chunked"])
-def test_gradients_of_bfloat16_are_those_of_float32_but_for_rounding(implementation):
+def test_gradients_of_bfloat16_equal_those_of_float32_up_to_rounding(implementation):
     n = 160
     q, k, v = (jnp.asarray(normal(2, n, h, K, seed=i), jnp.bfloat16) for i, h in enumerate((H, 2, 2)))
     g = jnp.asarray(normal(2, n, H, K, seed=3), jnp.bfloat16)
@@ -242,24 +242,24 @@ def test_gradients_of_bfloat16_are_those_of_float32_but_for_rounding(implementat
         assert off < 2.0**-7
 
 
-def test_cudnn_is_asked_for_the_same_mask(monkeypatch):
-    """Everything of the cuDNN path but cuDNN: jax.nn's XLA implementation in its place, given the same arguments."""
+def test_cudnn_gets_the_same_mask(monkeypatch):
+    """The cuDNN path with jax.nn's XLA implementation in place of cuDNN, called with the same arguments."""
     real = jax.nn.dot_product_attention
-    asked = []
+    calls = []
 
     def stand_in(*args, implementation, **options):
-        asked.append(implementation)
+        calls.append(implementation)
         return real(*args, implementation="xla", **options)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
     for window in (None, 1, 3):
-        # A new function each time: jit would find the einsum that auto took before the platform was patched.
+        # A new function each time: jit would reuse the einsum that auto chose before the platform was patched.
         out = jax.jit(lambda q, w=window: attention_with(q, k, v, window=w, contiguous=True, **PLAIN))(q)
         expected = attend(q, k, v, window=window, implementation="einsum", **PLAIN)
         np.testing.assert_allclose(np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7)
-    assert asked == ["cudnn"] * 3
+    assert calls == ["cudnn"] * 3
 
 
 @pytest.mark.parametrize("window", [None, 1, 129, "traced"])
@@ -315,7 +315,7 @@ GPU |= {"n_queries": 1024}
         ({"window": np.int32(4)}, "chunked", "before compilation"),
     ],
 )
-def test_auto_takes_cudnn_exactly_where_it_can_and_explicit_cudnn_is_refused_elsewhere(change, chosen, word):
+def test_auto_chooses_cudnn_if_and_only_if_it_is_supported(change, chosen, word):
     name, reason = choose_implementation("auto", **(GPU | change))
     assert name == chosen
     assert word in reason
@@ -340,7 +340,7 @@ def test_explicit_choices():
         attention_with(*inputs(), implementation="cudnn", **PLAIN)
 
 
-def test_auto_says_once_what_it_took_and_why(caplog):
+def test_auto_logs_its_choice_once(caplog):
     attention._log_once.cache_clear()
     q, k, v = inputs()
     with caplog.at_level(logging.INFO, logger="lm"):
@@ -361,7 +361,7 @@ def test_auto_says_once_what_it_took_and_why(caplog):
         ({"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True}, "as many queries as keys"),
     ],
 )
-def test_mistakes_are_named(change, message):
+def test_invalid_arguments_raise(change, message):
     arguments = dict(zip("qkv", inputs(), strict=True)) | PLAIN | change
     qkv = [arguments.pop(name) for name in "qkv"]
     with pytest.raises(ValueError, match=message):

@@ -29,7 +29,7 @@ def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0):
 @jax.jit
 @functools.partial(jnp.vectorize, signature="(v),()->()")
 def nll(logits_V, target):
-    """The loss of each token by itself."""
+    """Return the loss of each token."""
     return softmax_cross_entropy(logits_V, target)[0]
 
 
@@ -43,7 +43,7 @@ def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, tran
     return chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss)
 
 
-@functools.cache  # compiling is what takes time
+@functools.cache  # compiling dominates the time
 def sums_and_gradients(f, **options):
     """((loss_sum, weight_sum), the gradients of 3 loss_sum / weight_sum in h, w, bias and weights)."""
 
@@ -87,7 +87,7 @@ def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
 
 
-def test_a_tied_head_is_given_as_the_table_lies():
+def test_a_tied_head_is_the_transposed_embedding_table():
     sums, (d_h, d_w, d_bias, _) = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
     for f in (whole, chunked):
         tied_sums, tied = sums_and_gradients(f, transposed=True)(H, W.T, BIAS, WEIGHTS)
@@ -151,7 +151,7 @@ def test_large_logits_and_16_bit_inputs():
 
 
 def largest_intermediate(f, *args):
-    """The number of elements of the largest array that any operation of f, at any depth, makes."""
+    """Return the size of the largest result of any operation of f, at any depth."""
 
     def arrays(jaxpr):
         for equation in jaxpr.eqns:
@@ -175,7 +175,7 @@ def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transpose
         return chunked_softmax_cross_entropy(h, Head(w, transposed=transposed), targets, chunk_size=chunk_size)[0]
 
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
-        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # what is to be avoided is seen
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the whole loss does have them
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
 
 
