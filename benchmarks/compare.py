@@ -1,7 +1,12 @@
-"""Two sides that take turns, what their times come to, and where that is written."""
+"""Shared parts of the comparisons: arguments, worker processes, alternating rounds, ratios, and published tables.
+
+"Ours" is this codebase, "theirs" is PyTorch (transformers or nanoGPT).
+"""
 
 import argparse
 import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -9,133 +14,177 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from lm.training.workdir import command, git_state, processor, versions
+from lm.training.workdir import format_command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "performance.md"
 
 
-def options(name: str, what: str) -> argparse.ArgumentParser:
-    """The command line of benchmarks.NAME, with what all comparisons have; `given` reads it."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=what.split("\n")[0])
-    parser.add_argument("--pin", action="store_true", help="one core for each side, and CPU seconds where both are had")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
-    parser.add_argument("--name", default=name, help=f"of results/NAME.json and of README's place [{name}]")
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+
+def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
+    """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
+    parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
+    parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--name", default=name, help=f"write results/NAME.json and the table marked NAME [{name}]")
     return parser
 
 
-def given(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options, carried out: this process on one core, and a README that has a place for the table."""
+def add_nanogpt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nanogpt", metavar="PATH", help="compare with this checkout of nanoGPT, not transformers")
+
+
+def parse_arguments(parser: argparse.ArgumentParser, packages=("torch", "transformers")) -> argparse.Namespace:
+    """Parse the command line and check at once what would otherwise fail after minutes of measuring.
+
+    Pins this process to one core if --pin is given. Exits with code 2 if one of the packages is missing (transformers
+    is not needed with --nanogpt), or if --publish is given and docs/performance.md has no marks for the table.
+    """
     a = parser.parse_args()
-    if a.readme and place(a.name).search((ROOT / "README.md").read_text()) is None:
-        parser.error(f"README.md has no place for the table: <!-- {a.name} --> and <!-- end -->")
+    if a.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {a.rounds}")
+    require(*(p for p in packages if p != "transformers" or not getattr(a, "nanogpt", None)), prog=parser.prog)
+    if a.publish and table_between_marks(a.name).search(PAGE.read_text(encoding="utf-8")) is None:
+        parser.error(f"docs/performance.md has no marks for this table: <!-- {a.name} --> and <!-- end -->")
     if a.pin:
-        pin()
+        pin_to_one_core()
     return a
 
 
-def pin() -> None:
-    """This process, and those it starts, to one core."""
+def require(*packages: str, prog: str) -> None:
+    """Exit with code 2 and one line of advice if a package of the extra [bench] is not installed."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        print(f"{prog}: {' and '.join(missing)} not installed; run: pip install -e '.[bench]'", file=sys.stderr)
+        sys.exit(2)
+
+
+def pin_to_one_core() -> None:
+    """Pin this process, and every process it starts, to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def place(name: str) -> re.Pattern:
-    """What is between README's marks of a table, and the marks."""
-    return re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
+# ---- Measuring -------------------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """A process of benchmarks/worker.py."""
+    """One side of a comparison: a process of benchmarks/worker.py, driven by JSON lines.
+
+    Args:
+        job: the worker's argument, see benchmarks/worker.py. Its standard error goes to WORKDIR/SIDE.log.
+    """
 
     def __init__(self, job: dict):
-        words = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
-        # Both sides are there at once: JAX must not take most of a GPU's memory before it needs it.
+        arguments = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
+        # Both sides share one GPU, so JAX must not preallocate most of its memory.
         env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in end()
+        self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in close()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-        self.process = subprocess.Popen(words, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(arguments, env=env, text=True, **pipes)
 
     def ask(self, **question) -> dict:
+        """Send a question and return the answer. Raises RuntimeError with the end of the log if the worker died."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
         if not (line := self.process.stdout.readline()):
             self.log.seek(0)
-            raise RuntimeError(f"a side of the comparison ended: {self.log.read()[-3000:]}")
+            raise RuntimeError(f"a worker process failed: {self.log.read()[-3000:]}")
         return json.loads(line)
 
-    def end(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # a side that failed has gone
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the worker has already exited
             self.process.stdin.close()
         self.process.wait()
         self.log.close()
 
 
-def ratio(ours: list[float], theirs: list[float]) -> dict:
-    """The other side's seconds over ours, round by round: above 1 we are faster."""
-    found = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return {"median": statistics.median(found), "low": min(found), "high": max(found), "rounds": len(found)}
+def alternate(rounds: int, ours: Callable[[], dict], theirs: Callable[[], dict]) -> tuple[list, list]:
+    """Call both functions once per round, in the order A B, B A, A B, ..., so that drift affects both alike.
 
-
-def shown(found: dict) -> str:
-    return "**{median:.2f}** ({low:.2f} to {high:.2f})".format(**found)
-
-
-def in_turns(rounds: int, ours, theirs) -> tuple[list, list]:
-    """What both give in each round, in the order A B, B A, A B, ... against drift."""
-    found = [], []
+    Returns:
+        The results of `ours` and of `theirs`, one per round.
+    """
+    results = [], []
     for i in range(rounds):
         for k in (0, 1) if i % 2 == 0 else (1, 0):
-            found[k].append((ours, theirs)[k]())
-    return found
+            results[k].append((ours, theirs)[k]())
+    return results
+
+
+def ratio(denominators: list[float], numerators: list[float]) -> dict:
+    """Return median, range and number of the ratios of each round.
+
+    With our seconds as denominators and theirs as numerators, a ratio above 1 means that we are faster.
+
+    >>> ratio([1.0, 2.0, 1.0], [2.0, 3.0, 1.0])
+    {'median': 1.5, 'low': 1.0, 'high': 2.0, 'rounds': 3}
+    """
+    ratios = [b / a for a, b in zip(denominators, numerators, strict=True)]
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": len(ratios)}
+
+
+# ---- Publishing ------------------------------------------------------------------------------------------------------
+
+
+def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
+    """Write results/NAME.json, print the table and, with --publish, write it into docs/performance.md."""
+    write_results(a.name, rows)
+    print(table)
+    if a.publish:
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(table_between_marks(a.name).sub(lambda m: m[1] + table + "\n" + m[2], text), encoding="utf-8")
+
+
+def write_results(name: str, rows: list | dict, **more) -> None:
+    """Write results/NAME.json: the rows, this process's command, and the machine it ran on."""
+    RESULTS.mkdir(exist_ok=True)
+    results = {"command": command_line(), "machine": machine(), **more, "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def table_between_marks(name: str) -> re.Pattern:
+    """Return a pattern for a table of docs/performance.md: group 1 is the mark before it, group 2 the one after."""
+    return re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+
+
+def format_ratio(ratio: dict) -> str:
+    return "**{median:.2f}** ({low:.2f} to {high:.2f})".format(**ratio)
+
+
+def command_line() -> str:
+    """Return the command of this process, without the directories of this machine."""
+    return format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
 
 
 def machine() -> dict:
-    """Where this ran, and with what."""
-    gpu = subprocess.run(
-        "nvidia-smi --query-gpu=name --format=csv,noheader", shell=True, capture_output=True, text=True
-    )
+    """Describe this machine: date, CPU and number of cores, GPU, versions of packages, git commit."""
+    query = "nvidia-smi --query-gpu=name --format=csv,noheader"
+    gpu = subprocess.run(query, shell=True, capture_output=True, text=True)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": processor(),
         "cores": os.cpu_count(),
         "cores_used": len(os.sched_getaffinity(0)),
         "gpu": gpu.stdout.strip() or None,
-        "versions": versions() | peers(),
+        "versions": versions() | {name: version_of(name) for name in ("torch", "transformers")},
         "git": git_state(),
     }
 
 
-def peers() -> dict:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def started_as() -> str:
-    """What this process was started with."""
-    return command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
-
-
-def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
-    """Write results/NAME.json, print the table, and put it between README's marks of that name if asked to."""
-    RESULTS.mkdir(exist_ok=True)
-    found = {"command": started_as(), "machine": machine(), "rows": rows}
-    (RESULTS / f"{a.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(table)
-    if a.readme:
-        path = ROOT / "README.md"
-        path.write_text(place(a.name).sub(lambda m: m[1] + table + "\n" + m[2], path.read_text()))
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,4 +1,4 @@
-"""What all timed runs have in common: a constant rate, AdamW as nanoGPT sets it, no evaluation, no checkpoint."""
+"""Config shared by all timed runs: constant learning rate, AdamW as in nanoGPT, no evaluation, no checkpoints."""
 
 from lm.config import default_config
 

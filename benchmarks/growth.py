@@ -1,20 +1,24 @@
-"""How cost grows: python -m benchmarks.growth
+"""Measure how the cost of a training step grows with the size of the model.
 
-One training step of a small Llama-like model while one number of it changes: parameters, context, vocabulary, layers,
-simulated devices. Each point is a process of its own and compiles anew: CPU seconds to compile, seconds a step (the
-median of several), bytes of the program's arguments and temporaries as XLA lays them out beside the formula of
-lm/cost/estimate.py. Writes results/growth.json and results/growth.png.
+    python -m benchmarks.growth
+    python -m benchmarks.growth --redraw
+
+Varies one size of a small Llama-like model at a time: parameters (by width), context, vocabulary, layers, simulated
+devices. Each point runs in a process of its own and compiles from scratch. Measures CPU seconds to compile, the median
+seconds per step, and the bytes of the program's arguments and temporaries, beside the estimate that
+`--plan` uses. Writes results/growth.json and results/growth.png.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 
-from benchmarks.compare import RESULTS, ROOT, machine
+from benchmarks.compare import RESULTS, ROOT, write_results
 
 BASE = {
     "model.d_model": 128, "model.n_layers": 4, "model.n_heads": 4, "model.vocab_size": 256, "train.seq_len": 128,
@@ -33,11 +37,21 @@ AXES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.split("\n")[0])
+    parser.add_argument("--redraw", action="store_true", help="measure nothing; draw results/growth.json again")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.point:
         print(json.dumps(point(json.loads(a.point))))
         return 0
+    if not a.redraw:
+        write_results("growth", measure(), base=BASE)
+    figure = draw(json.loads((RESULTS / "growth.json").read_text())["rows"])
+    figure.savefig(RESULTS / "growth.png", dpi=100)
+    return 0
+
+
+def measure() -> list[dict]:
+    """Measure every point of AXES, each in a process of its own."""
     rows = []
     for axis, changes in AXES.items():
         for change in changes:
@@ -49,14 +63,18 @@ def main() -> int:
             at = found["n_params"] if axis == "parameters" else next(iter(change.values()))
             rows.append({"axis": axis, "at": at, "change": change} | found)
             print(rows[-1], flush=True)
-    found = {"command": "python -m benchmarks.growth", "machine": machine(), "base": BASE, "rows": rows}
-    (RESULTS / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(rows)
-    return 0
+    return rows
 
 
 def point(change: dict) -> dict:
-    """What a step costs with this change of BASE."""
+    """Measure one training step with these changes of BASE.
+
+    Args:
+        change: config values by key, and "devices", the number of simulated devices.
+
+    Returns:
+        {"n_params", "compile_s", "step_s", "bytes", "formula_bytes"}; bytes are those of one device.
+    """
     n_devices = change.pop("devices", 1)
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
@@ -103,49 +121,96 @@ def point(change: dict) -> dict:
 
 
 def formula(config, n_devices: int) -> float:
-    """Bytes on each device by lm/cost/estimate.py: parameters, two moments, gradients; activations, logits twice."""
+    """Estimate the bytes on each device: parameters, gradients, moments; activations; logits and their gradients."""
     from lm import parameters
-    from lm.cost import estimate as plan
+    from lm.cost.devices import DEVICES
+    from lm.cost.memory import activation_bytes, logit_bytes
     from lm.parallel.mesh import check_mesh
 
     sizes = check_mesh(config, n_devices)
-    device = plan.DEVICES["h100"]  # float32, for which it too has no fused attention
+    device = DEVICES["h100"]  # float32, for which it too has no fused attention
     state = 4 * 4 * parameters.count(parameters.parameter_table(config.model))
-    return state + plan.activations(config, device, sizes) + plan.logits(config, sizes)
+    return state + activation_bytes(config, device, sizes) + logit_bytes(config, sizes)
 
 
-def draw(rows: list[dict]) -> None:
+# ---- Picture ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = {"parameters": "parameters", "context": "context length", "vocabulary": "vocabulary", "layers": "layers",
+           "devices": "simulated devices"}  # fmt: skip
+COSTS = {  # label, ticks
+    "step_s": ("seconds per step", (0.03, 0.1, 0.3, 1, 3)),
+    "compile_s": ("CPU seconds to compile", (3, 10, 30)),
+    "bytes": ("MiB per device", (10, 30, 100, 300, 1000, 3000)),
+}
+
+
+def slope(at: list[float], costs: list[float]) -> float:
+    """Return the exponent of the power law through these points: the slope of a least-squares line in log-log axes.
+
+    >>> round(slope([1, 2, 4], [3, 12, 48]), 6)
+    2.0
+    """
+    x, y = [math.log(v) for v in at], [math.log(v) for v in costs]
+    return statistics.linear_regression(x, y).slope
+
+
+def draw(rows: list[dict]):
+    """Draw each cost over each size in log-log axes, with the fitted slope beside each line; the estimate is dashed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    columns = (
-        ("step_s", "seconds a step", 1),
-        ("compile_s", "CPU seconds to compile", 1),
-        ("bytes", "MiB a device", 2**20),
-    )
-    groups = ("parameters", "context", "vocabulary", "layers", "devices")
-    figure, axes = plt.subplots(len(columns), len(groups), figsize=(15, 8), sharex="col", layout="constrained")
-    for j, group in enumerate(groups):
-        for i, (key, label, unit) in enumerate(columns):
-            ax = axes[i, j]
-            for color, name in enumerate(sorted({r["axis"] for r in rows if r["axis"].split(",")[0] == group})):
-                mine = [r for r in rows if r["axis"] == name]
-                at = [r["at"] for r in mine]
-                ax.plot(at, [r[key] / unit for r in mine], "o-", color=f"C{color}", label=name)
-                if key == "bytes":
-                    ax.plot(at, [r["formula_bytes"] / unit for r in mine], "--", color=f"C{color}", label="formula")
-            ax.set_xscale("log", base=2)
-            ax.set_ylim(bottom=0)
-            ax.grid(alpha=0.3)
-            if j == 0:
-                ax.set_ylabel(label)
+    figure, panels = plt.subplots(len(COSTS), len(COLUMNS), figsize=(16, 9), sharex="col", sharey="row")
+    for i, (cost, (label, ticks)) in enumerate(COSTS.items()):
+        panels[i, 0].set_ylabel(label)
+        for j, (group, title) in enumerate(COLUMNS.items()):
+            axes = panels[i, j]
+            draw_panel(axes, [r for r in rows if r["axis"].split(",")[0] == group], cost)
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.set_ylim(ticks[0], ticks[-1])
+            axes.minorticks_off()
             if i == 0:
-                ax.set_title(group)
-            if i == len(columns) - 1:
-                ax.legend(fontsize=8)
-    figure.savefig(RESULTS / "growth.png", dpi=100)
+                axes.set_title(title)
+    figure.suptitle("Cost of a training step, both axes logarithmic; beside each line: its slope (1: proportional)")
+    figure.tight_layout()
+    return figure
+
+
+def draw_panel(axes, rows: list[dict], cost: str) -> None:
+    """Draw one cost over one size into one panel, a line for each variant in `rows`."""
+    unit = 2**20 if cost == "bytes" else 1
+    axes.set(xscale="log", yscale="log")
+    by_variant = {}
+    for r in rows:
+        by_variant.setdefault(r["axis"].partition(", ")[2] or "default", []).append(r)
+    highest = max(by_variant.values(), key=lambda mine: mine[-1][cost])
+    for i, (name, mine) in enumerate(by_variant.items()):
+        at, costs = [r["at"] for r in mine], [r[cost] / unit for r in mine]
+        axes.plot(at, costs, "os"[i] + "-", color=f"C{i}", label=name)
+        if cost == "bytes":
+            label = "estimate" if mine is by_variant["default"] else None
+            axes.plot(at, [r["formula_bytes"] / unit for r in mine], "k--", label=label, linewidth=1, zorder=3)
+        # Right of the last point; of two labels one is moved up and the other down.
+        rise = 0 if len(by_variant) == 1 else 6 if mine is highest else -6
+        label = f"{slope(at, costs):.2f}"
+        axes.annotate(label, (at[-1], costs[-1]), (9, rise), textcoords="offset points", va="center", color=f"C{i}")
+    sizes = [r["at"] for r in highest]
+    axes.set_xticks(sizes, [short(size) for size in sizes])
+    span = sizes[-1] / sizes[0]
+    axes.set_xlim(sizes[0] / span**0.06, sizes[-1] * span**0.3)
+    axes.grid(alpha=0.3)
+    if len(by_variant) > 1 or cost == "bytes":
+        axes.legend(fontsize=9, frameon=False, loc="upper left")
+
+
+def short(n: int) -> str:
+    """Format a size for an axis.
+
+    >>> short(512), short(16_384), short(12_835_072)
+    ('512', '16k', '12.8M')
+    """
+    return f"{n / 1e6:.1f}M" if n >= 1e6 else f"{n / 1e3:.0f}k" if n >= 10_000 else str(n)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What another LayerNorm algorithm does to a trained model that keeps its parameters.
+"""Measure how another LayerNorm algorithm changes a trained model with the same parameters.
 
     python -m benchmarks.layernorm_swap runs/layernorm-0 runs/layernorm-1 --publish docs/results
 
-Over the first windows of the test split: how far the logits move from those of two_pass, and the relative error of each
-layer's output (root mean square), averaged over the runs; and the time of the layer alone, forward and backward, beside
-two_pass (dispatches take turns, medians).
+Over the first windows of the test split: the deviation of the logits from those of two_pass, and the relative error of
+each layer's output (root mean square), averaged over the runs. Also the time of the layer alone, forward and backward,
+relative to two_pass (medians of alternating rounds).
 """
 
 import argparse
@@ -27,7 +27,7 @@ from lm.errors import UserError
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.training.sampling import load_run
-from lm.training.workdir import command
+from lm.training.workdir import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
-    retain_freed_memory()  # as in training: it is large temporary arrays that some algorithms need
+    retain_freed_memory()  # as in training: some algorithms need large temporary arrays
     try:
         found = [swapped(run) for run in a.runs]
     except UserError as error:
@@ -48,38 +48,49 @@ def main() -> int:
     print(markdown(rows[0], rows[1:]))
     if a.publish:
         about = (
-            f"What another algorithm does to {len(found)} models trained with two passes, over the first windows of "
-            f"the test split ({N_WINDOWS} at most): how far the logits move, and the relative error of each layer's "
-            "output (root mean square, mean of the models). Time: of the layer alone, forward and backward, over that "
-            "of two_pass."
+            f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over the first "
+            f"windows of the test split ({N_WINDOWS} at most): deviation of the logits, and relative error of each "
+            "layer's output (root mean square, mean over models). Time: of the layer alone, forward and backward, "
+            "relative to two_pass."
         )
-        commands = [line for run in a.runs for line in made_by(run)]
-        commands += [command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
+        commands = [line for run in a.runs for line in training_commands(run)]
+        commands += [format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
         publish(Path(a.publish), "layernorm_swap", about, commands, rows, draw(found))
     return 0
 
 
-def made_by(run: str) -> list[str]:
-    """The command that trained a run; several if it went on with other options."""
+def training_commands(run: str) -> list[str]:
+    """Return the command that trained a run, or several if it was resumed with other options."""
     record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
-    return list(dict.fromkeys(command("lm.train", start["argv"][1:]) for start in record["starts"]))
+    return list(dict.fromkeys(format_command("lm.train", start["argv"][1:]) for start in record["starts"]))
 
 
 def swapped(run: str) -> dict[str, dict]:
-    """By algorithm: mean and largest |logit - logit of two_pass|, and the relative error of each layer's output."""
+    """Compare all algorithms with the parameters of one run.
+
+    Args:
+        run: the workdir of a model trained with two_pass.
+
+    Returns:
+        By algorithm: {"mean", "max"} of |logit - logit of two_pass|, and "layers", the relative error of each layer's
+        output.
+
+    Raises:
+        UserError: if the model has another norm, or its test split is shorter than a window.
+    """
     _, params, config, _ = load_run(run, "best")
     c = config.model
     if (c.norm, c.norm_algorithm, c.norm_ddof) != ("layer", "two_pass", 0):
         raise UserError(
-            f"{run}: its model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0; it "
+            f"{run}: the model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0, but "
             f"has norm={c.norm}, norm_algorithm={c.norm_algorithm}, norm_ddof={c.norm_ddof}"
         )
     split = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None).split("test")
     n_windows = min(N_WINDOWS, (len(split.tokens) - 1) // config.train.seq_len)
     if n_windows < 1:
-        raise UserError(f"{run}: its test split has no window of {config.train.seq_len} tokens")
+        raise UserError(f"{run}: the test split is shorter than a window of {config.train.seq_len} tokens")
     starts = np.arange(n_windows) * config.train.seq_len
-    tokens_BT = gather(split.tokens, starts, config.train.seq_len)[:, :-1]
+    tokens_BT = gather(split.arrays, starts, config.train.seq_len)["tokens"][:, :-1]
     outputs = {a: forward(params, dataclasses.replace(c, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
     logits, layers = outputs["two_pass"]
     return {
@@ -93,7 +104,7 @@ def swapped(run: str) -> dict[str, dict]:
 
 
 def forward(params: dict, c, tokens_BT):
-    """(logits (B, T, V), the output of each layer)."""
+    """Return (logits of shape (B, T, V), output of each layer, of shape (B, T, D))."""
     _, sown = model.hidden(params, c, tokens_BT, mutable=["intermediates"])
     outputs = sown["intermediates"]
     stacked = outputs if c.scan_layers else parameters.stack_layers(outputs)
@@ -105,7 +116,7 @@ def rms(x):
 
 
 def speeds() -> dict[str, float]:
-    """The time of each algorithm over that of two_pass, forward and backward."""
+    """Return the time of each algorithm, forward and backward, relative to two_pass."""
     x, scale, bias = jax.random.normal(jax.random.key(0), SHAPE), jnp.ones(SHAPE[1]), jnp.zeros(SHAPE[1])
 
     def timed(algorithm: str):

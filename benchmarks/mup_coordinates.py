@@ -1,10 +1,10 @@
-"""The coordinate check of muP: how far the first steps of Adam move activations, by width.
+"""Check muP's scaling: measure how far the first steps of Adam move activations, by width.
 
     python -m benchmarks.mup_coordinates --publish docs/results
 
-Yang et al. 2022 (arXiv:2203.03466, appendix D.1): when all is scaled as it should be, what training does to the last
-hidden states and to the logits keeps its size as the model widens; under the standard parametrization it grows. The
-models of configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, three seeds.
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1): under muP, the change of the last hidden
+states and of the logits does not depend on width; under the standard parametrization it grows. Models of
+configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, mean of three seeds.
 """
 
 import argparse
@@ -21,10 +21,9 @@ from benchmarks.page import publish
 from lm import data
 from lm.config import Config
 from lm.config.loading import load_values
-from lm.data.batches import gather
+from lm.data.batches import gather, train_batch
 from lm.errors import UserError
 from lm.step import init_state, train_step
-from lm.training.feeds import train_feed
 from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
@@ -46,9 +45,9 @@ def main() -> int:
     if a.publish:
         command = "python -m benchmarks.mup_coordinates --publish docs/results"
         about = (
-            f"How far {STEPS} steps of Adam at {RATE:g} move the last hidden states and the logits from where they "
-            f"were: root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the "
-            "slope of the line through them, both axes logarithmic: 0 is flat; what grows need not keep to that line. "
+            f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: root mean "
+            f"square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the slope of a line "
+            "fitted in log-log axes: 0 means independent of width. "
             f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
         )
         publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))
@@ -73,32 +72,32 @@ def config_of(parametrization: str, width: int) -> Config:
 
 
 def moved(parametrization: str, width: int) -> dict[str, float]:
-    """The root mean square change of the last hidden states and of the logits, mean over the seeds."""
+    """Return the root mean square change of the last hidden states and of the logits, mean over seeds."""
     config = config_of(parametrization, width)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     config = resolve_config(config, corpus)
     t = config.train
-    seen = gather(corpus.split("validation").tokens, np.arange(t.batch_size) * t.seq_len, t.seq_len)[:, :-1]
+    seen = gather(corpus.split("validation").arrays, np.arange(t.batch_size) * t.seq_len, t.seq_len)["tokens"][:, :-1]
     step, outputs = (jax.jit(f, static_argnames="config") for f in (train_step, outputs_of))
     changes = []
     for seed in SEEDS:
         state = jax.jit(init_state, static_argnums=0)(config, seed)
         before = outputs(state.params, seen, config=config)
         for i in range(STEPS):
-            tokens = train_feed(corpus.split("train"), False, config, i, 1)["tokens"][0]
-            state, _ = step(state, {"tokens": tokens}, config=config)
+            state, _ = step(state, train_batch(corpus.split("train"), config, i), config=config)
         after = outputs(state.params, seen, config=config)
         changes.append([float(jnp.sqrt(jnp.mean((after[k] - before[k]) ** 2))) for k in before])
     return dict(zip(before, np.mean(changes, axis=0), strict=True))
 
 
 def outputs_of(params, tokens_BT, config: Config) -> dict:
-    """The residual stream after the last layer, and the logits."""
+    """Return the residual stream after the last layer, and the logits."""
     logits, layers = forward(params, config.model, tokens_BT)
     return {"hidden states": layers[-1], "logits": logits}
 
 
 def exponent(changes: list[float]) -> float:
+    """Return the exponent of the power law in width that is fitted to these changes."""
     return float(np.polyfit(np.log(WIDTHS), np.log(changes), 1)[0])
 
 

@@ -1,4 +1,4 @@
-"""A page of docs/results that one command makes: its table, its picture, and what repeats it."""
+"""Pages of docs/results that a single command writes: a table, a picture, and the commands that reproduce them."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,16 @@ from lm.training.workdir import describe_start
 
 
 def publish(directory: Path, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:
-    """Write NAME.md and NAME.png; `about` is what the page says above the table, `commands` are in their order."""
+    """Write NAME.md and NAME.png into a directory.
+
+    Args:
+        directory: created if missing.
+        name: of both files, and title of the page.
+        about: text above the table.
+        commands: that reproduce the page, in order.
+        table: header and rows.
+        figure: Matplotlib figure.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     here = describe_start()
     parts = [
@@ -18,7 +27,7 @@ def publish(directory: Path, name: str, about: str, commands: list[str], table: 
         about,
         markdown(table[0], table[1:]),
         f"![{name}]({name}.png)",
-        "To repeat it:",
+        "To reproduce it:",
         "```",
         *commands,
         *code(here),

@@ -1,20 +1,22 @@
-"""What this machine can do at best: python -m benchmarks.peak [--pin]
+"""Measure the peak rates of this machine.
 
-FLOPs a second of the product of two large square matrices, by dtype, and bytes a second (read and written) of a copy.
+    python -m benchmarks.peak --pin
+
+Prints JSON: FLOP/s of the product of two large square matrices, by dtype, and bytes/s (read and written) of a copy.
 """
 
 import argparse
 import json
 import time
 
-from benchmarks.compare import pin
+from benchmarks.compare import pin_to_one_core
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peak", description=__doc__.split("\n")[0])
-    parser.add_argument("--pin", action="store_true", help="one core")
+    parser.add_argument("--pin", action="store_true", help="run on one core")
     if parser.parse_args().pin:
-        pin()
+        pin_to_one_core()
     import jax
     import jax.numpy as jnp
 
@@ -31,7 +33,7 @@ def main() -> None:
 
 
 def best_seconds(f, x) -> float:
-    """The shortest of several calls: a peak is what nothing disturbed."""
+    """Return the shortest of seven calls, the one least disturbed by other processes."""
     f(x).block_until_ready()
     found = []
     for _ in range(7):

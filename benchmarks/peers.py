@@ -1,4 +1,4 @@
-"""What a user would pick instead: transformers' GPT-2 and Llama in torch, or nanoGPT, in a loop like nanoGPT's."""
+"""The other side of the comparisons: transformers' GPT-2 and Llama in PyTorch, or nanoGPT, in a loop like nanoGPT's."""
 
 import argparse
 import importlib.util
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
+import torch  # in the extra [bench]
 
+from benchmarks.compare import add_nanogpt
 from benchmarks.shapes import OPTIMIZER, SHAPES, Shape, named
 
 CONV = {
@@ -36,11 +37,17 @@ def tokens_in(directory: Path, shape: Shape):
 
 
 class Peer:
-    """A model in torch that trains as nanoGPT's train.py does: crops, fused AdamW, clipping, a loss now and then.
+    """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient clipping.
 
-    params: our initial values by path, as numpy arrays (None: its own); tokens: what it trains on.
-    dtype "bfloat16" is autocast over float32 parameters; compiled: by torch.compile; seed: of values and batches.
-    nanogpt: a checkout of nanoGPT whose model it is, in place of transformers'.
+    Args:
+        shape: sizes of model and batch.
+        params: our initial parameters by path, as numpy arrays; None: PyTorch's own initialization.
+        tokens: flat array of training tokens.
+        dtype: "float32", or "bfloat16" for autocast over float32 parameters.
+        compiled: use torch.compile.
+        nanogpt: path of a checkout of nanoGPT, whose model replaces that of transformers.
+        seed: of initial parameters and batches.
+        changes: of OPTIMIZER in benchmarks/shapes.py.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class Peer:
 
     def logits(self, tokens):
         if self.is_nanogpt:
-            return self.model(tokens, tokens)[0]  # without targets it answers for the last position alone
+            return self.model(tokens, tokens)[0]  # without targets nanoGPT returns the last position only
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def _loss(self, tokens):
@@ -100,7 +107,7 @@ class Peer:
         return loss
 
     def run(self, n_steps: int) -> None:
-        """Train; reads the loss as often as our loop logs it."""
+        """Train, reading the loss every 10 steps as our loop does."""
         for _ in range(n_steps):
             loss = self.train_step(self.batch())
             self.step += 1
@@ -110,7 +117,7 @@ class Peer:
             torch.cuda.synchronize()
 
     def losses(self, batches) -> list[float]:
-        """The losses of steps on these batches (numpy, (B, T+1)), for the check that both sides do the same."""
+        """Train on these batches (numpy, each (B, T+1)) and return their losses."""
         return [self.train_step(torch.from_numpy(b.astype(np.int64)).to(self.device)).item() for b in batches]
 
     def peak_bytes(self) -> int | None:
@@ -121,9 +128,9 @@ class Peer:
 
 
 def causal_sdpa() -> str:
-    """transformers' SDPA under a name of its own, by which it is called without a mask and causal.
+    """Register transformers' SDPA under another name, so that it is called causal and without a mask.
 
-    Under the name "sdpa" torch.compile makes transformers pass a mask of its own, which keeps the flash kernels out.
+    Under the name "sdpa", transformers passes an explicit mask when compiled, which disables the flash kernels.
     """
     import transformers
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -146,7 +153,7 @@ def gpt2(m: Shape, params: dict | None):
 
 
 def gpt2_state(m: Shape, params: dict) -> dict:
-    """Our parameters under GPT-2's names, in its layouts."""
+    """Convert our parameters to GPT-2's names and layouts."""
     D = m.d_model
     state = {"transformer.wte.weight": params["embedding"], "transformer.wpe.weight": params["positions"]}
     state |= {
@@ -165,10 +172,10 @@ def gpt2_state(m: Shape, params: dict) -> dict:
 
 
 def nanogpt_of(checkout: str):
-    """A builder of the model of a checkout of nanoGPT; its GELU is the exact one, and its matrices are transposed."""
+    """Return a builder of nanoGPT's model; unlike GPT-2's, its GELU is exact and its matrices are transposed."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks itself up
+    sys.modules[spec.name] = module  # nanoGPT's dataclass looks its module up
     spec.loader.exec_module(module)
 
     def built(m: Shape, params: dict | None):
@@ -206,20 +213,19 @@ def llama(m: Shape, params: dict | None):
 
 
 def loaded(model, state: dict):
-    """The model with these values; its head is its embedding table. Raises ValueError if one is over or missing."""
+    """Load parameters into a model with tied head. Raises ValueError if one is missing or unexpected."""
     tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in state.items()}
     found = model.load_state_dict(tensors, strict=False)
     if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
-        raise ValueError(f"not loaded: {found}")
+        raise ValueError(f"parameters do not match the model: {found}")
     return model
 
 
 def shakespeare(text: Path, seed: int, nanogpt: str | None) -> None:
-    """nanoGPT's README run for CPUs on the characters of a text, without its evaluations: 2000 steps of batch 12.
+    """Run the CPU training of nanoGPT's README on the characters of a text: 2000 steps, batch 12, no evaluations.
 
-    With biases, as GPT-2 has them: by nanoGPT's own default it would do without, which are 0.7 % of the parameters.
-
-    Prints the mean loss over the last tenth of the text: every character once, in consecutive windows.
+    The model has biases like GPT-2 (0.7 % of the parameters), unlike that of nanoGPT's README. Prints the mean loss
+    over every character of the last tenth of the text, in consecutive windows.
     """
     shape, characters = named("S"), text.read_text()
     ids = {c: i for i, c in enumerate(sorted(set(characters)))}
@@ -238,7 +244,7 @@ def shakespeare(text: Path, seed: int, nanogpt: str | None) -> None:
 
 @torch.no_grad()
 def score(peer: Peer, tokens, seq_len: int) -> float:
-    """Mean cross-entropy of tokens 1.. in windows of seq_len."""
+    """Return the mean cross-entropy of tokens[1:], each predicted once, in consecutive windows of seq_len."""
     total, n = 0.0, len(tokens) - 1
     tokens, whole = torch.from_numpy(tokens.astype(np.int64)).to(peer.device), n // seq_len * seq_len
     inputs, targets = tokens[:whole].view(-1, seq_len), tokens[1 : whole + 1].view(-1, seq_len)
@@ -251,11 +257,12 @@ def score(peer: Peer, tokens, seq_len: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("what", metavar="SHAPE", help=f"shakespeare, {', '.join(SHAPES)}, or one with a batch: G@64")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    what_help = f"`shakespeare` to train to the end, or one step of a shape: {', '.join(SHAPES)}, or NAME@BATCH"
+    parser.add_argument("what", metavar="SHAPE", help=what_help)
     parser.add_argument("path", type=Path, help="the text, or the directory of a shape's tokens")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nanogpt")
+    add_nanogpt(parser)
     a = parser.parse_args()
     if a.what == "shakespeare":
         shakespeare(a.path, a.seed, a.nanogpt)

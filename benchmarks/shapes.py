@@ -1,4 +1,4 @@
-"""The models that are timed, as configs of ours; benchmarks/peers.py builds the same in torch from them."""
+"""Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models in PyTorch."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model and its batch: widths, vocabulary, positions; family: whose architecture."""
+    """Sizes of a model and of its batch; family is the architecture: "gpt2" or "llama"."""
 
     what: str
     n_layers: int
@@ -37,11 +37,13 @@ class Shape:
 
     @property
     def token_file(self) -> str:
-        """By whose name lm/data/shards.py knows how wide the numbers are."""
+        """File name; lm/data/shards.py reads uint16 from train.bin and uint32 from train.uint32.bin."""
         return "train.bin" if self.token_dtype == "uint16" else "train.uint32.bin"
 
 
 SHAPES = {
+    "tiny": Shape("1 layer, 2 heads, d 16, context 16, batch 2, vocabulary 19; to test the benchmarks themselves",
+                  1, 2, 16, 64, 19, 16, 2),
     "S": Shape("4 layers, 4 heads, d 128, context 64, batch 12, vocabulary 65", 4, 4, 128, 512, 65, 64, 12),
     "G": Shape("6 layers, 6 heads, d 384, context 256, batch 8, vocabulary 65", 6, 6, 384, 1536, 65, 256, 8),
     "H": Shape("5 layers, 8 heads, d 128, d_ff 1024, context 64, batch 32, vocabulary 32074",
@@ -50,8 +52,9 @@ SHAPES = {
     "1B": Shape("Llama 3.2 1B, context 2048", 16, 32, 2048, 8192, 128_256, 2048, 4, "llama", 8),
 }  # fmt: skip
 
-# What may be set to be faster without another result (but for the rounding of bfloat16), by shape.
+# The fastest settings that keep the result, apart from rounding.
 BEST = {
+    "tiny": {"train.steps_per_dispatch": 10},
     "S": {"train.steps_per_dispatch": 10},
     "G": {"train.steps_per_dispatch": 10},
     "H": {"train.steps_per_dispatch": 10, "train.loss_chunk": 512},
@@ -59,20 +62,24 @@ BEST = {
     "1B": {"train.loss_chunk": 4096, "model.remat": "block", "model.scan_layers": True},
 }
 
-# AdamW and clipping of both sides, as benchmarks/config.py has them for ours.
+# AdamW and gradient clipping of both sides; benchmarks/config.py sets ours.
 OPTIMIZER = {"learning_rate": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
 
 
 def named(name: str) -> Shape:
-    """The shape of a name, or of NAME@BATCH with another batch; raises ValueError."""
+    """Return a shape by name, with another batch size for NAME@BATCH. Raises ValueError for unknown names.
+
+    >>> named("G@64").batch_size
+    64
+    """
     base, _, batch = name.partition("@")
     if base not in SHAPES or (batch and not batch.isdecimal()):
-        raise ValueError(f"{name!r} is none of {', '.join(SHAPES)}, nor one of them with a batch size: G@64")
+        raise ValueError(f"unknown shape {name!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
     return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
 
 
 def values_of(name: str, data: str) -> dict:
-    """The values of our config keys that make a shape, trained on the token shards `data`."""
+    """Return the values of our config keys for a shape, trained on the token shards in the directory `data`."""
     shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
@@ -80,14 +87,14 @@ def values_of(name: str, data: str) -> dict:
 
 
 def config_of(name: str, data: str, overrides: dict):
-    """Our config of it."""
+    """Return our config for a shape, with overrides by key, such as {"train.loss_chunk": 512}."""
     from lm.config.loading import load_values
 
     return load_values(str(CONFIG), values_of(name, data) | overrides)
 
 
 def write_tokens(directory: Path, shape: Shape) -> None:
-    """A million random tokens, flat, as nanoGPT's prepare.py writes them."""
+    """Write a flat file of a million random tokens, the format of nanoGPT's prepare.py."""
     directory.mkdir()
     tokens = np.random.default_rng(0).integers(0, shape.vocab_size, 10**6)
     tokens.astype(shape.token_dtype).tofile(directory / shape.token_file)

@@ -1,7 +1,8 @@
-"""To nanoGPT's CPU loss on Tiny Shakespeare as soon as possible; benchmarks/time_to_loss.py runs it.
+"""Config that reaches nanoGPT's CPU loss on Tiny Shakespeare in few seconds; benchmarks/time_to_loss.py runs it.
 
-Two layers learn this much of Shakespeare sooner than four: what counts is the seconds, and a step of theirs costs half.
-Muon with less momentum than usual (0.85), because there are only 210 steps, and a high rate for the embedding and head.
+Two layers reach this loss in fewer seconds than four, because a step costs half. Muon's momentum is lower than usual
+(0.85) because there are only 210 steps; the learning rate of embedding and head is high. benchmarks/NOTES.md lists the
+tuning runs.
 """
 
 from lm.config import default_config

@@ -1,8 +1,10 @@
-"""From the command to the first step: python -m benchmarks.startup
+"""Compare the time from the command to the first step with PyTorch's.
 
-python -m lm.train, all of it, and torch's GPT-2 of the same shape (which makes one step and no more), each until the
-first step is told of: CPU seconds and wall seconds, with a warm compilation cache and with an empty one. Beside them
-what imports alone take: transformers' is a part of the other side's that nanoGPT does without.
+    python -m benchmarks.startup --pin
+
+Measures CPU and wall seconds until the first step is logged: of `python -m lm.train`, with a warm and with an empty
+compilation cache, and of PyTorch's GPT-2 of the same shape in a script that does nothing else (benchmarks/peers.py).
+Also measures imports alone, because nanoGPT does not import transformers.
 """
 
 import os
@@ -14,15 +16,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.compare import ROOT, given, in_turns, markdown, options, publish, ratio, shown
-from benchmarks.shapes import CONFIG, named, values_of, write_tokens
+from benchmarks.compare import (
+    ROOT,
+    add_nanogpt,
+    alternate,
+    argument_parser,
+    format_ratio,
+    markdown,
+    parse_arguments,
+    publish,
+    ratio,
+)
+from benchmarks.shapes import CONFIG, SHAPES, named, values_of, write_tokens
+
+IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 
 
 def main() -> int:
-    parser = options("startup", __doc__)
-    parser.add_argument("--shape", default="S")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to stand in for transformers' GPT-2")
-    a = given(parser)
+    parser = argument_parser("startup", __doc__)
+    parser.add_argument("--shape", default="S", choices=list(SHAPES), help="see benchmarks/shapes.py [%(default)s]")
+    add_nanogpt(parser)
+    a = parse_arguments(parser)
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
@@ -37,36 +51,37 @@ def main() -> int:
                 where = run if cache == "empty" else directory
                 return first_step(our_command(a.shape, data, run, Path(where) / "cache"))
 
-            ours()  # fills the cache, and the system's own
-            turns = in_turns(a.rounds, ours, lambda: first_step(theirs))
-            rows.append(row(cache, *turns))
-        imports = {what: statistics.median(imported(what) for _ in range(a.rounds)) for what in IMPORTS}
+            ours()  # fills the compilation cache and the system's file cache
+            rows.append(row(cache, *alternate(a.rounds, ours, lambda: first_step(theirs))))
+        names = IMPORTS if not a.nanogpt else ("torch", "jax")
+        imports = {name: statistics.median(import_seconds(name) for _ in range(a.rounds)) for name in names}
     beside = "nanoGPT" if a.nanogpt else "torch"
+    results = {"shape": a.shape, "beside": beside, "caches": rows, "imports_cpu": imports}
+    publish(a, results, table(results))
+    return 0
+
+
+def table(results: dict) -> str:
+    beside = results["beside"]
     header = ["compilation cache", "CPU s", beside, f"{beside} / ours", "wall s", beside, f"{beside} / ours"]
     header += ["peak memory", beside]
     cells = [
         [
-            r["cache"], *(f"{s:.1f}" for s in r["cpu"]), shown(r["ratio_cpu"]), *(f"{s:.1f}" for s in r["wall"]),
-            shown(r["ratio_wall"]), *(f"{b / 2**20:.0f} MiB" for b in r["peak_bytes"]),
+            r["cache"], *(f"{s:.1f}" for s in r["cpu"]), format_ratio(r["ratio_cpu"]), *(f"{s:.1f}" for s in r["wall"]),
+            format_ratio(r["ratio_wall"]), *(f"{b / 2**20:.0f} MiB" for b in r["peak_bytes"]),
         ]
-        for r in rows
+        for r in results["caches"]
     ]  # fmt: skip
-    note = ", ".join(f"`import {what}` {seconds:.1f}" for what, seconds in imports.items())
-    publish(
-        a,
-        {"shape": a.shape, "beside": beside, "caches": rows, "imports_cpu": imports},
-        markdown(header, cells) + f"\n\nCPU seconds of imports alone: {note}.",
-    )
-    return 0
+    imports = ", ".join(f"`import {name}` {seconds:.1f}" for name, seconds in results["imports_cpu"].items())
+    return markdown(header, cells) + f"\n\nCPU seconds of imports alone: {imports}."
 
 
-IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
-
-
-def imported(what: str) -> float:
-    """CPU seconds of a process that imports this and ends at once, without taking down what it imported."""
+def import_seconds(names: str) -> float:
+    """Return the CPU seconds of a process that imports these modules and exits without the interpreter's cleanup."""
     before = os.times()
-    subprocess.run([sys.executable, "-c", f"import os, {what}; os._exit(0)"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import os, {names}; os._exit(0)"], cwd=ROOT, check=True, capture_output=True
+    )
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
 
@@ -80,7 +95,14 @@ def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]
 
 
 def first_step(command: list[str]) -> dict:
-    """Seconds of a command until it tells of its first step; then it is killed."""
+    """Run a command until it prints its first step, then kill it.
+
+    Returns:
+        {"wall": seconds, "cpu": seconds of it and its children, "peak_bytes": largest resident size}
+
+    Raises:
+        RuntimeError: with the end of the output, if the command ends before its first step.
+    """
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
@@ -92,12 +114,13 @@ def first_step(command: list[str]) -> dict:
             status = Path(f"/proc/{process.pid}/status").read_text()
             process.kill()
             process.wait()
-            cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")  # its own and its children's
+            cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
             return {"wall": wall, "cpu": cpu, "peak_bytes": int(re.search(r"VmHWM:\s*(\d+)", status)[1]) * 1024}
     raise RuntimeError("".join(lines[-20:]))
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:
+    """Return medians and ratios of the rounds with one state of the compilation cache: "warm" or "empty"."""
     found = {"cache": cache, "turns": [ours, theirs]}
     for key in ("cpu", "wall", "peak_bytes"):
         found[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]

@@ -1,9 +1,11 @@
-"""CPU seconds to nanoGPT's loss on Tiny Shakespeare: python -m benchmarks.time_to_loss --text PATH
+"""Compare the time to nanoGPT's CPU loss on Tiny Shakespeare.
 
-Whole processes, from the command to the final score: python -m lm.train --config benchmarks/speedrun.py, with caches of
-compiled programs and tokens, beside nanoGPT's README run for CPUs (2000 steps of batch 12, context 64, our size) on
-transformers' GPT-2 or on nanoGPT itself, without its evaluations. Both are scored over the last tenth of the text:
-every character once, in consecutive windows.
+    python -m benchmarks.time_to_loss --text PATH --pin
+
+Times whole processes, from the command to the final evaluation: `python -m lm.train --config benchmarks/speedrun.py`
+with warm caches of compiled programs and tokens, and the CPU run of nanoGPT's README (2000 steps, batch 12, context 64)
+without its evaluations, on transformers' GPT-2 or on nanoGPT itself. Both are evaluated on every character of the last
+tenth of the text once, in consecutive windows.
 """
 
 import json
@@ -16,27 +18,39 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.compare import ROOT, given, in_turns, markdown, options, publish, ratio, shown
+from benchmarks.compare import (
+    ROOT,
+    add_nanogpt,
+    alternate,
+    argument_parser,
+    format_ratio,
+    markdown,
+    parse_arguments,
+    publish,
+    ratio,
+)
 
-TARGET = 1.88  # what nanoGPT's README gives for its run
+NANOGPT_LOSS = 1.88  # of the CPU run in nanoGPT's README
 
 
 def main() -> int:
-    parser = options("time_to_loss", __doc__)
-    parser.add_argument("--text", required=True, type=Path, help="tiny_shakespeare's input.txt")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to stand in for transformers' GPT-2")
-    a = given(parser)
+    parser = argument_parser("time_to_loss", __doc__)
+    parser.add_argument("--text", required=True, type=Path, help="Tiny Shakespeare's input.txt")
+    add_nanogpt(parser)
+    a = parse_arguments(parser)
+    if not a.text.is_file():
+        parser.error(f"--text {a.text}: no such file")
     with tempfile.TemporaryDirectory() as directory:
         seeds = iter(range(100)), iter(range(100))
 
         def ours():
             return our_run(a.text, Path(directory), next(seeds[0]))
 
-        ours()  # fills the cache
-        turns = in_turns(a.rounds, ours, lambda: their_run(a.text, next(seeds[1]), a.nanogpt))
-    rows = [{"target": TARGET, "beside": a.nanogpt and "nanoGPT", "ours": turns[0], "theirs": turns[1]}]
+        ours()  # fills the caches
+        rounds = alternate(a.rounds, ours, lambda: their_run(a.text, next(seeds[1]), a.nanogpt))
+    rows = [{"nanogpt_loss": NANOGPT_LOSS, "beside": a.nanogpt and "nanoGPT", "ours": rounds[0], "theirs": rounds[1]}]
     for clock in ("cpu", "wall"):
-        rows[0][f"ratio_{clock}"] = ratio(*([t[clock] for t in side] for side in turns))
+        rows[0][f"ratio_{clock}"] = ratio(*([t[clock] for t in side] for side in rounds))
     publish(a, rows, table(rows[0]))
     return 0
 
@@ -60,14 +74,18 @@ def table(r: dict) -> str:
     ours += [f"{r['ours'][0]['tokens']:,}", f"{r['ours'][0]['n_params']:,}"]
     theirs = [f"nanoGPT's run, on {r['beside'] or 'transformers'}", losses("theirs", "loss"), "the same"]
     theirs += [*costs("theirs"), f"{2000 * 12 * 64:,}", "809,856"]
-    last = ["times sooner", "", "", shown(r["ratio_cpu"]), shown(r["ratio_wall"]), "", "", ""]
-    missed = sum(turn["loss_64"] > TARGET for turn in r["ours"])
-    said = f"Of {len(r['ours'])} seeds of ours {missed} end above {TARGET} at context 64."
-    return markdown(header, [ours, theirs, last]) + f"\n\n{said}"
+    last = ["times sooner", "", "", format_ratio(r["ratio_cpu"]), format_ratio(r["ratio_wall"]), "", "", ""]
+    above = sum(turn["loss_64"] > NANOGPT_LOSS for turn in r["ours"])
+    seeds = f"Of {len(r['ours'])} seeds of ours {above} end above {NANOGPT_LOSS} at context 64."
+    return markdown(header, [ours, theirs, last]) + f"\n\n{seeds}"
 
 
 def timed(command: list[str]) -> dict:
-    """Seconds and output of a whole process."""
+    """Run a command to its end: {"wall": seconds, "cpu": seconds, "peak_bytes", "output"}.
+
+    Raises:
+        RuntimeError: with the end of the output, if the command fails.
+    """
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = process.stdout.read()
@@ -81,6 +99,7 @@ def timed(command: list[str]) -> dict:
 
 
 def our_run(text: Path, directory: Path, seed: int) -> dict:
+    """Train with benchmarks/speedrun.py (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
     run = directory / f"run{seed}-{time.monotonic_ns()}"
     common = [
         sys.executable,

@@ -1,7 +1,10 @@
-"""Training steps a second beside transformers in torch, or nanoGPT: python -m benchmarks.train_speed S G H --pin
+"""Compare training speed with transformers in PyTorch, or with nanoGPT.
 
-Both sides start from the same values and are checked to make the same losses; then they take turns. A ratio above 1
-says that we are faster. --pin gives each one core, where CPU seconds are what a shared machine cannot disturb.
+    python -m benchmarks.train_speed S H G --pin
+
+Both sides start from the same parameters and must compute the same losses; then they are timed in alternation. A ratio
+above 1 means that we are faster. --pin runs each side on one core and compares CPU seconds, which other processes on a
+shared machine disturb less than wall time.
 """
 
 import functools
@@ -13,30 +16,41 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compare import ROOT, Worker, given, in_turns, markdown, options, publish, ratio, shown
+from benchmarks.compare import (
+    ROOT,
+    Worker,
+    add_nanogpt,
+    alternate,
+    argument_parser,
+    format_ratio,
+    markdown,
+    parse_arguments,
+    publish,
+    ratio,
+)
 from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
 
-CHECKED = 3  # steps whose losses must agree
+CHECKED_STEPS = 3  # whose losses must agree
 DTYPES = ("float32", "bfloat16")
+TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2}  # between the losses of both sides
 
 
 def main() -> int:
-    parser = options("train_speed", __doc__)
-    parser.add_argument(
-        "shapes", nargs="+", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or with another batch size, G@64"
-    )
-    parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"])
-    parser.add_argument(
-        "--peer", default="eager", choices=["eager", "compiled"], help="torch as it is, or torch.compile"
-    )
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of our products")
-    parser.add_argument("--peer-dtype", choices=DTYPES, help="of torch's products [the same]")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to stand in for transformers' GPT-2")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a turn, about")
-    a = given(parser)
+    parser = argument_parser("train_speed", __doc__)
+    shapes_help = f"{', '.join(SHAPES)}; G@64 is G with batch size 64"
+    parser.add_argument("shapes", nargs="+", metavar="SHAPE", help=shapes_help)
+    settings_help = "our settings: the defaults, or the fastest with the same result (BEST in benchmarks/shapes.py)"
+    parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"],
+                        help=settings_help)  # fmt: skip
+    parser.add_argument("--peer", default="eager", choices=["eager", "compiled"], help="torch, or torch.compile")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="our compute dtype [%(default)s]")
+    parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [same as --dtype]")
+    add_nanogpt(parser)
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round, roughly [%(default)s]")
+    a = parse_arguments(parser)
     a.peer_dtype = a.peer_dtype or a.dtype
     try:
-        check(a)
+        check_shapes(a.shapes, a.nanogpt)
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as directory:
@@ -46,29 +60,30 @@ def main() -> int:
     return 0
 
 
-def check(a) -> None:
-    """Raises ValueError for a shape that there is not, or not in nanoGPT, before anything is measured."""
-    for name in a.shapes:
+def check_shapes(names: list[str], nanogpt: str | None) -> None:
+    """Raise ValueError for an unknown shape, or one that nanoGPT cannot build."""
+    for name in names:
         shape = named(name)
-        if a.nanogpt and (shape.family != "gpt2" or shape.d_ff != 4 * shape.d_model):
-            raise ValueError(f"nanoGPT has no {name}: only GPT-2's with a hidden width of 4 d")
+        if nanogpt and (shape.family != "gpt2" or shape.d_ff != 4 * shape.d_model):
+            raise ValueError(f"nanoGPT cannot build {name}: it has only GPT-2 with d_ff = 4 d_model")
 
 
-def beside(a) -> str:
-    """What a table calls the other side."""
+def peer_name(a) -> str:
+    """Return the name of the other side in tables."""
     name = "nanoGPT" if a.nanogpt else "torch"
     name += ".compile" if a.peer == "compiled" else ""
     return name + (f" {a.peer_dtype}" if a.peer_dtype != a.dtype else "")
 
 
 def table(rows: list[dict], peak: dict) -> str:
+    """Return the Markdown table of all rows, with a line on FLOPs and the machine's measured peak below."""
     clock, other = rows[0]["clock"], rows[0]["beside"]
     header = ["shape", "setting", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
     header += ["peak memory", other, "arrays of a step", "of measured peak", "of vendor's"]
     cells = [
         [
             r["shape"], r["setting"], f"{r['ours_ms'][clock]:.1f}", f"{r['theirs_ms'][clock]:.1f}",
-            shown(r["ratio"][clock]), f"{r['ratio']['wall']['median']:.2f}",
+            format_ratio(r["ratio"][clock]), f"{r['ratio']['wall']['median']:.2f}",
             *(f"{r[key] / 2**20:.0f} MiB" for key in ("ours_bytes", "theirs_bytes", "program_bytes")),
             f"{r['of_peak']:.0%}", f"{r['mfu']:.1%}" if r["mfu"] else "-",
         ]
@@ -83,7 +98,15 @@ def table(rows: list[dict], peak: dict) -> str:
 
 
 def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
-    """One comparison."""
+    """Compare one shape with one setting.
+
+    Args:
+        name: a shape, see benchmarks/shapes.py.
+        setting: "default" or "best".
+        a: the command line.
+        directory: for tokens, parameters and logs; shapes share it.
+        peak: see measured_peak.
+    """
     data = directory / name
     if not data.exists():
         write_tokens(data, named(name))
@@ -97,43 +120,57 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     clock = "cpu" if a.pin else "wall"
     found = {clock: ratio(*sides) for clock, sides in seconds.items()}
     medians = [{clock: 1e3 * float(np.median(sides[k])) for clock, sides in seconds.items()} for k in (0, 1)]
-    counts = {square: flops_per_step(config, square) for square in (False, True)}
-    flops, ours_s = counts[False], medians[0][clock] / 1e3
-    print(f"{name} {setting}: {shown(found[clock])}", file=sys.stderr, flush=True)
+    flops, ours_s = flops_per_step(config, full_square=False), medians[0][clock] / 1e3
+    print(f"{name} {setting}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
     return measured | {
         "shape": name, "what": named(name).what, "setting": setting, "overrides": overrides,
-        "beside": beside(a), "nanogpt": a.nanogpt, "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
+        "beside": peer_name(a), "nanogpt": a.nanogpt, "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
         "clock": clock, "ratio": found, "seconds": seconds, "ours_ms": medians[0], "theirs_ms": medians[1],
         "flops_per_step": flops, "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,
-        "mfu": vendors_share(flops / ours_s, peak["device"], a.dtype),
-        "mfu_full_square": vendors_share(counts[True] / ours_s, peak["device"], a.dtype),
+        "mfu": fraction_of_vendor_peak(flops / ours_s, peak["device"], a.dtype),
+        "mfu_full_square": fraction_of_vendor_peak(
+            flops_per_step(config, full_square=True) / ours_s, peak["device"], a.dtype
+        ),
         "of_peak": flops / ours_s / peak["flops"][a.dtype], "peak": peak,
     }  # fmt: skip
 
 
 def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, dict]:
-    """(seconds a step by clock: of ours and of theirs in each turn; what else is known). The same losses first."""
+    """Check that both sides compute the same losses, then time them in alternation.
+
+    Args:
+        job: what both workers get, see benchmarks/worker.py.
+        directory: of the workers' logs and caches.
+        per_dispatch: steps per dispatch of ours; a round has at least as many.
+        a: the command line.
+
+    Returns:
+        (seconds per step by clock, [ours, theirs], each one number per round; memory, losses and steps per round)
+
+    Raises:
+        AssertionError: if losses differ.
+    """
     workers = []
     try:
         for side in ("ours", "theirs"):
             workdir = directory / side
             workdir.mkdir(parents=True)
-            # A cache of its own: what compiling takes counts in every row.
+            # An empty cache for each, so that peak memory includes compilation in every row.
             own = {"overrides": job["overrides"] | {"data.cache_dir": str(workdir / "cache")}}
             workers.append(Worker(job | own | {"side": side, "workdir": str(workdir)}))
             if side == "ours":
                 workers[0].ask(save=job["params"])
-        losses = [worker.ask(losses=CHECKED)["losses"] for worker in workers]
-        same = {a.dtype, a.peer_dtype} == {"float32"}
-        np.testing.assert_allclose(*losses, rtol=0, atol=2e-5 if same else 3e-2)
-        steps = [n_steps(w, a.seconds, k) for w, k in zip(workers, (per_dispatch, 1), strict=True)]
-        turns = in_turns(a.rounds, *(functools.partial(w.ask, run=n) for w, n in zip(workers, steps, strict=True)))
+        losses = [worker.ask(losses=CHECKED_STEPS)["losses"] for worker in workers]
+        tolerance = max(TOLERANCES[a.dtype], TOLERANCES[a.peer_dtype])
+        np.testing.assert_allclose(*losses, rtol=0, atol=tolerance, err_msg="our losses and the peer's differ")
+        steps = [steps_per_round(w, a.seconds, k) for w, k in zip(workers, (per_dispatch, 1), strict=True)]
+        rounds = alternate(a.rounds, *(functools.partial(w.ask, run=n) for w, n in zip(workers, steps, strict=True)))
         ours, theirs = (worker.ask(facts=True) for worker in workers)
     finally:
         for worker in workers:
-            worker.end()
+            worker.close()
     seconds = {
-        clock: [[turn[clock] / n for turn in side] for side, n in zip(turns, steps, strict=True)]
+        clock: [[turn[clock] / n for turn in side] for side, n in zip(rounds, steps, strict=True)]
         for clock in ("cpu", "wall")
     }
     sizes = {"ours_bytes": ours["peak_bytes"], "theirs_bytes": theirs["peak_bytes"]}
@@ -141,7 +178,8 @@ def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, 
     return seconds, sizes | {"steps_a_turn": steps, "losses": losses}
 
 
-def flops_per_step(config, full_square: bool) -> float:
+def flops_per_step(config, *, full_square: bool) -> float:
+    """Return the FLOPs of a training step; full_square counts masked attention scores too, as some papers do."""
     from lm import parameters
     from lm.cost import flops
 
@@ -149,24 +187,24 @@ def flops_per_step(config, full_square: bool) -> float:
     return flops.flops_per_token(model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
 
 
-def vendors_share(flops_per_second: float, device: str, dtype: str) -> float | None:
-    """Of the peak that the device's vendor gives, where that is known."""
-    from lm.cost.flops import peak_flops
+def fraction_of_vendor_peak(flops_per_second: float, device: str, dtype: str) -> float | None:
+    """Return the fraction of the peak that the device's vendor states (MFU), or None if that is unknown."""
+    from lm.cost.devices import peak_flops
 
     peak = peak_flops(device, dtype)
     return flops_per_second / peak if peak else None
 
 
-def n_steps(worker: Worker, seconds: float, at_least: int) -> int:
-    """How many steps fill a turn; from 10 on a multiple of it, so that each turn logs as often."""
+def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
+    """Return how many steps take `seconds`, rounded to a multiple of 10 if possible: losses are logged every 10."""
     tried = max(at_least, 3)
-    worker.ask(run=tried)  # not timed: compilation, memory, caches
+    worker.ask(run=tried)  # warm up: compilation, memory, caches
     n = seconds * tried / worker.ask(run=tried)["wall"]
     return max(at_least, round(n / 10) * 10 if n >= 10 else round(n))
 
 
 def measured_peak() -> dict:
-    """FLOPs a second of large matrix products by dtype, and bytes a second of a copy, on this machine."""
+    """Run benchmarks/peak.py in a process of its own: {"device", "flops": {dtype: FLOP/s}, "copy_bytes": bytes/s}."""
     command = [sys.executable, "-m", "benchmarks.peak"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

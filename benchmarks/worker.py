@@ -42,20 +42,18 @@ def answer(job: dict, side, asked: dict) -> dict:
     return {"peak_bytes": peak} | side.facts()
 
 
-def resolved(job: dict):
-    """Our config, and the corpus it trains on."""
-    from lm import data
+def prepared(job: dict):
+    """Return the prepared run of a job."""
     from lm.runtime import start_jax
-    from lm.training.run import resolve_config
+    from lm.training.run import prepare
 
     config = config_of(job["shape"], job["data"], job["overrides"])
     start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
-    corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
-    return resolve_config(config, corpus), corpus
+    return prepare(config, say=lambda text: None)
 
 
 def ours(job: dict):
-    return Ours(*resolved(job), Path(job["workdir"]))
+    return Ours(prepared(job), Path(job["workdir"]))
 
 
 def theirs(job: dict):
@@ -68,28 +66,42 @@ def theirs(job: dict):
 
 
 class Ours:
-    """A run of lm.train without its beginning and end: the loop of lm/training/loop.py with its feeds and its log."""
+    """The training loop of lm.train, with its batches and its log, without its beginning and end."""
 
-    def __init__(self, config, corpus, workdir: Path):
-        from lm.train import first_state
-        from lm.training import metrics
-        from lm.training.loop import Loop
+    def __init__(self, run, workdir: Path):
+        from lm.training.batch_source import BatchSource
+        from lm.training.diagnostics import Diagnostics
+        from lm.training.job import first_state
+        from lm.training.loop import Loop, Outputs, compile_steps
+        from lm.training.metrics import MetricsWriter
         from lm.training.progress import Progress
 
-        self.config = config
-        progress = Progress(config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
-        state, _ = first_state(config, None, False, None)
-        self.loop = Loop(config, corpus, state, metrics.MetricsWriter(workdir), progress, None, {})
-        self.loop.compile()
+        progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
+        self.state, _ = first_state(run, None, None)
+        source = BatchSource(run.corpus.split("train"), run.config)
+        program, self.compiled = compile_steps(run, source, self.state)
+        self.loop = Loop(
+            run=run,
+            outputs=Outputs(MetricsWriter(workdir), progress, None, None),
+            program=program,
+            train_source=source,
+            sources={},
+            diagnostics=Diagnostics(run, source, workdir, progress),
+            record={},
+            seconds_before=0.0,
+        )
 
     def run(self, n_steps: int) -> None:
-        from lm.training.loop import Signals
+        from lm.training.signals import Signals
 
-        train = dataclasses.replace(self.config.train, steps=self.loop.step + n_steps)
-        self.loop.config = dataclasses.replace(self.config, train=train)
+        config = self.loop.run.config
+        train = dataclasses.replace(config.train, steps=int(self.state.step) + n_steps)
+        run = dataclasses.replace(self.loop.run, config=dataclasses.replace(config, train=train))
         with Signals(print) as signals:
-            if self.loop.run(signals) != "finished":
-                raise RuntimeError("training stopped early")
+            outputs = dataclasses.replace(self.loop.outputs, signals=signals)
+            self.state, status = dataclasses.replace(self.loop, run=run, outputs=outputs).train(self.state)
+        if status != "finished":
+            raise RuntimeError("training stopped early")
 
     def losses(self, batches) -> list[float]:
         import jax
@@ -98,18 +110,17 @@ class Ours:
 
         step, found = jax.jit(train_step, static_argnames="config", donate_argnames="state"), []
         for tokens in batches:
-            self.loop.state, out = step(self.loop.state, {"tokens": tokens}, self.config)
+            self.state, out = step(self.state, {"tokens": tokens}, self.loop.run.config)
             found.append(float(out["loss"]))
-        self.loop.step = int(self.loop.state.step)
         return found
 
     def save(self, path: str) -> None:
-        """The parameters, for the other side to start from."""
+        """Save the parameters, for the other side to start from."""
         import jax
 
         from lm.parameters import flat
 
-        np.savez(path, **jax.device_get(flat(self.loop.state.params)))
+        np.savez(path, **jax.device_get(flat(self.state.params)))
 
     def peak_bytes(self) -> int | None:
         import jax
@@ -117,12 +128,12 @@ class Ours:
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     def facts(self) -> dict:
-        """The bytes of the compiled program (its arguments, the state above all, and what it holds in between)."""
-        from lm.training.run import attention_of
+        """Return the bytes of the compiled program (arguments and temporaries), and the attention it uses."""
+        from lm.training.run import training_attention
 
-        memory = self.loop.program.memory_analysis()
+        memory = self.compiled.memory_analysis()
         size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        return {"program_bytes": size, "attention": attention_of(self.config, self.loop.corpus)[0]}
+        return {"program_bytes": size, "attention": training_attention(self.loop.run.config, self.loop.run.corpus)[0]}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Launchers, which get the training command onto clusters and clouds: docs/scaling.md."""

@@ -1,12 +1,12 @@
-"""Render a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
+"""Print a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
 
-The run lives in /runs/NAME on a volume that all pods share (--claim: a PersistentVolumeClaim with ReadWriteMany). A pod
-that fails or is preempted makes JobSet start all of them again, and the run goes on from its last checkpoint.
+The workdir is /runs/NAME on a volume that all pods share (--claim, a PersistentVolumeClaim with ReadWriteMany). If a
+pod fails or is preempted, JobSet restarts all of them and the run resumes from its last checkpoint.
 """
 
 import argparse
@@ -16,79 +16,92 @@ import sys
 
 import yaml
 
-from launch.slurm import config_of
+from launch.arguments import after_dashes, check_train
+from lm.cost.devices import DEVICES, Gke
+from lm.errors import UserError
 
-CHIPS_A_HOST = 4
-TPUS = {  # Google Cloud's "TPU in GKE": the value of the node label gke-tpu-accelerator
-    "v4": "tpu-v4-podslice",
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
-}
-GPUS = {  # Google Cloud's "GPUs in GKE": the value of gke-accelerator, and how many a node has
-    "a100": ("nvidia-a100-80gb", 8),
-    "h100": ("nvidia-h100-80gb", 8),
-    "h200": ("nvidia-h200-141gb", 8),
-    "l4": ("nvidia-l4", 8),
-}
+TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
+GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
 PORT = 8476
+VOLUME = "/runs"  # where pods mount the claim
+SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
+# Keys whose values depend on the pods: a directory on the volume, a package of the image.
+CHECKED_IN_THE_POD = ("--config.init_from", "--config.log.wandb")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m launch.gke", description="Render a run as a JobSet.")
-    parser.add_argument("--name", required=True, help="of the JobSet, and of the run's directory")
-    parser.add_argument("--image", required=True, help="built from launch/Dockerfile")
-    parser.add_argument("--claim", required=True, help="a PersistentVolumeClaim that all pods may write to")
-    machines = parser.add_mutually_exclusive_group(required=True)
-    machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"v5e:4x4, for example; one of {', '.join(TPUS)}")
-    machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"h100:16, for example; one of {', '.join(GPUS)}")
-    parser.add_argument("--restarts", type=int, default=100, help="how often to go on after a failure (%(default)s)")
-    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
-    a = parser.parse_args(argv)
+    args = parse_arguments(argv)
     try:
-        print(yaml.safe_dump(jobset(a), sort_keys=False), end="")
-    except ValueError as error:
+        print(yaml.safe_dump(jobset(args), sort_keys=False), end="")
+    except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return error.code
     return 0
 
 
-def jobset(a) -> dict:
-    """The manifest; raises ValueError for what cannot be rendered."""
-    if a.train[:1] != ["--"] or config_of(a.train) is None:
-        raise ValueError("give the run after two dashes: -- --config FILE")
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", a.name):
-        raise ValueError(f"--name: {a.name!r} is no name to Kubernetes; use up to 40 of a-z, 0-9 and -, a letter first")
-    n_pods, selector, limits, connect = machines(a)
-    kept = ["--workdir", f"/runs/{a.name}", "--config.data.cache_dir=/runs/cache"]
-    command = ["python", "-m", "lm.train", *kept, "--resume", *connect, *a.train[1:]]
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.gke",
+        description="Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")
+    parser.add_argument("--image", required=True, help="container image, built from launch/Dockerfile")
+    parser.add_argument("--claim", required=True, help="PersistentVolumeClaim that all pods can write to")
+    machines = parser.add_mutually_exclusive_group(required=True)
+    machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}")
+    machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}")
+    parser.add_argument("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
+    return parser.parse_args(argv)
+
+
+def jobset(args: argparse.Namespace) -> dict:
+    """Return the manifest.
+
+    Raises:
+        UserError: the name, the machines or the arguments of the run are wrong.
+    """
+    train = after_dashes(args.train)
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
+        raise UserError(
+            f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "
+            "letter"
+        )
+    check_train(train, workdir=f"the workdir is {VOLUME}/NAME; set --name instead", unchecked=CHECKED_IN_THE_POD)
+    n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",
-        "image": a.image,
-        "command": command,
+        "image": args.image,
+        "command": ["python", "-m", "lm.train", *files, "--resume", *connect, *train],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "resources": {"limits": limits},
-        "volumeMounts": [{"name": "runs", "mountPath": "/runs"}, {"name": "memory", "mountPath": "/dev/shm"}],
+        "volumeMounts": [{"name": "runs", "mountPath": VOLUME}, {"name": "memory", "mountPath": "/dev/shm"}],
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 300,  # to save, after SIGTERM; a spot node that is taken away leaves 15 to 30
-        "nodeSelector": selector,
+        "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
+        "nodeSelector": labels,
         "containers": [container],
         "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": a.claim}},
+            {"name": "runs", "persistentVolumeClaim": {"claimName": args.claim}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    if "nvidia.com/gpu" in limits:
+    if args.gpu:
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    # A mistake (2) or a loss that is not finite (3) would only come again.
-    hopeless = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
+    return _jobset_of_pods(args.name, pod, n_pods, args.restarts)
+
+
+def _jobset_of_pods(name: str, pod: dict, n_pods: int, restarts: int) -> dict:
+    # A wrong argument (2) and a loss that is not finite (3) would only repeat.
+    permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
     job = {
         "parallelism": n_pods,
         "completions": n_pods,
         "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [hopeless]},
+        "podFailurePolicy": {"rules": [permanent]},
         "template": {"spec": pod},
     }
     return {
@@ -96,51 +109,76 @@ def jobset(a) -> dict:
         "kind": "JobSet",
         # All pods in one node pool, which is one slice.
         "metadata": {
-            "name": a.name,
+            "name": name,
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
         },
         "spec": {
             "failurePolicy": {
-                "maxRestarts": a.restarts,
-                "rules": [{"name": "hopeless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+                "maxRestarts": restarts,
+                "rules": [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
             },
             "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": job}}],
         },
     }
 
 
-def machines(a) -> tuple[int, dict, dict, list[str]]:
-    """(pods, node labels, what a pod takes of its node, how its process finds the others)."""
-    kind, _, size = (a.tpu or a.gpu).partition(":")
-    if a.tpu:
-        if kind not in TPUS or not all(n.isdecimal() for n in size.split("x")):
-            raise ValueError(
-                f"--tpu: {a.tpu!r} is not KIND:TOPOLOGY with a kind of {', '.join(TPUS)}; v5e:4x4, for example"
-            )
-        chips = math.prod(int(n) for n in size.split("x"))
-        if chips < 1 or chips % CHIPS_A_HOST:
-            raise ValueError(
-                f"--tpu: {size} has {chips} chips; slices of several hosts have a multiple of {CHIPS_A_HOST}"
-            )
-        labels = {"cloud.google.com/gke-tpu-accelerator": TPUS[kind], "cloud.google.com/gke-tpu-topology": size}
-        return (
-            chips // CHIPS_A_HOST,
-            labels,
-            {"google.com/tpu": CHIPS_A_HOST},
-            ["--multihost"],
-        )  # GKE tells JAX the rest
-    if kind not in GPUS or not size.isdecimal() or int(size) < 1:
-        raise ValueError(f"--gpu: {a.gpu!r} is not KIND:COUNT with a kind of {', '.join(GPUS)}; h100:16, for example")
-    label, a_node = GPUS[kind]
-    if int(size) > a_node and int(size) % a_node:
-        raise ValueError(f"--gpu: {size} is not a multiple of the {a_node} GPUs of a node")
-    n_pods, each = max(1, int(size) // a_node), min(int(size), a_node)
-    # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes puts the index into each one's environment.
+def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
+    """Read "KIND:TOPOLOGY".
+
+    Returns:
+        The number of pods, the node labels, the resources of a pod, and the arguments that connect the processes.
+
+    Raises:
+        UserError: there is no such slice.
+    """
+    kind, _, topology = text.partition(":")
+    if kind not in TPUS:
+        raise UserError(f"--tpu: {text!r} is not KIND:TOPOLOGY, such as v5e:4x4; the kinds are {', '.join(TPUS)}")
+    device = TPUS[kind]
+    if not is_slice(device.gke, topology):
+        slices = ", ".join(device.gke.topologies)
+        if device.gke.largest_slice:
+            slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.gke.largest_slice} chips"
+        raise UserError(f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}")
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": device.gke.label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
+    return n_pods, labels, {"google.com/tpu": device.per_host}, ["--multihost"]  # GKE's environment has the rest
+
+
+def is_slice(gke: Gke, topology: str) -> bool:
+    """Return whether GKE has TPU slices of this topology.
+
+    >>> v5e, v5p = TPUS["v5e"].gke, TPUS["v5p"].gke
+    >>> is_slice(v5e, "4x4"), is_slice(v5e, "4x3"), is_slice(v5p, "4x4x12"), is_slice(v5p, "12x4x4")
+    (True, False, True, False)
+    """
+    if topology in gke.topologies:
+        return True
+    if not re.fullmatch(r"\d{1,4}x\d{1,4}x\d{1,4}", topology):
+        return False
+    sides = [int(n) for n in topology.split("x")]
+    return sides == sorted(sides) and all(n % 4 == 0 for n in sides) and 0 < math.prod(sides) <= gke.largest_slice
+
+
+def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:
+    """Read "KIND:COUNT" for the JobSet `name`; returns and raises as tpu_pods."""
+    kind, _, count = text.partition(":")
+    if kind not in GPUS or not count.isdecimal() or int(count) < 1:
+        raise UserError(f"--gpu: {text!r} is not KIND:COUNT, such as h100:16; the kinds are {', '.join(GPUS)}")
+    device, n_gpus = GPUS[kind], int(count)
+    if n_gpus > device.per_host and n_gpus % device.per_host:
+        raise UserError(f"--gpu: {n_gpus} is not a multiple of the {device.per_host} GPUs of a node")
+    n_pods = max(1, n_gpus // device.per_host)
+    # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes sets the index in each pod's environment.
     connect = [
-        "--coordinator_address", f"{a.name}-train-0-0.{a.name}:{PORT}",
+        "--coordinator_address", f"{name}-train-0-0.{name}:{PORT}",
         "--num_processes", str(n_pods), "--process_id", "$(JOB_COMPLETION_INDEX)",
     ]  # fmt: skip
-    return n_pods, {"cloud.google.com/gke-accelerator": label}, {"nvidia.com/gpu": each}, connect if n_pods > 1 else []
+    labels = {"cloud.google.com/gke-accelerator": device.gke.label}
+    return n_pods, labels, {"nvidia.com/gpu": min(n_gpus, device.per_host)}, connect if n_pods > 1 else []
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A run on Cloud TPU VMs, one or many hosts:
+# Train on Cloud TPU VMs, with one host or many:
 #
-#   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   make the TPU (zone and project: gcloud's, or ZONE=...)
+#   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   create the TPU (zone and project: gcloud's, or ZONE=...)
 #   launch/tpu_vm.sh setup NAME                          copy this checkout to all hosts and install it
 #   launch/tpu_vm.sh start NAME BUCKET -- --config FILE  train on all hosts, in gs://BUCKET/NAME
-#   launch/tpu_vm.sh follow NAME                         what host 0 says
-#   launch/tpu_vm.sh stop NAME                           SIGTERM: all hosts save one step and end
-#   launch/tpu_vm.sh delete NAME
+#   launch/tpu_vm.sh follow NAME                         follow the log of host 0
+#   launch/tpu_vm.sh stop NAME                           send SIGTERM: all hosts save the same step and exit
+#   launch/tpu_vm.sh delete NAME                         delete the TPU
 #
-# The same start goes on after a stop, a preemption or a new `create`. The hosts need gcsfuse, which shows the bucket as
-# a directory. --dry-run as the first argument prints the commands and runs none.
+# Rerun `start` to resume after a stop, a preemption or a new `create`. The hosts need gcsfuse, which mounts the bucket
+# as a directory. With --dry-run as the first argument the commands are printed, not run.
 set -euo pipefail
 
 dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi

@@ -1,10 +1,16 @@
-"""The exceptions meant for the user: they are printed without a traceback and end the program with code 2."""
+"""Errors for the user: commands print them without a traceback and map them to an exit code."""
+
+import sys
+from collections.abc import Callable
 
 
 class UserError(Exception):
-    """One or more mistakes that the user can mend, each a line saying what is wrong, where, and what would be right."""
+    """One or more mistakes that the user can correct.
 
-    code = 2  # the program's exit code
+    Each problem is a line that says what is wrong, where, and what would be right.
+    """
+
+    code = 2  # the exit code
 
     def __init__(self, *problems: str):
         super().__init__(*problems)
@@ -14,11 +20,34 @@ class UserError(Exception):
         return "\n".join(self.problems)
 
 
-class Passing(UserError):
-    """What the same command may not meet again, a disk that failed, another process in the way: launchers try anew."""
+class TemporaryError(UserError):
+    """An error that the same command may not meet again: a disk that failed, a directory in use. Launchers retry."""
 
     code = 1
 
 
 class Unavailable(UserError):
-    """A text cannot be had for want of a network: the one error that `data.offline` may turn into a notice."""
+    """A text cannot be reached without a network: the one error for which `data.offline` names a fallback."""
+
+
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; print errors that are meant for the user.
+
+    Exit codes: the command's own; 2 for a mistake of the user; 1 for a temporary error, such as a full disk or a
+    directory that cannot be read; 130 for Ctrl-C.
+    """
+    try:
+        return command()
+    except UserError as error:
+        return _fail(error.code, str(error))
+    except OSError as error:
+        return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        return _fail(130, "interrupted")
+
+
+def _fail(code: int, message: str) -> int:
+    print(message, file=sys.stderr, flush=True)
+    if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes ends without the others
+        processes.leave(code)
+    return code

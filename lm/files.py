@@ -1,4 +1,4 @@
-"""Small files on disk: strict JSON, text that is replaced in one step, and a directory's lock."""
+"""Small files: strict JSON, atomic replacement of text files, and locks of directories."""
 
 import json
 import math
@@ -6,14 +6,19 @@ import os
 import platform
 from pathlib import Path
 
-from lm.errors import Passing
+import filelock
+
+from lm.errors import TemporaryError
 
 
 def to_json(value, *, indent: int | None = None) -> str:
     """Strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity".
 
-    These are the names Protocol Buffers' JSON mapping uses, and `float()` reads them back; the bare words Python
-    writes by default are refused by most other readers, and null would not tell a NaN from a value not measured.
+    Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Most readers refuse the bare words
+    that Python writes by default, and null could not be told from a value that was not measured.
+
+    >>> to_json({"loss": float("nan"), "steps": 3})
+    '{"loss": "NaN", "steps": 3}'
     """
     return json.dumps(_strict(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
@@ -31,10 +36,16 @@ def _strict(value):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: after a crash at any moment it holds the old text or the new, whole."""
-    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")  # containers' numbers are alike
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Replace a file with UTF-8 text atomically; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text."""
+    # With the host's name, because process ids repeat across containers.
+    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
+    with open(partial, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -45,23 +56,23 @@ def write_text(path: Path, text: str) -> None:
         os.close(directory)
 
 
-def lock(directory: Path, option: str = "--workdir"):
-    """The lock of a directory, which the user named by `option`, as an open file: held until it is closed.
+def lock(directory: Path, option: str = "--workdir") -> filelock.BaseFileLock:
+    """Acquire the lock of a directory; call `release()` on the result, or end the process, to give it back.
 
-    Raises Passing if another process has it.
+    Args:
+        directory: an existing directory; the lock is the file .lock in it, which stays there.
+        option: the command-line option by which the user named the directory, for the error.
+
+    Raises:
+        TemporaryError: if another process holds the lock.
     """
-    import fcntl  # POSIX only, as is everything that shares a directory
-
-    file = open(directory / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 - held open for as long as the run lives
+    acquired = filelock.FileLock(directory / ".lock", timeout=0)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise Passing(f"{option} {directory} is in use by {holder}; wait for it to end, or give another") from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
+        acquired.acquire()
+    except filelock.Timeout:
+        holder = (directory / ".lock").read_text(encoding="utf-8").strip() or "another process"
+        raise TemporaryError(
+            f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
+        ) from None
+    (directory / ".lock").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    return acquired

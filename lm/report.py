@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.sweeps.analysis import analyze
 from lm.sweeps.report import check_publishable, publish, write_report
 
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.code
     except OSError as error:  # a full disk, a path that is not a directory
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return Passing.code
+        return TemporaryError.code
     return 0
 
 

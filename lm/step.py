@@ -17,7 +17,7 @@ import optax
 
 from lm import model, parameters
 from lm.config import Config
-from lm.data.batches import gather, gather_rows
+from lm.data.batches import gather
 from lm.layers import losses
 from lm.optimizers import learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
@@ -178,19 +178,18 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
     ), metrics
 
 
-def take_batch(corpus: dict | None, feed: dict, seq_len: int) -> dict:
-    """The batch that `feed` names in the corpus resident on the device, or `feed` itself where there is none.
+def take_batch(resident: dict | None, feed: dict, seq_len: int) -> dict:
+    """Return the batch that a feed of `BatchSource` describes.
 
-    corpus: {"tokens": (n,)} with feed {"numbers": (B,) window starts}, or packed {"tokens": (R, T+1), "segments":
-    (R, T+1)} with feed {"numbers": (B,) rows}. What else the feed holds (weights) is passed on.
+    Args:
+        resident: the split's arrays on the device (see `batches.gather`), None if the feed has the gathered tokens.
+        feed: {"starts": (B,)} of the windows in `resident`, or the batch itself; the rest (weights) is passed on.
+        seq_len: T.
     """
-    if corpus is None:
+    if resident is None:
         return feed
-    rest = {name: value for name, value in feed.items() if name != "numbers"}
-    if "segments" in corpus:
-        tokens, segments = gather_rows(corpus["tokens"], corpus["segments"], feed["numbers"])
-        return {"tokens": tokens, "segments": segments, **rest}
-    return {"tokens": gather(corpus["tokens"], feed["numbers"], seq_len), **rest}
+    rest = {name: value for name, value in feed.items() if name != "starts"}
+    return gather(resident, feed["starts"], seq_len) | rest
 
 
 def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, config: Config):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.sweeps.spec import BUDGETS, load_sweep
 
 DESCRIPTION = """\
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.code
     except OSError as error:  # a full disk, a directory that cannot be read
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return Passing.code
+        return TemporaryError.code
     except KeyboardInterrupt:
         print("interrupted; rerun the same command to resume", file=sys.stderr)
         return 130

@@ -24,7 +24,7 @@ def act(action: str) -> None:
 
 def main(action: str, moment: str, count: str, *arguments: str) -> int:
     from lm import train
-    from lm.training import checkpoints, evaluation, metrics
+    from lm.training import batch_source, checkpoints, metrics
 
     calls = itertools.count(1)
 
@@ -34,7 +34,7 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
 
     write, eval_feeds, save, rename = (
         metrics.MetricsWriter.write,
-        evaluation.eval_feeds,
+        batch_source.BatchSource.evaluation,
         checkpoints.Checkpoints.save,
         os.rename,
     )
@@ -65,7 +65,7 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
     if moment == "log":
         metrics.MetricsWriter.write = acting_write
     if moment == "evaluation":
-        evaluation.eval_feeds = acting_feeds
+        batch_source.BatchSource.evaluation = acting_feeds
     return train.main(list(arguments))
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 
-from lm.cost.estimate import ring_bytes
+from lm.cost.communication import ring_bytes
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _INSTRUCTION = re.compile(rf"= (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from surprisal import surprisal
 from tiny import redrawn, state_of, tiny
 
 from lm import step
 from lm.data import Split, markov
 from lm.layers import attention
 from lm.parameters import flat, nest
-from lm.training import feeds
+from lm.training.batch_source import BatchSource
 
 ONE = {"n_layers": 1}
 TEXT = np.random.default_rng(0).integers(0, 19, 500).astype(np.uint16)
@@ -29,15 +30,18 @@ def batch_of(config, seed=0, **arrays):
     return {"tokens": tokens, "weights": jnp.ones((shape[0], shape[1] - 1))} | arrays
 
 
+def on_host(config):
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, device_bytes=0))
+
+
 def rolled(config, n_steps, *, resident=True, state=None):
     """The state after n_steps, dispatched as the config says, and the stacked metrics."""
     state = state_of(config) if state is None else state
-    corpus = feeds.to_device(SPLIT, 10**6) if resident else None
+    source = BatchSource(SPLIT, config if resident else on_host(config))
     k, metrics = config.train.steps_per_dispatch, []
     for first in range(0, n_steps, k):
         n = min(k, n_steps - first)
-        feed = feeds.train_feed(SPLIT, resident, config, first, n)
-        state, stacked = jit_steps(state, corpus, feed, n, config)
+        state, stacked = jit_steps(state, source.resident, source.train(first, n), n, config)
         metrics.append(jax.tree.map(lambda m, n=n: np.asarray(m)[:n], stacked))
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
@@ -256,14 +260,14 @@ def trained_on_markov(n_steps=300):
         optimizer={"learning_rate": 0.01, "warmup_steps": 20},
         eval={"batch_size": 1250},
     )
-    corpus, feed = feeds.to_device(train, 10**7), feeds.train_feed(train, True, config, 0, n_steps)
+    source = BatchSource(train, config)
     train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # traced anew: the mask may be patched
-    state, _ = train_steps(state_of(config), corpus, feed, n_steps)
-    corpus = feeds.to_device(held_out, 10**7)
-    (eval_feed,) = feeds.eval_feeds(held_out, True, config)
-    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, corpus, eval_feed)
-    surprisal = markov.surprisal("".join(markov.LETTERS[i] for i in ids[80_000:]))
-    return float(loss / count), surprisal.std() / math.sqrt(len(surprisal))
+    state, _ = train_steps(state_of(config), source.resident, source.train(0, n_steps), n_steps)
+    source = BatchSource(held_out, config)
+    (feed,) = source.evaluation()
+    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, source.resident, feed)
+    best = surprisal("".join(markov.LETTERS[i] for i in ids[80_000:]))
+    return float(loss / count), best.std() / math.sqrt(len(best))
 
 
 @pytest.mark.slow

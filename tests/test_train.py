@@ -1,4 +1,4 @@
-"""The entry point as its users meet it: what a run leaves behind, what it says, and how it refuses."""
+"""The command lm.train: the files of a run, its output, and its errors."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
 
-from lm.cost import flops
+from lm.cost.devices import peak_flops
 from lm.training.checkpoints import restore_params
 from lm.training.workdir import SUMMARY_FIELDS
 
@@ -21,7 +21,7 @@ N_PARAMS = 2 * 14 * 16 + 3 * 16 + 4 * 16 * 16 + 3 * 16 * 64
 
 
 def strict_json(text: str):
-    """Parsed JSON, without the words NaN and Infinity that Python alone understands."""
+    """Parse strict JSON, which has neither NaN nor Infinity."""
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
@@ -37,12 +37,14 @@ def test_a_run_leaves_every_file(bench):
     names = {path.name for path in workdir.iterdir()} - {".lock"}
     assert names == {
         "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "samples",
-        "summary.json", "val_losses.json",
+        "summary.json", "val_losses.json", "loss.png",
     }  # fmt: skip
     config = strict_json((workdir / "config.json").read_text())
     assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
     (start,) = strict_json((workdir / "run.json").read_text())["starts"]
     assert {"versions", "git", "host", "argv"} <= set(start)
+    assert "embedding" in "".join(strict_json((workdir / "run.json").read_text())["parameters"])
+    assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (workdir / "samples").iterdir()] == ["step_12.txt"]
     assert len((workdir / "samples" / "step_12.txt").read_text()) == len("\n") + 10
     assert any((workdir / "tensorboard").iterdir())
@@ -75,7 +77,7 @@ def test_the_metrics(bench):
     # A cosine from 1e-3 to a tenth of it over 12 steps; the first step is made at its beginning.
     cosine = [1e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * step / 12)) / 2) for step in range(12)]
     np.testing.assert_allclose([line["learning_rate"] for line in steps], cosine, rtol=1e-6)
-    assert all(line["mfu"] is None for line in steps) == (flops.peak_flops("cpu", "float32") is None)
+    assert all(line["mfu"] is None for line in steps) == (peak_flops("cpu", "float32") is None)
     evaluations = [(line["step"], line["split"]) for line in lines if "split" in line]
     assert evaluations == [(4, "validation"), (8, "validation"), (12, "validation"), (12, "test")]
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
@@ -85,16 +87,14 @@ def test_the_metrics(bench):
 
 @pytest.mark.slow
 def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):
-    import jax
-
-    monkeypatch.setitem(flops._PEAKS, jax.devices()[0].device_kind, {"float32": 1e12})
-    code, said = train(tmp_path / "run", "--config.train.steps=2")
+    monkeypatch.setattr("lm.training.step_log.peak_flops", lambda device_kind, dtype: 1e12)
+    code, output = train(tmp_path / "run", "--config.train.steps=2")
     assert code == 0
     per_token = strict_json((tmp_path / "run" / "summary.json").read_text())["flops_per_token"]
     for line in map(strict_json, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:2]):
         assert line["mfu"] == pytest.approx(line["tokens_per_second"] * per_token / 1e12)
         assert line["mfu"] < line["mfu_full_square"]
-    assert "MFU" in said
+    assert "MFU" in output
 
 
 @pytest.mark.slow
@@ -111,39 +111,40 @@ def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path)
 
 def test_a_log_file_has_plain_lines(bench):
     bench.reference()
-    said = (bench.base / "reference.txt").read_text()
-    assert "\r" not in said
-    assert "\x1b" not in said
-    for words in ("embedding", "total", f"{N_PARAMS:,}", "step 12/12", "validation: loss", "a sample", "lm.sample"):
-        assert words in said
-    assert "Traceback" not in said
+    output = (bench.base / "reference.txt").read_text()
+    assert "\r" not in output
+    assert "\x1b" not in output
+    for words in (f"{N_PARAMS:,} parameters", "unigram baseline", "step 12/12", "validation: loss", "lm.sample"):
+        assert words in output
+    assert output.splitlines().index(next(line for line in output.splitlines() if line.startswith("step  1/"))) <= 8
+    assert "Traceback" not in output
 
 
-def test_a_terminal_has_a_live_line(bench, tmp_path):
+def test_a_terminal_shows_every_step(bench, tmp_path):
     ours, theirs = pty.openpty()
     command = bench.command(tmp_path / "run")
     with subprocess.Popen(
         command, cwd=tmp_path, env=bench.env | {"TERM": "xterm"}, stdout=theirs, stderr=theirs
     ) as run:
         os.close(theirs)
-        said = b""
+        output = b""
         try:
             while chunk := os.read(ours, 2**16):
-                said += chunk
+                output += chunk
         except OSError:  # Linux's way to say that the other end is closed
             pass
     os.close(ours)
     assert run.returncode == 0
-    live = [part for part in said.decode().split("\r") if part.startswith("step ") and part.endswith("\x1b[K")]
-    assert [part.split("/")[0].split() for part in live] == [["step", str(step)] for step in range(1, 13)]
-    assert b"validation: loss" in said
+    shown = [line for line in output.decode().splitlines() if line.startswith("step ") and "tokens/s" in line]
+    assert [line.split("/")[0].split() for line in shown] == [["step", str(step)] for step in range(1, 13)]
+    assert b"validation: loss" in output
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------------
 
 
 def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:
-    """The entry point where jax cannot be imported; checks that nothing is left behind."""
+    """Run the command without jax; check that it leaves no file."""
     directory = tmp_path / "empty"
     directory.mkdir()
     env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{ROOT}"}
@@ -153,7 +154,7 @@ def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProce
     return done
 
 
-def test_help_is_useful_and_needs_no_jax(bench, tmp_path):
+def test_help_lists_the_keys_and_needs_no_jax(bench, tmp_path):
     done = in_empty_directory(bench, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
@@ -182,7 +183,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_mistakes_cost_nothing(bench, tmp_path, case):
+def test_mistakes_are_reported_without_jax_and_without_files(bench, tmp_path, case):
     arguments, expected = REFUSALS[case]
     done = in_empty_directory(bench, tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -215,15 +216,15 @@ def test_a_run_is_never_overwritten(bench, tmp_path, case):
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
-def test_mistakes_that_the_data_shows(train, tmp_path):
-    code, said = train(tmp_path / "run", "--config.data.source=text:absent.txt")
+def test_mistakes_that_need_the_data(train, tmp_path):
+    code, output = train(tmp_path / "run", "--config.data.source=text:absent.txt")
     assert code == 2
-    assert "absent.txt" in said
+    assert "absent.txt" in output
     prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
-    code, said = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
+    code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
     assert code == 2
-    assert "config.eval.sample_prompt" in said
-    assert "config.train.seq_len" in said
+    assert "config.eval.sample_prompt" in output
+    assert "config.train.seq_len" in output
     assert not any(tmp_path.iterdir())
 
 
@@ -235,25 +236,25 @@ def no_network(tmp_path, monkeypatch) -> list[str]:
     """The arguments of a run on Tiny Shakespeare, which is not here and cannot be downloaded."""
     from lm.data import shakespeare
 
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # the discard port: nobody listens
+    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # the discard port, where nothing listens
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 
 
-def test_without_network_the_ways_out_are_named(train, no_network, tmp_path):
-    code, said = train(tmp_path / "run", *no_network)
+def test_the_error_without_network_names_alternatives(train, no_network, tmp_path):
+    code, output = train(tmp_path / "run", *no_network)
     assert code == 2
-    for way_out in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
-        assert way_out in said
+    for alternative in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
+        assert alternative in output
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_the_fallback_is_loud(train, no_network, tmp_path):
+def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
-    code, said = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
+    code, output = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
     assert code == 0
-    assert "NOTICE" in said
+    assert "WARNING: training on python_docs INSTEAD of" in output
     assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
     assert summary_of(tmp_path / "run")["data_notices"]
 
@@ -279,7 +280,7 @@ def assert_only_finite_checkpoints(workdir):
 
 
 def bad_step(workdir) -> int:
-    """The step whose loss or gradients were not finite, and that no step was logged after."""
+    """Return the step whose loss or gradients were not finite; no later step was logged."""
     *good, last = metrics_of(workdir)
     assert not np.isfinite(last["loss"]) or not np.isfinite(last["grad_norm"])
     assert all(np.isfinite(line["loss"]) and np.isfinite(line["grad_norm"]) for line in good)
@@ -289,14 +290,14 @@ def bad_step(workdir) -> int:
 
 @pytest.mark.slow
 def test_a_diverging_run_stops_with_a_report(train, tmp_path):
-    code, said = train(tmp_path / "run", *DIVERGING)
+    code, output = train(tmp_path / "run", *DIVERGING)
     assert code == 3
     step = bad_step(tmp_path / "run")
     # The step, the learning rate, norms by group, the last good checkpoint.
-    assert f"step {step}: the loss or a gradient is not finite" in said
-    assert "learning rate 1e+30" in said
-    assert all(group in said for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
-    assert f"step {step - 1} in {tmp_path / 'run' / 'checkpoints'}" in said
+    assert f"step {step}: the loss or a gradient is not finite" in output
+    assert "learning rate 1e+30" in output
+    assert all(group in output for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
+    assert f"step {step - 1} in {tmp_path / 'run' / 'checkpoints'}" in output
     assert (summary_of(tmp_path / "run")["status"], summary_of(tmp_path / "run")["steps"]) == ("nonfinite", step - 1)
     assert max(checkpoint_steps(tmp_path / "run")) == step - 1
     assert_only_finite_checkpoints(tmp_path / "run")
@@ -314,9 +315,9 @@ def test_the_last_good_state_does_not_depend_on_the_dispatches(train, tmp_path):
 @pytest.mark.slow
 def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):
     assert train(tmp_path / "run", *DIVERGING)[0] == 3
-    code, said = train(tmp_path / "run", *DIVERGING, "--resume", "--config.train.on_nonfinite=skip")
+    code, output = train(tmp_path / "run", *DIVERGING, "--resume", "--config.train.on_nonfinite=skip")
     assert code == 0
-    assert "the update was withheld" in said
+    assert "the update was skipped" in output
     summary = strict_json((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("finished", 12)
     lines = [line for line in metrics_of(tmp_path / "run") if "split" not in line]
@@ -337,8 +338,8 @@ def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):
-    code, _ = train(tmp_path / "run", "--config.train.accumulation=2")
+def test_micro_batches_keep_the_draw_of_dropout(bench, train, tmp_path):
+    code, _ = train(tmp_path / "run", "--config.train.micro_batch_size=2")
     assert code == 0
     reference = {line["step"]: line["loss"] for line in metrics_of(bench.reference()) if "split" not in line}
     ours = {line["step"]: line["loss"] for line in metrics_of(tmp_path / "run") if "split" not in line}
@@ -348,14 +349,14 @@ def test_accumulation_keeps_the_draw_of_dropout(bench, train, tmp_path):
 @pytest.mark.slow
 def test_details_and_profile(train, tmp_path):
     detail, profile = "--config.log.detail_every=4", "--config.train.profile=(3,4)"
-    code, said = train(tmp_path / "run", detail, profile, "--config.train.steps=6")
+    code, output = train(tmp_path / "run", detail, profile, "--config.train.steps=6")
     assert code == 0
     lines = [line for line in metrics_of(tmp_path / "run") if "detail" in line]
     assert [line["step"] for line in lines] == [0, 4]
     assert set(lines[0]["detail"]) == {"gradients", "parameters", "updates", "activations"}
     assert lines[0]["detail"]["parameters"]["final_norm/scale_D"] == 1.0  # gains start at one
     assert lines[0]["detail"]["activations"]["layers/output"][0] > 0
-    assert "profile of steps 3 to 4" in said
+    assert "profile of steps 3 to 4" in output
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
@@ -370,11 +371,11 @@ def test_debug_computes_the_same_without_jit(bench, train, tmp_path):
     )
 
 
-# As someone would who has second thoughts while the data is being prepared.
+# Ctrl-C while the data is being prepared.
 INTERRUPTED_EARLY = """
 import os, signal, sys
 from lm import data, train
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born ignoring it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 data.open_corpus = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(train.main(sys.argv[1:]))
 """

@@ -1,0 +1,1 @@
+"""Devices, FLOP counts, and the estimate behind --plan."""

@@ -1,326 +1,134 @@
-"""What a run would take on machines that are not here: python -m lm.train --config FILE --plan --device h100:64
+"""Estimate memory, communication and step time on hardware that is not here.
 
-Nothing is allocated. Memory of parameters and optimizer follows from their shardings, and is checked against the
-compiled program's arguments; activations, logits, communication and time are formulas for the named device. What XLA
-would really keep in flight on it is not known before it is compiled there.
+    python -m lm.train --config FILE --plan --device h100:64
+
+Nothing is allocated or compiled: all figures follow from formulas (lm/cost/memory.py, lm/cost/communication.py) and
+the vendors' figures (lm/cost/devices.py). What XLA really keeps in memory is only known once the step
+is compiled for the device.
 """
 
-import dataclasses
 import functools
-import math
-from collections.abc import Iterator
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from lm import parameters
-from lm.config import Config, layer_windows
+from lm.config import Config
 from lm.cost import flops
+from lm.cost.communication import Transfer, link_speed, transfers
+from lm.cost.devices import DEVICES, Device
+from lm.cost.memory import Memory, memory_per_device, micro_batches_per_step
+from lm.cost.units import duration_range, si
 from lm.errors import UserError
-from lm.layers.attention import choose_implementation, chunk_size
-from lm.parallel import sharding
-from lm.parallel.mesh import BATCH_AXES, check_mesh, current_mesh, make_mesh, mesh_sizes, with_accumulation
-from lm.step import init_state, train_step
+from lm.parallel.mesh import check_mesh
+
+USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
+ATTAINED = 0.4  # of the peak by matrix products, in the slower estimate
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """What the vendor says of one device; bytes and bytes a second, links in one direction.
+def estimate(config: Config, device_name: str, n_devices: int) -> str:
+    """Describe what a run needs on n_devices of a kind: the verdict first, then memory, communication and time.
 
-    kind: as in lm/cost/flops.py. link: to other devices of its node or slice, which has n_near of them;
-    network: to devices beyond.
+    Args:
+        config: a resolved config.
+        device_name: a name of lm.cost.devices.DEVICES.
+        n_devices: as many JAX devices must be visible, of any kind.
+
+    Raises:
+        UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in
+            config.model.compute_dtype is not published.
     """
-
-    kind: str
-    memory: float
-    bandwidth: float
-    link: float
-    n_near: int
-    network: float
-
-
-# NVIDIA's data sheets of the A100 (2021), H100 SXM (2023), H200 (2023) and L4 (2023); NVLink is given for both
-# directions together and halved here. The network is that of NVIDIA's DGX A100 and H100, one port of 200 or 400 Gb/s a
-# GPU; the L4 has PCIe 4.0 x16 and, assumed here, 8 to a node and 100 Gb/s between nodes. Google Cloud's pages "TPU v4",
-# "TPU v5e", "TPU v5p" and "TPU v6e": the interconnect of a chip, one direction (400 GB/s both ways for the v5e);
-# beyond a slice, assumed here, 100 Gb/s for each host of 4 chips.
-DEVICES = {
-    "a100": Device("NVIDIA A100-SXM4-80GB", 80e9, 2.039e12, 300e9, 8, 25e9),
-    "h100": Device("NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 450e9, 8, 50e9),
-    "h200": Device("NVIDIA H200", 141e9, 4.8e12, 450e9, 8, 50e9),
-    "l4": Device("NVIDIA L4", 24e9, 300e9, 32e9, 8, 1.5e9),
-    "v4": Device("TPU v4", 32e9, 1.228e12, 300e9, 4096, 3e9),
-    "v5e": Device("TPU v5 lite", 16e9, 819e9, 200e9, 256, 3e9),
-    "v5p": Device("TPU v5", 95e9, 2.765e12, 600e9, 8960, 3e9),
-    "v6e": Device("TPU v6 lite", 32e9, 1.64e12, 448e9, 256, 3e9),
-}
-
-
-def named_device(text: str) -> tuple[str, int]:
-    """ "h100:64" as (name, how many); raises UserError."""
-    name, _, count = text.partition(":")
-    if name not in DEVICES or not count.isdecimal() or int(count) < 1:
-        raise UserError(
-            f"--device: {text!r} is not NAME:COUNT with a name of {', '.join(DEVICES)}; h100:64, for example"
-        )
-    return name, int(count)
-
-
-def plan(config: Config, name: str, n_devices: int) -> str:
-    """The plan of a resolved config, for people; raises UserError for a mesh that does not fit."""
-    device, sizes = DEVICES[name], check_mesh(config, n_devices)
-    config = with_accumulation(config, sizes)
-    state = State(config, n_devices)
-    table, t = parameters.parameter_table(config.model), config.train
-    per_token = flops.flops_per_token(config.model, t.seq_len)
-    kept = {
-        "parameters": state.parameters,
-        "optimizer state": state.optimizer,
-        "gradients": state.gradients,
-        "completed: two layers, embeddings, head": completed(config, sizes),
-        f"activations (remat {config.model.remat})": activations(config, device, sizes),
-        "logits and their gradient": logits(config, sizes),
-    }
-    sent = list(communication(config, sizes))
-    peak = flops.peak_flops(device.kind, config.model.compute_dtype)
-    if peak is None:
-        dtype = config.model.compute_dtype
-        raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {name}; use bfloat16")
-    updated = (2 * state.parameters + 2 * state.optimizer + state.gradients) / device.bandwidth
-    fast, slow = step_time(config, peak, sum(s.sent / _speed(device, sizes, s.axes) for s in sent), updated, n_devices)
-    mfu = functools.partial(flops.mfu, flops_per_token=per_token, n_devices=n_devices, peak=peak)
+    device, sizes, t = DEVICES[device_name], check_mesh(config, n_devices), config.train
+    dtype = config.model.compute_dtype
+    if (peak := device.peak.get(dtype)) is None:
+        published = " or ".join(device.peak)
+        raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use {published}")
+    memory = memory_per_device(config, device, sizes)
+    sent = list(transfers(config, sizes))
+    low, high = step_time(
+        config,
+        peak,
+        communication=sum(s.sent / link_speed(device, sizes, s.axes) for s in sent),
+        update=(2 * memory.parameters + 2 * memory.optimizer + memory.gradients) / device.bandwidth,
+        n_devices=n_devices,
+    )
+    fits = "Fits" if memory.total <= USABLE * device.memory else "DOES NOT FIT"
     tokens = t.batch_size * t.seq_len
-    total = sum(kept.values())
+    per_token = flops.flops_per_token(config.model, t.seq_len)
+    mfu = functools.partial(flops.mfu, flops_per_token=per_token, n_devices=n_devices, peak=peak)
     lines = [
-        f"{n_devices} x {name}: " + " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
-        f"{parameters.count(table):,} parameters, {per_token:,.0f} FLOPs a token, {tokens:,} tokens a step "
-        f"in {t.accumulation} micro-batches",
+        f"{fits}: {si(memory.total, 'B')} of {si(device.memory, 'B')} per device ({USABLE:.0%} usable).",
+        f"{t.steps:,} steps take {duration_range(t.steps * low, t.steps * high)}: {low:.3g} to {high:.3g} s per step, "
+        f"{si(tokens / high)} to {si(tokens / low)} tokens/s, MFU {mfu(tokens / high):.0%} to {mfu(tokens / low):.0%}.",
         "",
-        "memory a device",
-        *(f"  {what:<38}{_bytes(size):>12}" for what, size in kept.items()),
-        f"  {'together':<38}{_bytes(total):>12}  of {_bytes(device.memory)}"
-        + ("" if total < 0.9 * device.memory else ": TOO MUCH (a tenth is left to XLA and fragmentation)"),
-        f"  parameters, optimizer state and batch: {_bytes(state.compiled)} in the compiled program's arguments, "
-        + ("as computed" if state.compiled == state.arguments else f"{_bytes(state.arguments)} COMPUTED"),
+        f"{n_devices} x {device_name}, mesh " + " x ".join(f"{axis} {size}" for axis, size in sizes.items()),
+        *_run_lines(config, sizes),
         "",
-        "communication a step and device",
-        *(f"  {s.what:<52}{s.kind:<16}{s.axis:<16}{_bytes(s.sent):>12}" for s in sent),
-        *([] if sent else ["  none"]),
-        *(["  (and muon's own, which is not counted)"] if config.optimizer.name == "muon" and n_devices > 1 else []),
+        "Memory per device",
+        *_memory_lines(memory, config, accumulates=micro_batches_per_step(config, sizes) > 1),
         "",
-        f"step time {fast:.3g} to {slow:.3g} s: {tokens / slow:,.0f} to {tokens / fast:,.0f} tokens/s, "
-        f"MFU {mfu(tokens / slow):.0%} to {mfu(tokens / fast):.0%}",
-        f"  the first: products at the vendor's peak for {config.model.compute_dtype}, all communication hidden behind "
-        "them;",
-        "  the second: products at 40 % of it, nothing hidden; both with the optimizer's reads and writes, without "
-        "latencies and the host",
-        f"  {t.steps:,} steps, {t.steps * tokens:,} tokens: {_hours(t.steps * fast)} to {_hours(t.steps * slow)}",
+        "Sent per device and step",
+        *_communication_lines(sent, device, sizes),
+        *(["  Muon's own communication is not counted."] if config.optimizer.name == "muon" and n_devices > 1 else []),
+        "",
+        "Assumptions",
+        f"  faster: matrix products at the vendor's peak, {si(peak, 'FLOP/s')} in {dtype}; communication overlaps them",
+        f"  slower: matrix products at {ATTAINED:.0%} of the peak; no overlap",
+        f"  both: parameters and optimizer state are read and written at {si(device.bandwidth, 'B/s')}; no latency, no "
+        "host time",
+        f"  links: {si(device.link, 'B/s')} within groups of {device.group} devices, {si(device.network, 'B/s')} "
+        "beyond; per device, one direction",
     ]
     return "\n".join(lines)
 
 
-# ---- Memory ----------------------------------------------------------------------------------------------------------
+def step_time(
+    config: Config, peak: float, *, communication: float, update: float, n_devices: int
+) -> tuple[float, float]:
+    """Return the range of a step's time in seconds.
 
-
-class State:
-    """Bytes on each device of what a step is given, from the shardings and from the compiled program."""
-
-    def __init__(self, config: Config, n_devices: int):
-        # Compiled with the layers scanned and attention that a CPU has: the arguments are the same.
-        model = dataclasses.replace(config.model, scan_layers=True, attention="einsum")
-        config = dataclasses.replace(config, model=model)
-        sizes, t = mesh_sizes(config.mesh, n_devices), config.train
-        with jax.set_mesh(make_mesh(sizes)):
-            table = parameters.parameter_table(config.model)
-            init = functools.partial(init_state, config)
-            state = sharding.shard_state(jax.eval_shape(init, 0), table)
-            shape = (t.batch_size, t.seq_len + 1)
-            rows = jax.NamedSharding(current_mesh(), jax.P(BATCH_AXES))
-            batch = {"tokens": jax.ShapeDtypeStruct(shape, np.int32, sharding=rows)}
-            self.parameters, self.optimizer = local_bytes(state.params), local_bytes(state.opt_state)
-            # With accumulation a micro-batch's gradients exist beside their sum, which is float32.
-            summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if t.accumulation > 1 else 0
-            self.gradients = self.parameters * (1 + summed)
-            self.arguments = local_bytes(state) + local_bytes(batch)
-            out = (jax.tree.map(lambda a: a.sharding, state), None)
-            jitted = jax.jit(train_step, static_argnames="config", out_shardings=out, keep_unused=True)
-            found = jitted.lower(state, batch, config).compile().memory_analysis()
-            self.compiled, self.temporaries = found.argument_size_in_bytes, found.temp_size_in_bytes  # on this CPU
-
-
-def local_bytes(tree) -> int:
-    """Bytes that one device holds of arrays with shardings."""
-    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
-
-
-def _tokens(config: Config, sizes: dict) -> float:
-    """Tokens that a device has of a micro-batch."""
-    t = config.train
-    return t.batch_size * t.seq_len / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"] * t.accumulation)
-
-
-def completed(config: Config, sizes: dict) -> float:
-    """Bytes of parameters completed over fsdp: two layers (this one and the next), the embeddings and the head.
-
-    Of the last two also the whole gradients, before they are scattered.
-    """
-    if sizes["fsdp"] == 1:
-        return 0
-    m, table = config.model, parameters.parameter_table(config.model)
-    layers = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
-    outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
-    narrow, wide = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
-    return (2 * layers * narrow + outer * (narrow + wide)) / sizes["tensor"]
-
-
-def scores_held(config: Config, device: Device, sizes: dict) -> float:
-    """Of how many keys, in the mean, the attention that the device would choose holds a query's scores.
-
-    Raises UserError if the device cannot do what config.model.attention asks for.
-    """
-    m = config.model
-    windows = set(layer_windows(m))
-    try:
-        chosen, _ = choose_implementation(
-            m.attention,
-            platform="gpu" if device.kind.startswith("NVIDIA") else "tpu",
-            dtype=m.compute_dtype,
-            d_head=m.d_head,
-            softcap=m.attn_softcap,
-            window="varies" if m.scan_layers and len(windows) > 1 else None,
-            segments=config.data.packing == "documents",
-            contiguous=sizes["sequence"] == 1 and config.data.packing == "none",
-            n_queries=config.train.seq_len,
-        )
-    except ValueError as error:
-        raise UserError(f"config.model.attention: {error}") from None
-    n = config.train.seq_len
-    if chosen != "chunked":
-        return 0 if chosen == "cudnn" else n
-    size, varies = chunk_size(n), m.scan_layers and len(windows) > 1  # then a window only masks
-    seen = [(n + size) / 2 if varies or not w else min((n + size) / 2, size + w - 1) for w in layer_windows(m)]
-    return sum(seen) / len(seen)
-
-
-def activations(config: Config, device: Device, sizes: dict) -> float:
-    """Bytes kept for the backward pass: of all layers what config.model.remat keeps, of one layer everything."""
-    m, tensor = config.model, sizes["tensor"]
-    heads = (m.n_heads + 2 * m.n_kv_heads) * m.d_head / tensor  # queries, keys and values
-    inner = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff / tensor
-    # Both norms' inputs and outputs; queries and keys before and after their rotation; attention's output; the
-    # products of the feed-forward layer and what its activation makes of them.
-    everything = 4 * m.d_model + 2 * heads + m.n_heads * m.d_head / tensor + 2 * inner
-    everything += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
-    # Weights, and scores in float32, masked or not.
-    scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
-    everything += scores * m.n_heads / tensor * scores_held(config, device, sizes)
-    kept = {"none": everything, "dots": m.d_model + heads + 2 * m.d_model + inner, "block": m.d_model}[m.remat]
-    once = everything if m.remat != "none" else 0
-    return (m.n_layers * kept + once) * _tokens(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
-
-
-def logits(config: Config, sizes: dict) -> float:
-    """Bytes of the logits that exist at once, float32, and of as many gradients."""
-    n, chunk = _tokens(config, sizes), config.train.loss_chunk
-    share = sizes["tensor"] if config.model.vocab_size % sizes["tensor"] == 0 else 1
-    n_shards = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
-    return 2 * 4 * (min(n, chunk / n_shards) if chunk else n) * config.model.vocab_size / share
-
-
-# ---- Communication ---------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Sent:
-    """One kind of communication: `times` collectives a step over axes, of `payload` bytes (as in lm/collectives.py)."""
-
-    what: str
-    kind: str
-    axes: tuple[str, ...]
-    n: int
-    payload: float
-    times: int
-
-    @property
-    def axis(self) -> str:
-        return " x ".join(self.axes)
-
-    @property
-    def sent(self) -> float:
-        return ring_bytes(self.kind, self.n, self.payload) * self.times
-
-
-def communication(config: Config, sizes: dict) -> Iterator[Sent]:
-    """What a step sends, by kind; scalars and gains are left out. See lm/parallel/sharding.py."""
-    m, t, table = config.model, config.train, parameters.parameter_table(config.model)
-    wide, narrow = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
-
-    def of(axes, what, kind, payload, times):
-        axes = tuple(axis for axis in axes if sizes[axis] > 1)
-        if axes and payload and times:
-            yield Sent(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
-
-    def size(p) -> float:
-        """Parameters of p on a device when it is complete over fsdp."""
-        return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
-
-    shared = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
-    layers = sum(size(p) for path, p in shared.items() if path.startswith("layers/"))
-    rows = sum(size(p) for p in shared.values() if p.kind == "embedding")  # looked up in the dtype they are kept in
-    head = size(shared["embedding" if m.tie_embeddings else "head/w_DV"]) if shared else 0
-    n = t.accumulation
-    yield from of(["fsdp"], "layers' parameters, forward and backward", "all-gather", layers * narrow, 2 * n)
-    yield from of(["fsdp"], "embeddings and head", "all-gather", rows * wide + head * narrow, n)
-    yield from of(["fsdp"], "gradients of all of them", "reduce-scatter", (layers + rows + head) * 4, n)
-    reduced = sum(size(p) for p in shared.values()) / sizes["fsdp"] * 4  # added up in float32
-    yield from of(["replica", "sequence"], "gradients, once a step", "all-reduce", reduced, 1)
-    tokens, outputs = _tokens(config, sizes), 2 + (m.remat == "block")  # a block's last output is not recomputed
-    gathers = 1 + (m.remat != "none")  # no policy keeps completed keys and values
-    x_BTD = tokens * m.d_model * narrow
-    inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
-    yield from of(["tensor"], "attention's and feed-forward outputs", "all-reduce", x_BTD, n * outputs * m.n_layers)
-    yield from of(["tensor"], "gradients of their inputs", "all-reduce", x_BTD, n * inputs * m.n_layers)
-    if m.vocab_size % sizes["tensor"] == 0:
-        yield from of(["tensor"], "embeddings, and the gradient of the head's input", "all-reduce", x_BTD, 2 * n)
-    kv = tokens * sizes["sequence"] * m.n_kv_heads * m.d_head / sizes["tensor"] * narrow
-    yield from of(["sequence"], "keys and values", "all-gather", kv, n * 2 * gathers * m.n_layers)
-    yield from of(["sequence"], "gradients of keys and values", "reduce-scatter", kv, n * 2 * m.n_layers)
-
-
-# ---- Time ------------------------------------------------------------------------------------------------------------
-
-
-def step_time(config: Config, peak: float, travel: float, updated: float, n_devices: int) -> tuple[float, float]:
-    """The range of a step's seconds: communication hidden behind products at their peak, or after them at 40 % of it.
-
-    travel: seconds of all communication. updated: seconds of the optimizer's reads and writes.
+    Args:
+        config: a resolved config.
+        peak: FLOP/s of one device. The faster estimate attains it and overlaps communication; the slower one attains
+            40 % of it and overlaps nothing.
+        communication: seconds of all communication.
+        update: seconds of the optimizer's reads and writes.
+        n_devices: number of devices.
     """
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     compute = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len / n_devices / peak
-    return max(compute, travel) + updated, compute / 0.4 + travel + updated
+    return max(compute, communication) + update, compute / ATTAINED + communication + update
 
 
-def ring_bytes(kind: str, n: int, payload: float) -> float:
-    """Bytes that each of n devices sends for one collective."""
-    times = {"all-reduce": 2 * (n - 1) / n, "collective-permute": 1.0}
-    return times.get(kind, (n - 1) / n) * payload
+def _run_lines(config: Config, sizes: dict[str, int]) -> list[str]:
+    m, t, n_micro = config.model, config.train, micro_batches_per_step(config, sizes)
+    n_parameters = parameters.count(parameters.parameter_table(m))
+    tokens = t.batch_size * t.seq_len
+    rows = t.batch_size // (sizes["replica"] * sizes["fsdp"] * n_micro)
+    return [
+        f"{n_parameters:,} parameters, {si(flops.flops_per_token(m, t.seq_len), 'FLOP')} per token",
+        f"{tokens:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
+        f"sequence{'s' if rows > 1 else ''} per device; {si(tokens * t.steps)} tokens in all",
+    ]
 
 
-def _speed(device: Device, sizes: dict, axes: tuple[str, ...]) -> float:
-    """Bytes a second of a collective: devices are numbered with the last axis fastest, so it spans what lies within."""
-    names = list(sizes)
-    span = math.prod(sizes[name] for name in names[names.index(axes[0]) :])
-    return device.link if span <= device.n_near else device.network
+def _memory_lines(memory: Memory, config: Config, *, accumulates: bool) -> list[str]:
+    m = config.model
+    summed = ", and their float32 sum over micro-batches" if accumulates else ""
+    rows = {
+        f"parameters ({m.param_dtype})": memory.parameters,
+        f"optimizer state ({config.optimizer.name})": memory.optimizer,
+        f"gradients ({m.param_dtype}{summed})": memory.gradients,
+        "parameters gathered over fsdp (two layers, embeddings, head)": memory.gathered,
+        f"activations for the backward pass (remat={m.remat})": memory.activations,
+        "logits and their gradient (float32)": memory.logits,
+        "total": memory.total,
+    }
+    return [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
 
 
-def _bytes(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            return f"{n:.4g} {unit}"
-        n /= 1000
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} h"
+def _communication_lines(sent: list[Transfer], device: Device, sizes: dict[str, int]) -> list[str]:
+    lines = []
+    for s in sent:
+        speed = link_speed(device, sizes, s.axes)
+        how = f"{s.kind} over {' x '.join(s.axes)}"
+        lines.append(f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {s.sent / speed:.3g} s at {si(speed, 'B/s')}")
+    return lines or ["  nothing"]

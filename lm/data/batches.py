@@ -1,73 +1,173 @@
-"""From window numbers to tokens, on the device inside a jitted step or on the host in a background thread."""
+"""Which batch is step s: a pure function of (tokens, seed, step), in NumPy alone.
+
+A window is seq_len + 1 consecutive tokens: the inputs are all but the last, the targets all but the first. A packed
+split has rows of that length instead, and "window" means row. `train_batch` gives the batch of a step:
+
+>>> from lm.config import Config, DataConfig, TrainConfig
+>>> split = Split("train", np.arange(100, dtype=np.uint16), n_tokens=100, n_bytes=None)
+>>> config = Config(train=TrainConfig(seed=0, batch_size=2, seq_len=4), data=DataConfig(order="crops"))
+>>> train_batch(split, config, step=17)["tokens"]
+array([[82, 83, 84, 85, 86],
+       [ 4,  5,  6,  7,  8]], dtype=int32)
+
+It is made in two steps: `window_starts` draws where the windows begin, on the host, and `gather` reads their tokens,
+on the host or inside a jitted step. No iterator has a state to save, so a resumed run sees the same batches, and so
+does a run on another number of processes.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lm.config import Config
+from lm.data.corpus import Split
+from lm.data.permutation import hash_counters, permute
 
-class Shards:
-    """Several arrays joined along their first axis without copying: just enough of an array for `gather`.
 
-    It can be indexed with integers from 0 up, arrays of them, and slices of step 1; np.asarray copies it into memory.
+def train_batch(split: Split, config: Config, step: int) -> dict:
+    """Return the whole batch of one training step.
+
+    Args:
+        split: the split's tokens.
+        config: reads train.{seed, batch_size, seq_len} and data.{order, shuffle, stride}.
+        step: number of the step, from 0.
+
+    Returns:
+        {"tokens": int32 (B, T+1)}, and for a packed split {"segments": int32 (B, T+1)} with 0 for padding.
     """
-
-    def __init__(self, parts: Sequence[np.ndarray]):
-        # As plain arrays, because np.memmap is slow to index; the file stays mapped.
-        self.parts = [np.asarray(part) for part in parts if len(part)] or [np.asarray(parts[0])]
-        self.ends = np.cumsum([len(part) for part in self.parts])
-        self.dtype = np.result_type(*self.parts)
-        self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
-        self.ndim = len(self.shape)
-        self.size = int(np.prod(self.shape))
-        self.nbytes = self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index) -> np.ndarray:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            index = np.arange(start, max(start, stop), step)
-        index = np.asarray(index)
-        out = np.empty(index.shape + self.shape[1:], self.dtype)
-        if index.ndim > 1:  # row by row, because a window lies in one shard or two
-            for i, row in enumerate(index):
-                out[i] = self[row]
-        elif index.size:
-            if index.min() < 0 or index.max() >= len(self):
-                raise IndexError(f"an index outside [0, {len(self)})")
-            first, last = np.searchsorted(self.ends, [index.min(), index.max()], side="right")
-            for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1], strict=True):
-                here = ... if first == last else (index < end) & (index >= end - len(part))
-                out[here] = part[index[here] - (end - len(part))]
-        return out
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return np.concatenate(self.parts).astype(dtype or self.dtype, copy=False)
+    return gather(split.arrays, window_starts(split, config, step), config.train.seq_len)
 
 
-def gather(tokens, starts, seq_len: int):
-    """The windows (..., T+1) int32 that begin at `starts` (...): inputs are [..., :-1], targets [..., 1:].
+def window_starts(split: Split, config: Config, steps) -> np.ndarray:
+    """Draw the windows of training steps.
 
-    tokens: (n,) of any integer type. The same code serves NumPy arrays, memory maps and `Shards` on the host, and
-    jax.numpy arrays inside jit. Indices beyond the last token repeat it, where evaluation weighs the target 0.
+    Args:
+        split: the split's tokens.
+        config: reads the same keys as `train_batch`.
+        steps: the number of a step, or an array of k steps.
+
+    Returns:
+        The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k steps.
     """
+    t, d = config.train, config.data
+    numbers = window_numbers(t.seed, steps, t.batch_size, n_windows(split, config), order=d.order, shuffle=d.shuffle)
+    return numbers if split.packed else numbers * _stride(config)
+
+
+def n_windows(split: Split, config: Config) -> int:
+    """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed split."""
+    if split.packed:
+        return len(split.tokens)
+    room = len(split.tokens) - (config.train.seq_len + 1)
+    return room // _stride(config) + 1 if room >= 0 else 0
+
+
+def _stride(config: Config) -> int:
+    """Return the distance of two neighbouring windows in tokens; random crops begin at any token."""
+    return 1 if config.data.order == "crops" else config.data.stride or config.train.seq_len
+
+
+def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: str, shuffle: bool = True):
+    """Draw the windows of training steps by their numbers in [0, n_windows).
+
+    With order "crops" the draws are independent and uniform (the modulo's bias is below n_windows / 2^64). With order
+    "epochs" row r of step s is draw k = s * B + r of the run, which is number k mod n of epoch k // n. Each epoch
+    visits every window once: in a permutation of its own, or in order if not `shuffle`. A batch may contain the end of
+    one epoch and the start of the next.
+
+    Args:
+        seed: seed of the run.
+        steps: the number of a step, or an array of k steps.
+        batch_size: B, windows per step.
+        n_windows: number of windows to choose from.
+        order: "crops" or "epochs".
+        shuffle: whether each epoch has a random order.
+
+    Returns:
+        int64 (B,), or (k, B) for k steps.
+
+    Raises:
+        ValueError: n_windows is 0, or the order is unknown.
+    """
+    if n_windows < 1:
+        raise ValueError(f"a batch needs at least one window to choose from, got n_windows = {n_windows}")
+    step = np.asarray(steps, np.int64)[..., None]
+    row = np.arange(batch_size)
+    if order == "crops":
+        return (hash_counters(seed, 0, step, row) % np.uint64(n_windows)).astype(np.int64)
+    if order != "epochs":
+        raise ValueError(f'order must be "crops" or "epochs", got {order!r}')
+    epoch, position = np.divmod(step * batch_size + row, n_windows)
+    return permute(position, n_windows, hash_counters(seed, 1, epoch)) if shuffle else position
+
+
+def gather(arrays: dict, starts, seq_len: int) -> dict:
+    """Read the windows that begin at `starts`.
+
+    The same code serves NumPy arrays, memory maps and `ConcatenatedArray` on the host, and jax arrays inside jit.
+
+    Args:
+        arrays: tokens (n,) of any integer type; or the tokens and segments of packed rows, each (R, T+1).
+        starts: integers (...): the index of each window's first token, or of each packed row.
+        seq_len: T.
+
+    Returns:
+        int32 (..., T+1) for each of the arrays. Positions beyond the last token repeat it; evaluation gives such
+        targets the weight 0.
+
+    >>> gather({"tokens": np.array([5, 6, 7, 8])}, np.array([0, 2]), seq_len=2)["tokens"]
+    array([[5, 6, 7],
+           [7, 8, 8]], dtype=int32)
+    """
+    return {name: _windows(array, starts, seq_len).astype("int32") for name, array in arrays.items()}
+
+
+def _windows(array, starts, seq_len: int):
+    if array.ndim == 2:  # packed rows
+        return array[starts]
     index = starts[..., None] + np.arange(seq_len + 1, dtype=starts.dtype)
-    return tokens[index.clip(max=len(tokens) - 1)].astype("int32")
+    return array[index.clip(max=len(array) - 1)]
 
 
-def gather_rows(rows, segments, numbers):
-    """Packed rows (..., T+1) int32 and their segment ids (..., T+1) int32 (0 = padding) by row number."""
-    return rows[numbers].astype("int32"), segments[numbers].astype("int32")
+def n_eval_batches(split: Split, config: Config) -> int:
+    """Return how many batches an evaluation of the whole split takes."""
+    n = len(split.tokens) if split.packed else max(0, -(-(len(split.tokens) - 1) // config.train.seq_len))
+    return -(-n // (config.eval.batch_size or config.train.batch_size))
+
+
+def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the windows of one evaluation batch.
+
+    Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every token but the first
+    exactly once, at the context length of training. Targets beyond the last token have weight 0, and so have the
+    windows beyond the last one, which fill up the last batch.
+
+    Args:
+        split: the split's tokens.
+        config: reads train.seq_len and eval.batch_size (none: train.batch_size).
+        batch: number of the batch, from 0.
+
+    Returns:
+        Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a packed split the
+        weights only mark the rows that exist; the segments mark padding and borders between documents.
+    """
+    seq_len, batch_size = config.train.seq_len, config.eval.batch_size or config.train.batch_size
+    k = batch * batch_size + np.arange(batch_size, dtype=np.int64)
+    n = len(split.tokens)
+    if split.packed:
+        exists_BT = np.repeat((k < n)[:, None], seq_len, 1)
+        return np.minimum(k, n - 1), exists_BT.astype(np.float32)
+    targets_BT = k[:, None] * seq_len + 1 + np.arange(seq_len, dtype=np.int64)
+    return np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
 
 
 def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Iterator:
-    """Yields function(item) for each item in order, computed by one background thread up to `depth` items ahead.
+    """Yield function(item) for each item in order, computed by one background thread up to `depth` items ahead.
 
     The order and the values do not depend on timing. An exception in `function` is raised where its result would have
-    been yielded. Closing the generator (or dropping it) cancels what has not begun and ends the thread.
+    been yielded. Closing the generator (or dropping it) cancels the items not yet begun and ends the thread.
     """
     pending = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="lm-data") as pool:

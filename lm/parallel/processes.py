@@ -1,7 +1,7 @@
-"""Several processes that train as one: how they find each other, agree, and end. With one process nothing happens.
+"""Several processes that train one model: how they connect, agree on decisions, and end.
 
-jax.distributed connects them; JAX itself recognizes SLURM, Open MPI, Kubernetes and TPU pods. What only one may do
-(write files, talk) the first process does.
+jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0 alone writes files and
+prints. With one process every function here is trivial.
 """
 
 import contextlib
@@ -11,31 +11,42 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.files import to_json
 
-HEARTBEAT_SECONDS = 30  # a process that is silent for this long is gone, and all others end
-SECONDS_TO_SPEAK = 10
+HEARTBEAT_SECONDS = 30  # a process that is silent for longer is lost, and all others end
+GRACE_SECONDS = 10  # how long process 0 waits before it ends, so that the others can print why they end
 
 
-def start(coordinator_address: str | None, num_processes: int | None, process_id: int | None, asked: bool) -> None:
-    """Connect to the other processes: by these arguments, or as the cluster's environment tells, if asked or found.
+def connect(
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None, multihost: bool
+) -> None:
+    """Connect to the other processes of the run, if there are any. Call it before anything uses a device.
 
-    Raises UserError if they cannot be found.
+    Args:
+        coordinator_address: HOST:PORT of process 0; None: JAX asks the cluster's environment.
+        num_processes: how many processes there are; None: from the environment.
+        process_id: the number of this process; None: from the environment.
+        multihost: ask the environment even if it is neither SLURM nor mpirun.
+
+    Raises:
+        UserError: if the other processes cannot be reached.
     """
-    given = {"coordinator_address": coordinator_address, "num_processes": num_processes, "process_id": process_id}
-    if not (asked or coordinator_address or detected(os.environ)):
+    if not (multihost or coordinator_address or has_several_tasks(os.environ)):
         return
     rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     if int(rank if process_id is None else process_id) == 0:
         print(f"waiting for {f'all {num_processes}' if num_processes else 'the other'} processes", flush=True)
     try:
-        jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        jax.distributed.initialize(
+            coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+        )
     except (ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -44,19 +55,30 @@ def start(coordinator_address: str | None, num_processes: int | None, process_id
         ) from None
 
 
-def detected(environment) -> bool:
-    """Whether this is one of several tasks of a SLURM step or of mpirun."""
+def has_several_tasks(environment) -> bool:
+    """Return whether this process is one of several tasks of a SLURM step or of mpirun.
+
+    >>> has_several_tasks({"OMPI_COMM_WORLD_SIZE": "2"}), has_several_tasks({})
+    (True, False)
+    """
     slurm = "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1
     return slurm or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes and talks."""
+    """Return whether this is process 0, which writes and prints."""
     return jax.process_index() == 0
 
 
-def from_first(function: Callable):
-    """What the function returns in the first process (anything JSON can hold), in all; its UserError too."""
+def from_first(function: Callable[[], Any]) -> Any:
+    """Call a function in process 0 and return its result in all processes.
+
+    Args:
+        function: returns anything that JSON can hold.
+
+    Raises:
+        UserError: in all processes, if the function raises one.
+    """
     if jax.process_count() == 1:
         return function()
     answer = {}
@@ -64,15 +86,15 @@ def from_first(function: Callable):
         try:
             answer["value"] = function()
         except UserError as error:
-            answer |= {"problems": error.problems, "passing": isinstance(error, Passing)}
+            answer |= {"problems": error.problems, "temporary": isinstance(error, TemporaryError)}
     answer = json.loads(_broadcast(to_json(answer)))
     if "problems" in answer:
-        raise (Passing if answer["passing"] else UserError)(*answer["problems"])
+        raise (TemporaryError if answer["temporary"] else UserError)(*answer["problems"])
     return answer["value"]
 
 
 def _broadcast(text: str) -> str:
-    """The first process's text, in all."""
+    """Return the text of process 0 in all processes."""
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     data = np.frombuffer(text.encode(), np.uint8)
@@ -82,45 +104,52 @@ def _broadcast(text: str) -> str:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Raises UserError in all processes if they do not have the same text; `what` names it."""
+    """Raise UserError in all processes unless they have the same text; `what` names it in the error."""
     if jax.process_count() == 1:
         return
     from jax.experimental.multihost_utils import process_allgather
 
     same = text == _broadcast(text)
     if not np.all(process_allgather(np.array(same))):
-        raise UserError(f"{what} is not the same in all processes; give each the same files and the same command")
+        raise UserError(f"{what} differs between processes; give each process the same files and the same command")
 
 
-def asked_to_stop(count: int) -> bool:
-    """Whether any process had SIGTERM and this is where all stop. All must ask, with count = 1, 2, 3, ...: JAX chooses
-    the number after the largest that any has come to, and would wait for ever for one that is left out.
+def agreed_to_stop(n_polls: int) -> bool:
+    """Return whether a process received SIGTERM and all processes stop here.
+
+    Every process must call this with n_polls = 1, 2, 3, ...: JAX chooses the first number that no process has passed,
+    and waits forever for a process that skips it.
     """
     if jax.process_count() == 1:
         return False
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-    return reached_preemption_sync_point(count)
+    return reached_preemption_sync_point(n_polls)
 
 
-def pass_on(number, _frame) -> None:
-    """A handler that turns a signal into the SIGTERM that JAX tells all processes of."""
+def interrupt_as_sigterm(number, _frame) -> None:
+    """Handle a signal by sending this process SIGTERM, of which JAX notifies all processes."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def leave(code: int) -> None:
-    """End this one of several processes at once: the others may not have what ended it, and JAX would wait for them.
-    The first, which all are connected to, goes last: those that found the same can still say so.
+    """End this process at once if it is one of several; otherwise do nothing.
+
+    JAX would wait at exit for the other processes, which may not end. Process 0, to which all are connected, waits for
+    GRACE_SECONDS: processes that failed in the same way can still print their error.
     """
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         if is_first():
-            time.sleep(SECONDS_TO_SPEAK)
+            time.sleep(GRACE_SECONDS)
         os._exit(code)
 
 
 @contextlib.contextmanager
-def ending_together():
-    """An error of this one of several processes ends it at once."""
+def fail_together() -> Iterator[None]:
+    """If the body raises in one of several processes, print the error and end that process at once.
+
+    The others then notice that it is gone, and end as well.
+    """
     try:
         yield
     except Exception as error:
@@ -128,9 +157,9 @@ def ending_together():
             raise
         print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
         print(
-            f"process {jax.process_index()} of {jax.process_count()} stops: {type(error).__name__}. If another process "
-            "is gone, this is how it shows. The same command with --resume goes on from the last whole checkpoint, "
-            "with as many processes, fewer or more",
+            f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. A lost process "
+            "shows like this in the others. Rerun the same command with --resume to continue from the last intact "
+            "checkpoint, with any number of processes",
             file=sys.stderr,
             flush=True,
         )

@@ -12,31 +12,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.config import Config, flatten, to_dict
-from lm.data import Corpus, windows
+from lm.data import Corpus, batches
 from lm.step import eval_step, init_state, train_steps
 from lm.sweeps.stacked import split_config, with_values
-from lm.training.feeds import eval_feeds, to_device, train_feed
-from lm.training.warm_start import CarriedOver
+from lm.training.batch_source import BatchSource
+from lm.training.warm_start import WarmStart
 
 
-def fingerprint(config: Config, corpus: Corpus, carried: CarriedOver | None = None) -> str:
+def fingerprint(config: Config, corpus: Corpus, warm_start: WarmStart | None = None) -> str:
     """Return the sha256 of everything that a run's numbers follow from.
 
     Args:
         config: a resolved config.
         corpus: its data.
-        carried: the parameters that the run starts from, if not from random ones.
+        warm_start: the parameters of another run that the run starts from, if any.
 
     Hashed are the lowered StableHLO of initialization, train step and evaluation step (without source locations), the
     seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first and the last
-    thousand steps, and the carried parameters.
+    thousand steps, and the parameters of the warm start.
     """
-    t, d = config.train, config.data
+    t = config.train
     program = with_values(*split_config(config))  # the config with seed 0; hyperparameters become constants
     split = corpus.split("train")
-    resident = to_device(split, d.device_bytes)
-    feed = train_feed(split, resident is not None, program, 0, 1)
-    evaluation = next(eval_feeds(split, resident is not None, program))
+    source = BatchSource(split, program)
+    resident, feed, evaluation = source.resident, source.train(0, 1), next(source.evaluation())
     init = jax.jit(functools.partial(init_state, program))
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
@@ -49,13 +48,11 @@ def fingerprint(config: Config, corpus: Corpus, carried: CarriedOver | None = No
         evaluating.lower(state.params, resident, evaluation),
     ):
         found.update(lowered.as_text().encode())
-    n_windows = split.n_windows(t.seq_len, d.order, d.stride)
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
-    drawn = windows.window_numbers(t.seed, some, t.batch_size, n_windows, order=d.order, shuffle=d.shuffle)
-    found.update(np.ascontiguousarray(split.starts(drawn, t.seq_len, d.order, d.stride), np.int64).tobytes())
+    found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
     found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
-    if carried:
-        found.update(carried.checksum().encode())
+    if warm_start:
+        found.update(warm_start.checksum().encode())
     return found.hexdigest()
 
 

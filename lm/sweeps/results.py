@@ -28,7 +28,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "fingerprint": v.fingerprint,
-            "carried": {str(seed): c.checksum() for seed, c in v.carried.items()},
+            "carried": {str(seed): start.checksum() for seed, start in v.warm_starts.items()},
             "data": {
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
@@ -72,7 +72,8 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
     here = workdirs.describe_start()
-    with _wait_for_lock(workdir):
+    held = _wait_for_lock(workdir)
+    try:
         path = workdir / "sweep.json"
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
@@ -82,6 +83,8 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
             raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
         record = record | {"starts": [*(old["starts"] if old else []), here]}
         write_text(path, to_json(record, indent=1) + "\n")
+    finally:
+        held.release()
 
 
 def _wait_for_lock(workdir: Path):
@@ -101,7 +104,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
         was = old["variants"][name]
-        lines = workdirs.compare(was["config"], configs[name])[0]
+        lines = workdirs.compare_configs(was["config"], configs[name])[0]
         lines += [
             f"{what}: {before} -> {after} (sweep -> now)"
             for what, before, after in (
@@ -153,9 +156,11 @@ class Results:
         except UserError:
             yield False
             return
-        with held:
+        try:
             self.reload()
             yield True
+        finally:
+            held.release()
 
     def set_speeds(self, speeds: dict) -> None:
         """Save what lm.sweeps.throughput.measure_variants returned."""

@@ -28,12 +28,12 @@ from lm.sweeps.results import (
     tuning_runs,
 )
 from lm.sweeps.spec import SweepPlan
-from lm.sweeps.stacked import Cohort, cohorts_of, together_on_this_machine
-from lm.sweeps.throughput import Runs, measure, measure_variants
+from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
+from lm.sweeps.throughput import Workload, measure, measure_variants
 from lm.sweeps.variants import Variant, describe_variants, resolve_variants, total_flops
 from lm.text import plural
-from lm.training.loop import Signals
 from lm.training.progress import Progress, duration
+from lm.training.signals import Signals
 
 Key = tuple[str, float, int]  # variant, learning rate, seed
 
@@ -57,7 +57,7 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if together is None:
-        together = min(together_on_this_machine(v.config, v.corpus) for v in variants.values())
+        together = min(runs_that_fit(v.config, v.corpus) for v in variants.values())
     largest_group = 3 * len(plan.seeds)  # the final runs of one variant always share a program
     together = min(together, -(-largest_group // jax.device_count()))
     if dry_run:
@@ -74,7 +74,7 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
 def _estimate(plan: SweepPlan, variants: dict[str, Variant], together: int) -> str:
     """Estimate the time of all training from a short measurement of the baseline's speed."""
     base, total = variants[plan.sweep.baseline], total_flops(plan, variants)
-    at_once = Runs(base.config, base.corpus, together, jax.device_count())
+    at_once = Workload(base.config, base.corpus, together, jax.device_count())
     speed = base.flops * statistics.median(measure({"": at_once}, rounds=3)[""])
     return (
         f"training: at most {total:.3g} FLOPs, {total / speed / 60:,.0f} minutes at the baseline's measured "
@@ -124,7 +124,7 @@ class _Runner:
     def train(self, phase: str, keys: list[Key]) -> int:
         """Train the missing runs of a phase, in groups that share a program; returns how many groups failed."""
         configs = {key: self.variants[key[0]].run_config(*key[1:]) for key in keys}
-        groups = cohorts_of(configs, self.together * jax.device_count())
+        groups = group_by_program(configs, self.together * jax.device_count())
         began, n_trained, failed, waited = time.monotonic(), 0, [], False
         while todo := [group for group in groups if self._missing(phase, group) and group not in failed]:
             n_before = n_trained + len(failed)
@@ -175,21 +175,23 @@ def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:
     """Train runs that share a program, and save their results unless a signal stops them."""
     variants, results = runner.variants, runner.results
     configs = [variants[name].run_config(rate, seed) for name, rate, seed in keys]
-    carried = [variants[name].carried[seed] for name, _, seed in keys if variants[name].carried]
+    warm_starts = [variants[name].warm_starts[seed] for name, _, seed in keys if variants[name].warm_starts]
     share = -(-len(keys) // jax.device_count())
     # The name holds all that a checkpoint of the group depends on: another number of devices starts anew.
     name = f"{phase}-{_digest([keys, share, jax.device_count()])}"
     directory, corpus = results.workdir / "unfinished" / name, variants[keys[0][0]].corpus
     try:
-        stacked = Cohort(configs, corpus, directory, together=share, stream=sys.stdout, carried=carried)
-        if not stacked.train(runner.signals):
+        stacked = StackedRuns(
+            configs, corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
+        )
+        found = stacked.train(runner.signals)
+        if found is None:
             return
     except Exception:
         shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
         raise
     about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
-    shared = {"seconds": stacked.seconds / len(keys)}
-    results.add(name, [a | r | shared for a, r in zip(about, stacked.results(), strict=True)])
+    results.add(name, [a | r for a, r in zip(about, found, strict=True)])
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,6 +1,6 @@
-"""Runs that differ only in seed and continuous hyperparameters, trained together: seeds are an axis of the program.
+"""Stacked runs: runs that differ only in seed and continuous hyperparameters, trained together as one program.
 
-The states of all members are stacked, spread over the devices along that axis, and stepped by one compiled program.
+The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis letter: R, runs.
 """
 
 import dataclasses
@@ -8,8 +8,9 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,19 +19,26 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lm.config import Config
 from lm.data import Corpus
 from lm.step import eval_step, init_state, train_steps
-from lm.training import metrics
+from lm.training.batch_source import BatchSource
 from lm.training.checkpoints import Checkpoints
-from lm.training.feeds import eval_feeds, to_device, train_feed
-from lm.training.loop import Signals, dispatches
+from lm.training.dispatch import Done, dispatches, pipeline
+from lm.training.metrics import MetricsWriter, read_metrics
 from lm.training.progress import Progress
+from lm.training.signals import Signals
+from lm.training.warm_start import WarmStart
 
-# Optimizer keys that enter the program as inputs, where they are set: runs may differ in them and share it.
+# Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
-SAVE_EVERY = 120.0  # seconds between two checkpoints of a cohort
+SAVE_EVERY = 120.0  # seconds between two checkpoints
 
 
 def split_config(config: Config) -> tuple[Config, dict[str, float]]:
-    """(the config with seed 0 and 1.0 for every traced key, the traced values): equal first parts share a program."""
+    """Split a config into what the program depends on and what it is given.
+
+    Returns:
+        The config with seed 0 and 1.0 for every traced key, and the traced values. Runs whose first parts are equal
+        share a program.
+    """
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, on_nonfinite="stop"))
@@ -38,64 +46,69 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
 
 
 def with_values(config: Config, values: dict, seed=None) -> Config:
-    """The config with optimizer keys and perhaps the seed replaced; values may be traced."""
+    """Return the config with optimizer keys, and the seed if given, replaced; values may be traced."""
     train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
 
 
 class Programs(NamedTuple):
-    """The jitted functions of a cohort, in which every array has a leading axis of members, and where arrays live."""
+    """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings of their arrays."""
 
-    init: Callable  # (seeds) -> states
+    init: Callable  # (seeds_R) -> states
     steps: Callable  # (states, corpus, feeds, values, n_steps) -> (states, metrics (R, k))
     evaluate: Callable  # (params, corpus, feeds (n, ...)) -> (sums (R, n), counts (R, n))
-    by_member: NamedSharding
-    shared: NamedSharding
+    by_run: NamedSharding
+    replicated: NamedSharding
 
 
 @functools.cache
-def make_programs(program: Config, together: int, n_devices: int | None = None) -> Programs:
-    """For together x n_devices (none: all) members of one program: each device vectorizes its share of them (vmap)."""
+def make_programs(program: Config, runs_per_device: int, n_devices: int | None = None) -> Programs:
+    """Make the programs for runs_per_device x n_devices (None: all) runs; each device vectorizes its runs (vmap)."""
     devices = jax.devices()[:n_devices]
-    mesh = jax.make_mesh((len(devices),), ("member",), axis_types=(AxisType.Auto,), devices=devices)
-    members, shared = PartitionSpec("member"), PartitionSpec()
+    mesh = jax.make_mesh((len(devices),), ("run",), axis_types=(AxisType.Auto,), devices=devices)
+    runs, replicated = PartitionSpec("run"), PartitionSpec()
 
-    def over_members(f):
-        if together > 1:
+    def over_runs(f):
+        if runs_per_device > 1:
             return jax.vmap(f)
-        # For one alone vmap would only cost time: its batched products are slower on CPU.
-        alone = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
-        return lambda *trees: jax.tree.map(lambda a: a[None], f(*alone(trees)))
+        # With one run a device vmap only costs time: its batched products are slower on CPU.
+        first = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
+        return lambda *trees: jax.tree.map(lambda a: a[None], f(*first(trees)))
 
     def over_devices(f, in_specs):
-        return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=members, check_vma=False)
+        return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=runs, check_vma=False)
 
     def init(seeds):
-        return over_members(functools.partial(init_state, program))(seeds)
+        return over_runs(functools.partial(init_state, program))(seeds)
 
     def steps(states, corpus, feeds, values, n_steps):
-        def member(state, feed, own):
+        def one_run(state, feed, own):
             return train_steps(state, corpus, feed, n_steps, with_values(program, own))
 
-        return over_members(member)(states, feeds, values)
+        return over_runs(one_run)(states, feeds, values)
 
     def evaluate(params, corpus, feeds):
-        return over_members(lambda p: jax.lax.map(lambda feed: eval_step(p, corpus, feed, program), feeds))(params)
+        return over_runs(lambda p: jax.lax.map(lambda feed: eval_step(p, corpus, feed, program), feeds))(params)
 
     return Programs(
-        jax.jit(over_devices(init, members)),
-        jax.jit(over_devices(steps, (members, shared, members, members, shared)), donate_argnums=0),
-        jax.jit(over_devices(evaluate, (members, shared, shared))),
-        NamedSharding(mesh, members),
-        NamedSharding(mesh, shared),
+        jax.jit(over_devices(init, runs)),
+        jax.jit(over_devices(steps, (runs, replicated, runs, runs, replicated)), donate_argnums=0),
+        jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
+        NamedSharding(mesh, runs),
+        NamedSharding(mesh, replicated),
     )
 
 
-class Cohort:
-    """The members' configs (resolved, of one program), their states, and where both are written.
+class StackedRuns:
+    """Runs of one program, and the directory of their metrics and checkpoints, from which they can be resumed.
 
-    carried: what each member starts from; empty where all are freshly initialized.
-    workdir: metrics.jsonl (lists over the members) and checkpoints, from which a cohort that was stopped goes on.
+    Args:
+        configs: the resolved config of each run.
+        corpus: their data.
+        workdir: a directory for metrics.jsonl, whose values are lists over the runs, and checkpoints.
+        runs_per_device: how many runs each device vectorizes.
+        stream: where progress is shown.
+        warm_starts: the initial parameters of each run; empty: all are initialized.
     """
 
     def __init__(
@@ -104,131 +117,158 @@ class Cohort:
         corpus: Corpus,
         workdir: Path,
         *,
-        together: int,
+        runs_per_device: int,
         stream,
-        carried: list | None = None,
+        warm_starts: list[WarmStart] | None = None,
     ):
         splits = [split_config(config) for config in configs]
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
-            raise ValueError("a cohort's members may differ in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.workdir, self._carried = configs, corpus, workdir, carried
+            raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
+        self.configs, self.corpus, self.workdir, self._warm_starts = configs, corpus, workdir, warm_starts or []
         self._progress = Progress(self.config.train.steps, stream)
-        # Members that fill up the last device's share are trained and thrown away.
-        padded = configs + [configs[-1]] * (together * jax.device_count() - len(configs))
+        # Copies of the last run fill the last device's share; their results are dropped.
+        padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
         self._seeds = [config.train.seed for config in padded]
-        self._programs = make_programs(self.config, together)
+        self._programs = make_programs(self.config, runs_per_device)
         names, values = splits[0][1], [split_config(config)[1] for config in padded]
-        self._values = self._spread({name: np.array([v[name] for v in values]) for name in names})
-        self._split = corpus.split("train")
-        self._resident = jax.device_put(to_device(self._split, self.config.data.device_bytes), self._programs.shared)
-        self._halted_at = np.zeros(len(configs), int)  # the step whose update was not finite; 0: none
+        self._values = self._put({name: np.array([v[name] for v in values]) for name in names})
+        source = BatchSource(corpus.split("train"), self.config)
+        self._sources = [source.with_seed(seed) for seed in self._seeds]
+        self._resident = jax.device_put(source.resident, self._programs.replicated)
+        self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
 
-    def _spread(self, tree):
+    def _put(self, tree):
+        """Copy arrays (R, ...) to the devices of their runs."""
         dtype = jax.dtypes.canonicalize_dtype(float)
         cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
-        return jax.device_put(jax.tree.map(cast, tree), self._programs.by_member)
+        return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
 
-    def train(self, signals: Signals) -> bool:
-        """Train to the end, from the last checkpoint where there is one; False if a signal came first."""
+    def train(self, signals: Signals) -> list[dict] | None:
+        """Train to the last step, from the newest checkpoint if there is one.
+
+        Returns:
+            The result of each run (see `_result`), or None if a signal stopped them; they are then saved.
+        """
         self.workdir.mkdir(parents=True, exist_ok=True)
-        checkpoints = Checkpoints(self.workdir, keep=1, say=self._progress.say)
-        try:
-            return self._train(signals, checkpoints)
-        finally:
-            self._progress.close()
-            checkpoints.close()
+        with closing(self._progress), closing(Checkpoints(self.workdir, keep=1, say=self._progress.say)) as checkpoints:
+            step, states, record = self._first_states(checkpoints)
+            with closing(MetricsWriter(self.workdir, resume_step=step, tensorboard=False)) as writer:
+                return self._train(step or 0, states, record, checkpoints, writer, signals)
 
-    def _train(self, signals: Signals, checkpoints: Checkpoints) -> bool:
-        seeds = self._spread(np.array(self._seeds, np.uint32))
-        seconds, first = 0.0, None
+    def _first_states(self, checkpoints: Checkpoints) -> tuple[int | None, Any, dict]:
+        """Return (step, states, record) of the newest intact checkpoint, else (None, the states of step 0, {})."""
+        seeds = self._put(np.array(self._seeds, np.uint32))
         if checkpoints.steps():
+            by_run = self._programs.by_run
             abstract = jax.eval_shape(self._programs.init, seeds)
-            abstract = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._programs.by_member), abstract
-            )
-            first, self.states, meta = checkpoints.restore(abstract)
-            self._halted_at, seconds = np.array(meta["halted_at"]), meta["seconds"]
-        else:
-            self.states = self._programs.init(seeds)
-            if self._carried:
-                self.states = self.states.replace(params=self._carried_into(self.states.params))
-        writer = metrics.MetricsWriter(self.workdir, resume_step=first, tensorboard=False)
-        saved = began = time.monotonic()
-        steps, speed = self.config.train.steps, _Speed(self)
-        for step, n in dispatches(first or 0, self.config):
-            feeds = [train_feed(self._split, self._resident is not None, self._member(s), step, n) for s in self._seeds]
-            feeds = jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._programs.by_member)
-            self.states, out = self._programs.steps(self.states, self._resident, feeds, self._values, np.int32(n))
-            self._record(step, n, jax.device_get(out), writer, speed)
-            made, every = step + n, self.config.eval.every
-            if every and made % every == 0 and made < steps:
-                self._write_evaluation(writer, made, "validation", self.config.eval.max_batches)
-                speed.restart()
-            if signals.received or (made < steps and time.monotonic() - saved > SAVE_EVERY):
-                writer.fsync()
-                seconds += time.monotonic() - began
-                checkpoints.save(made, self.states, {"halted_at": self._halted_at.tolist(), "seconds": seconds})
-                saved = began = time.monotonic()
-                speed.restart()
-                if signals.received:
-                    writer.close()
-                    return False
-        for split in ("validation", "test"):
-            self._write_evaluation(writer, steps, split, 0)
-        self.seconds = seconds + time.monotonic() - began
-        writer.close()
-        return True
+            abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
+            return checkpoints.restore(abstract)
+        states = self._programs.init(seeds)
+        if self._warm_starts:
+            states = states.replace(params=self._warm_started(states.params))
+        return None, states, {}
 
-    def _carried_into(self, params):
-        """The stacked parameters with each member's carried over ones in their places."""
-        carried = self._carried + self._carried[-1:] * (len(self._seeds) - len(self._carried))
+    def _warm_started(self, params):
+        """Return the stacked parameters with the loaded ones of each run in their places."""
+        missing = len(self._seeds) - len(self._warm_starts)
+        loaded = self._warm_starts + self._warm_starts[-1:] * missing
         params = jax.device_get(params)
-        members = [c.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, c in enumerate(carried)]
-        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *members), self._programs.by_member)
+        runs = [start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
 
-    def _member(self, seed: int) -> Config:
-        return with_values(self.config, {}, seed=seed)
+    def _train(self, first: int, states, record: dict, checkpoints: Checkpoints, writer, signals) -> list[dict] | None:
+        steps, every = self.config.train.steps, self.config.eval.every
+        # The step of each run's first update that was not finite; 0: none.
+        halted_at_R = np.array(record.get("halted_at", [0] * len(self.configs)))
+        seconds_before, began = record.get("seconds", 0.0), time.monotonic()
+        saved, speed = began, _Speed(self.config, len(self.configs))
 
-    def _record(self, step: int, n: int, out: dict, writer, speed: "_Speed") -> None:
-        n_members = len(self.configs)
-        losses, finite = out["loss"][:n_members, :n].astype(float), out["finite"][:n_members, :n]
+        def eval_due(step: int) -> bool:
+            return bool(every) and step % every == 0 and step < steps
+
+        def save_due(step: int) -> bool:
+            return step < steps and time.monotonic() - saved > SAVE_EVERY
+
+        def save(step: int, states) -> None:
+            writer.fsync()
+            seconds = seconds_before + time.monotonic() - began
+            checkpoints.save(step, states, {"halted_at": halted_at_R.tolist(), "seconds": seconds})
+
+        step = first
+        for done in pipeline(
+            lambda states, feeds, n: self._programs.steps(states, self._resident, feeds, self._values, n),
+            states,
+            dispatches(first, self.config),
+            self._feeds,
+            pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
+            stop=lambda: signals.received is not None,
+        ):
+            self._write_losses(done, halted_at_R, writer, speed)
+            if done.state is None:
+                continue
+            states, step = done.state, done.dispatch.end
+            if eval_due(step):
+                self._write_evaluation(writer, states, step, "validation", self.config.eval.max_batches)
+            if save_due(step):
+                save(step, states)
+                saved = time.monotonic()
+            speed.restart()
+        if signals.received:
+            save(step, states)
+            return None
+        for split in ("validation", "test"):
+            self._write_evaluation(writer, states, steps, split, 0)
+        seconds = (seconds_before + time.monotonic() - began) / len(self.configs)
+        lines = read_metrics(self.workdir / "metrics.jsonl")
+        return [
+            self._result(i, int(halted_at), lines) | {"seconds": seconds} for i, halted_at in enumerate(halted_at_R)
+        ]
+
+    def _feeds(self, step: int, n_steps: int):
+        """Return the feeds of a dispatch, stacked over the runs."""
+        feeds = [source.train(step, n_steps) for source in self._sources]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._programs.by_run)
+
+    def _write_losses(self, done: Done, halted_at_R: np.ndarray, writer: MetricsWriter, speed: "_Speed") -> None:
+        """Write the losses of a dispatch, and record in halted_at_R which runs stopped in it."""
+        n_runs, (step, n) = len(self.configs), done.dispatch
+        losses, finite = done.metrics["loss"][:n_runs, :n].astype(float), done.metrics["finite"][:n_runs, :n]
         for i in range(n):
-            self._halted_at[(self._halted_at == 0) & ~finite[:, i]] = step + i + 1
-            losses[self._halted_at > 0, i] = math.nan
+            halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
+            losses[halted_at_R > 0, i] = math.nan
             writer.write({"step": step + i + 1, "loss": losses[:, i].tolist()})
         tokens_per_second = speed.after(n)
-        if (step + n) % self.config.log.every < n:
+        if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
             median = float(np.median(alive)) if len(alive) else math.nan
-            self._progress.update({"step": step + n, "loss": median, "tokens_per_second": tokens_per_second})
+            self._progress.update({"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second})
 
-    def _write_evaluation(self, writer, step: int, split_name: str, max_batches: int) -> None:
-        """One line: per member the sums of nats and the numbers of tokens of each evaluation batch."""
-        split = self.corpus.split(split_name)
-        resident = to_device(split, self.config.data.device_bytes)
-        feeds = list(eval_feeds(split, resident is not None, self.config, max_batches))
-        feeds = jax.tree.map(lambda *a: np.stack(a), *feeds)
-        resident, feeds = jax.device_put((resident, feeds), self._programs.shared)
-        sums, counts = jax.device_get(self._programs.evaluate(self.states.params, resident, feeds))
+    def _write_evaluation(self, writer: MetricsWriter, states, step: int, split: str, max_batches: int) -> None:
+        """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch."""
+        if (split, max_batches) not in self._evaluated:
+            source = BatchSource(self.corpus.split(split), self.config)
+            feeds = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
+            self._evaluated[split, max_batches] = jax.device_put((source.resident, feeds), self._programs.replicated)
+        resident, feeds = self._evaluated[split, max_batches]
+        sums, counts = jax.device_get(self._programs.evaluate(states.params, resident, feeds))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
-        writer.write({"step": step, "split": split_name, "sums": sums, "counts": [int(n) for n in counts[0]]})
+        writer.write({"step": step, "split": split, "sums": sums, "counts": [int(n) for n in counts[0]]})
 
-    def results(self) -> list[dict]:
-        """What each member came to, from metrics.jsonl; nothing is measured after its update was not finite."""
-        lines = metrics.read_metrics(self.workdir / "metrics.jsonl")
-        return [self._result(i, lines) for i in range(len(self.configs))]
+    def _result(self, i: int, halted_at: int, lines: list[dict]) -> dict:
+        """Return the result of one run.
 
-    def _result(self, i: int, lines: list[dict]) -> dict:
-        """A run has diverged when an update was not finite, or a loss of its final evaluation is not."""
-        halted_at, steps, curve, final = int(self._halted_at[i]), self.config.train.steps, [], {}
+        A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite. What was
+        measured after that is left out.
+        """
+        steps, curve, final = self.config.train.steps, [], {}
         for line in lines:
             if "split" not in line or (halted_at and line["step"] >= halted_at):
                 continue
             sums, counts = line["sums"][i], line["counts"]
             if line["step"] == steps:
                 final[line["split"]] = math.fsum(sums) / sum(counts), sums, counts
-            if line["split"] == "validation":  # the curve is of the same windows throughout
+            if line["split"] == "validation":  # every point of the curve is of the same windows
                 n = self.config.eval.max_batches or len(counts)
                 curve.append([line["step"], math.fsum(sums[:n]) / sum(counts[:n])])
         finished = not halted_at and all(math.isfinite(loss) for loss, _, _ in final.values())
@@ -247,23 +287,22 @@ class Cohort:
 
 
 class _Speed:
-    """Tokens per second of all members together, from dispatch to dispatch."""
+    """Tokens per second of all runs together, from dispatch to dispatch."""
 
-    def __init__(self, cohort: Cohort):
-        t = cohort.config.train
-        self._tokens = t.batch_size * t.seq_len * len(cohort.configs)
+    def __init__(self, config: Config, n_runs: int):
+        self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
         self.restart()
 
     def restart(self) -> None:
-        self._mark = time.monotonic()
+        self._since = time.monotonic()
 
     def after(self, n_steps: int) -> float:
-        before, self._mark = self._mark, time.monotonic()
-        return n_steps * self._tokens / max(self._mark - before, 1e-9)
+        before, self._since = self._since, time.monotonic()
+        return n_steps * self._tokens_per_step / max(self._since - before, 1e-9)
 
 
-def cohorts_of(configs: dict, size: int) -> list[list]:
-    """The keys of the configs, those of one program together, in their order; at most `size` in one list."""
+def group_by_program(configs: dict, size: int) -> list[list]:
+    """Group the keys of configs that share a program, in their order, into lists of at most `size`."""
     groups: dict[tuple, list] = {}
     for key, config in configs.items():
         program, values = split_config(config)
@@ -271,18 +310,16 @@ def cohorts_of(configs: dict, size: int) -> list[list]:
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 
-def together_on_this_machine(config: Config, corpus: Corpus) -> int:
-    """How many members to vectorize on each device: as many as fit in its memory; on CPU one."""
+def runs_that_fit(config: Config, corpus: Corpus) -> int:
+    """Return how many runs to vectorize on each device: as many as fit in its memory, and one on a CPU."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if limit is None:
         return 1
     program, values = split_config(config)
-    split = corpus.split("train")
-    resident = to_device(split, config.data.device_bytes)
+    source = BatchSource(corpus.split("train"), program)
     state = jax.eval_shape(functools.partial(init_state, program), 0)
-    feed = train_feed(split, resident is not None, program, 0, 1)
-    member = lambda state, feed, own: train_steps(state, resident, feed, 1, with_values(program, own))  # noqa: E731
-    needed = jax.jit(member).lower(state, feed, values).compile().memory_analysis()
-    each = needed.temp_size_in_bytes + 2 * needed.output_size_in_bytes
-    return max(1, int(0.8 * limit / max(each, 1)))
+    one_run = lambda state, feed, own: train_steps(state, source.resident, feed, 1, with_values(program, own))  # noqa: E731
+    memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
+    per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
+    return max(1, int(0.8 * limit / max(per_run, 1)))

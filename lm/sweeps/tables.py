@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
 from lm.sweeps.results import STUCK, tuning_result
-from lm.training.workdir import command
+from lm.training.workdir import format_command
 
 MAX_STEPS = 10  # columns of the table of validation losses
 
@@ -295,7 +295,7 @@ def reproduction(a: Analysis) -> list[str]:
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
-        command("lm.sweep", last["argv"][1:]),
+        format_command("lm.sweep", last["argv"][1:]),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),

@@ -1,5 +1,4 @@
-"""How fast configs train here, measured beside each other: their dispatches alternate, so that a machine that others
-share slows all of them alike."""
+"""Measure how fast configs train, alternating their dispatches: a machine that others share slows all of them alike."""
 
 import statistics
 import time
@@ -12,47 +11,47 @@ import numpy as np
 from lm.config import Config
 from lm.data import Corpus
 from lm.sweeps.stacked import make_programs, split_config
-from lm.training.feeds import to_device, train_feed
+from lm.training.batch_source import BatchSource
 
 ROUNDS = 9
 
 
-class Runs(NamedTuple):
-    """What is timed: together x n_devices runs of one config at once."""
+class Workload(NamedTuple):
+    """What is timed: runs_per_device x n_devices runs of one config at once."""
 
     config: Config
     corpus: Corpus
-    together: int
+    runs_per_device: int
     n_devices: int
 
 
-def timer(runs: Runs) -> Callable[[], float]:
-    """A function that trains the runs for one dispatch and returns tokens per second over all of them."""
-    program, values = split_config(runs.config)
-    programs, n = make_programs(program, runs.together, runs.n_devices), runs.together * runs.n_devices
-    split, t = runs.corpus.split("train"), program.train
-    resident = jax.device_put(to_device(split, program.data.device_bytes), programs.shared)
+def make_timer(workload: Workload) -> Callable[[], float]:
+    """Compile the runs; return a function that trains them for one dispatch and returns tokens per second of all."""
+    program, values = split_config(workload.config)
+    programs = make_programs(program, workload.runs_per_device, workload.n_devices)
+    n, t = workload.runs_per_device * workload.n_devices, program.train
+    source = BatchSource(workload.corpus.split("train"), program)
+    resident = jax.device_put(source.resident, programs.replicated)
     k = t.steps_per_dispatch
-    feed = train_feed(split, resident is not None, program, 0, k)
-    feeds = jax.tree.map(lambda a: np.stack([a] * n), feed)
+    feeds = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, k))
     values = {name: np.full(n, value, np.float32) for name, value in values.items()}
-    feeds, values, seeds = jax.device_put((feeds, values, np.zeros(n, np.uint32)), programs.by_member)
+    feeds, values, seeds = jax.device_put((feeds, values, np.zeros(n, np.uint32)), programs.by_run)
     states = programs.init(seeds)
 
     def dispatch() -> float:
         nonlocal states
         began = time.monotonic()
-        states, out = programs.steps(states, resident, feeds, values, np.int32(k))
-        jax.block_until_ready(out)
+        states, metrics = programs.steps(states, resident, feeds, values, np.int32(k))
+        jax.block_until_ready(metrics)
         return n * k * t.batch_size * t.seq_len / (time.monotonic() - began)
 
     dispatch()  # compiles
     return dispatch
 
 
-def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Tokens per second of each, in rounds that go through all of them, forwards and backwards in turn."""
-    timers = {name: timer(one) for name, one in runs.items()}
+def measure(workloads: dict[str, Workload], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Return tokens per second of each workload in each round; every other round goes backwards."""
+    timers = {name: make_timer(workload) for name, workload in workloads.items()}
     speeds = {name: [] for name in timers}
     for i in range(rounds):
         for name in list(timers)[:: -1 if i % 2 else 1]:
@@ -60,16 +59,21 @@ def measure(runs: dict[str, Runs], rounds: int = ROUNDS) -> dict[str, list[float
     return speeds
 
 
-def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, together: int) -> dict:
-    """speeds.json: medians of tokens per second by variant, all devices busy, and of the baseline one run at a time;
-    and the quartiles of each variant's.
+def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, runs_per_device: int) -> dict:
+    """Measure the variants of a sweep beside each other, with all devices busy.
 
-    together: how many runs fit on a device; here those of all variants are on it at once.
+    Args:
+        variants: resolved config and data by name.
+        baseline: the variant that is also measured one run at a time.
+        runs_per_device: how many runs fit on a device; here the runs of all variants are on it at once.
+
+    Returns:
+        speeds.json: medians and quartiles of tokens per second by variant, and the baseline's alone.
     """
-    n, together = jax.device_count(), max(1, together // (len(variants) + 1))
-    runs = {name: Runs(*variant, together, n) for name, variant in variants.items()}
+    n, runs_per_device = jax.device_count(), max(1, runs_per_device // (len(variants) + 1))
+    workloads = {name: Workload(*variant, runs_per_device, n) for name, variant in variants.items()}
     alone = "one run of the baseline at a time"
-    rounds = measure(runs | {alone: Runs(*variants[baseline], 1, 1)})
+    rounds = measure(workloads | {alone: Workload(*variants[baseline], 1, 1)})
     speeds = {name: statistics.median(values) for name, values in rounds.items()}
     quartiles = {name: statistics.quantiles(rounds[name], method="inclusive")[::2] for name in variants}
-    return {"alone": speeds.pop(alone), "at_once": together * n, "variants": speeds, "quartiles": quartiles}
+    return {"alone": speeds.pop(alone), "at_once": runs_per_device * n, "variants": speeds, "quartiles": quartiles}

@@ -15,7 +15,7 @@ from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
 from lm.text import plural, table
 from lm.training.run import resolve_config
-from lm.training.warm_start import CarriedOver, carry_over
+from lm.training.warm_start import WarmStart, warm_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Variant:
         n_params: the number of parameters.
         flops: training FLOPs per token.
         fingerprint: see lm.sweeps.fingerprint.
-        carried: by seed, the parameters that a run starts from; empty where they are random.
+        warm_starts: by seed, the parameters of another run that a run starts from; empty if config.init_from is None.
     """
 
     config: Config
@@ -38,7 +38,7 @@ class Variant:
     n_params: int
     flops: float
     fingerprint: str
-    carried: dict[int, CarriedOver]
+    warm_starts: dict[int, WarmStart]
 
     @property
     def tokens(self) -> int:
@@ -66,8 +66,8 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
         n_params = parameters.count(parameters.parameter_table(config.model))
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
-        variant = dataclasses.replace(variant, carried=_carried_over(name, variant, plan, say))
-        found = fingerprint(config, corpus, variant.carried.get(plan.seeds[0]))
+        variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
+        found = fingerprint(config, corpus, variant.warm_starts.get(plan.seeds[0]))
         variants[name] = dataclasses.replace(variant, fingerprint=found)
     check_distinct(variants)
     return variants
@@ -91,23 +91,23 @@ def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
     return resolved
 
 
-def _carried_over(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int, CarriedOver]:
+def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int, WarmStart]:
     """Return by seed the parameters that the variant's runs start from."""
     if variant.config.init_from is None:
         return {}
     seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
-    carried = {seed: carry_over(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
-    for alike in _same_parameters(carried):
-        say(f"{name}, {len(alike)} seeds: {carried[alike[0]].describe()}")
-    return carried
+    found = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
+    for alike in _same_parameters(found):
+        say(f"{name}, {plural(len(alike), 'seed')}: {found[alike[0]].describe()}")
+    return found
 
 
-def _same_parameters(carried: dict[int, CarriedOver]) -> list[list[int]]:
-    """Group the seeds for which the same parameters are carried over."""
+def _same_parameters(warm_starts: dict[int, WarmStart]) -> list[list[int]]:
+    """Group the seeds for which the same parameters are loaded."""
     groups = {}
-    for seed, c in carried.items():
-        groups.setdefault((tuple(c.values), tuple(c.fresh), tuple(c.left)), []).append(seed)
+    for seed, start in warm_starts.items():
+        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)
     return list(groups.values())
 
 

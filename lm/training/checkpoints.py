@@ -1,9 +1,9 @@
-"""Save, restore and verify the training state. The only room that knows Orbax.
+"""Save, restore and verify the training state. No other module imports Orbax.
 
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
 workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
-restores a flipped byte in silence and casts to whatever dtype is asked for; the record is there so that neither goes
-unseen. workdir/val_losses.json holds the validation losses by step, which may be known before a checkpoint or after it.
+restores a flipped byte silently and casts silently to the requested dtype; the record makes both visible.
+workdir/val_losses.json holds the validation losses by step, which may be known before or after a checkpoint is saved.
 """
 
 import functools
@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from lm.errors import Passing, UserError
+from lm.errors import TemporaryError, UserError
 from lm.files import to_json, write_text
 from lm.parallel.processes import from_first
 from lm.parameters import nest
@@ -30,24 +30,27 @@ from lm.training.checksums import leaf_checksums, leaves_by_path
 VAL_LOSSES = "val_losses.json"
 
 
-class _Broken(Exception):
-    """A checkpoint that is not whole; the message says what is wrong with it."""
+class _Corrupted(Exception):
+    """A corrupted checkpoint; the message says what is wrong with it."""
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep` and the best by validation loss are kept.
+    """The checkpoints of one run.
 
-    `say` is called with each line meant for the user.
+    Args:
+        workdir: the run's directory.
+        keep: how many of the newest checkpoints to keep, beside the best by validation loss.
+        say: called with each line for the user.
     """
 
     def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
         _quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        # Kept in our own record: Orbax's metrics belong to the moment of saving, and would make one broken file in
-        # the oldest checkpoint an error when the manager is opened.
+        # Not in Orbax's metrics: those must be known when a checkpoint is saved, and one corrupted metrics file in the
+        # oldest checkpoint would be an error when the manager is opened.
         self._val_losses = _val_losses(self._directory)
         self._manager = ocp.CheckpointManager(
             self._directory,
@@ -60,29 +63,19 @@ class Checkpoints:
         )
 
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
-        """Orbax's question which of these checkpoints to keep, asked after each save."""
+        """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], self._best_of(steps)}
+        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses)}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
-        """The steps with a checkpoint, oldest first, the one being written included."""
+        """Return the steps with a checkpoint, oldest first, including one that is being written."""
         return sorted(self._manager.all_steps())
 
-    def latest_step(self) -> int | None:
-        return max(self.steps(), default=None)
-
-    def best_step(self) -> int | None:
-        """The step with the smallest validation loss, None if none has one."""
-        return self._best_of(self.steps())
-
-    def _best_of(self, steps) -> int | None:
-        return _best(steps, self._val_losses)
-
     def score(self, step: int, val_loss: float) -> bool:
-        """Record a step's validation loss; whether it is smaller than that of every other checkpoint.
+        """Record a step's validation loss; returns whether it is smaller than that of every other checkpoint.
 
-        One that is not finite counts as none, and so is never the best.
+        A loss that is not finite is not recorded, so it is never the best.
         """
         if not math.isfinite(val_loss):
             return False
@@ -93,10 +86,18 @@ class Checkpoints:
         return all(val_loss < other for other in others)
 
     def save(self, step: int, state, meta: dict) -> bool:
-        """Write a checkpoint in the background; False if the step has one already.
+        """Write a checkpoint in the background.
 
-        Returns as soon as the state is copied off the device, so its buffers may be donated. `meta` is anything
-        JSON can hold. Raises Passing if this or the previous checkpoint could not be written.
+        The state has been copied off the device on return, so its buffers may be donated.
+
+        Args:
+            meta: anything that JSON can hold.
+
+        Returns:
+            False if the step already has a checkpoint, which is left as it is.
+
+        Raises:
+            TemporaryError: if this or the previous checkpoint could not be written.
         """
         if step in self.steps():
             return False
@@ -113,51 +114,60 @@ class Checkpoints:
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
     def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict]:
-        """(step, state, meta) of the newest whole checkpoint, or of `step`.
+        """Restore the newest intact checkpoint, or that of a step.
 
-        `abstract_state` gives structure, shapes, dtypes and shardings: `jax.ShapeDtypeStruct`s or arrays. Without
-        `step`, a checkpoint that is not whole is passed over for the next older one; `say` is told, and its directory
-        is renamed to STEP.broken-N. Raises UserError if there is none, none is whole, or a whole one does not
-        have the structure, shapes and dtypes asked for.
+        Without `step`, a corrupted checkpoint is skipped with a warning for the next older one, and its directory is
+        renamed to STEP.corrupted-N.
+
+        Args:
+            abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
+            step: the step to restore; None: the newest.
+
+        Returns:
+            (step, state, meta).
+
+        Raises:
+            UserError: if there is no checkpoint, none is intact, or if structure, shapes or dtypes of an
+                intact one differ.
         """
         self.wait()
-        # As the first process sees them: another's view of a shared file system may be older.
+        # As process 0 lists them: another process may see an older state of a shared file system.
         candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
-        broken: dict[int, str] = {}
+        corrupted: dict[int, str] = {}
         for candidate in candidates:
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
-            except _Broken as reason:
-                broken[candidate] = str(reason)
+            except _Corrupted as reason:
+                corrupted[candidate] = str(reason)
                 continue
-            self._set_aside(broken, candidate)
+            self._set_aside(corrupted, candidate)
             return candidate, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves.values()), record["meta"]
         if not candidates:
             raise UserError(f"{self._directory} holds no checkpoint")
         raise UserError(
-            f"{self._directory} has no whole checkpoint" + (f" of step {step}" if step is not None else "") + ":",
-            *(f"  step {candidate}: {reason}" for candidate, reason in broken.items()),
+            f"{self._directory} has no intact checkpoint" + (f" of step {step}" if step is not None else "") + ":",
+            *(f"  step {candidate}: {reason}" for candidate, reason in corrupted.items()),
         )
 
-    def _set_aside(self, broken: dict[int, str], whole: int) -> None:
-        """Rename broken checkpoints, so that their steps can be saved again, once a whole one is found."""
-        if not broken:
+    def _set_aside(self, corrupted: dict[int, str], intact: int) -> None:
+        """Rename corrupted checkpoints, so that their steps can be saved again, once an intact one is found."""
+        if not corrupted:
             return
-        notices = []
-        for step, reason in broken.items():
-            names = (self._directory / f"{step}.broken-{n}" for n in itertools.count(1))
+        warnings = []
+        for step, reason in corrupted.items():
+            names = (self._directory / f"{step}.corrupted-{n}" for n in itertools.count(1))
             target = next(name for name in names if not name.exists())
-            multihost_utils.sync_global_devices(f"name for broken step {step} chosen")
+            multihost_utils.sync_global_devices(f"name for corrupted step {step} chosen")
             if jax.process_index() == 0:
                 (self._directory / str(step)).rename(target)
-            notices.append(f"the checkpoint of step {step} is not whole ({reason}; kept as {target.name})")
-        multihost_utils.sync_global_devices("broken checkpoints renamed")
+            warnings.append(f"WARNING: corrupted checkpoint of step {step} ({reason}), renamed to {target.name}")
+        multihost_utils.sync_global_devices("corrupted checkpoints renamed")
         self._manager.reload()
-        self._say("; ".join(notices) + f"; going back to step {whole}")
+        self._say("; ".join(warnings) + f"; falling back to step {intact}")
 
     def wait(self) -> None:
-        """Return when no checkpoint is being written. Raises Passing if one could not be."""
+        """Wait until no checkpoint is being written. Raises TemporaryError if one could not be written."""
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -168,7 +178,9 @@ class Checkpoints:
         try:
             return action()
         except Exception as error:
-            raise Passing(f"a checkpoint could not be written to {self._directory}: {_first_line(error)}") from error
+            raise TemporaryError(
+                f"a checkpoint could not be written to {self._directory}: {_first_line(error)}"
+            ) from error
 
 
 # ---- Reading for sampling and evaluation ---------------------------------------------------------------------------
@@ -177,11 +189,19 @@ class Checkpoints:
 def restore_params(
     workdir: str | Path, step: int | str = "latest", *, choose: Callable[[dict, dict], dict] | None = None
 ) -> tuple[int, dict, dict]:
-    """(step, params, meta) of one checkpoint: "latest", "best" by validation loss (else the latest), or a step.
+    """Restore the parameters of one checkpoint. Nothing in the workdir is changed: its run may be in progress.
 
-    Only the parameters are read, as nested dicts; nothing in the workdir is changed, so that it may be that of a run in
-    progress. choose(params, meta), given `jax.ShapeDtypeStruct`s, returns those to be read with their shardings;
-    without it all are read onto the first device. Raises UserError if there is no such checkpoint or it is not whole.
+    Args:
+        workdir: the run's directory.
+        step: a step, "latest", or "best" by validation loss (the latest if none was evaluated).
+        choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of
+            `jax.ShapeDtypeStruct`. None: read all onto the first device.
+
+    Returns:
+        (step, params, meta); params are nested dicts.
+
+    Raises:
+        UserError: if there is no such checkpoint, or it is corrupted.
     """
     _quieten_orbax()
     directory = _directory(workdir)
@@ -192,10 +212,10 @@ def restore_params(
         params = nest(leaves)["params"]
         wanted = leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
         leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
-    except _Broken as reason:
+    except _Corrupted as reason:
         there = _steps_on_disk(directory)
         raise UserError(
-            f"the checkpoint of step {chosen} in {directory} is not whole ({reason}); there are {there}"
+            f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); there are {there}"
         ) from None
     return chosen, nest(leaves)["params"], record["meta"]
 
@@ -206,7 +226,7 @@ def _choose(directory: Path, step: int | str) -> int:
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":
         return steps[-1]
-    if step == "best":  # the newest where none was scored
+    if step == "best":  # the newest if none was evaluated
         best = _best(steps, _val_losses(directory))
         return steps[-1] if best is None else best
     if step not in steps:
@@ -234,15 +254,15 @@ def _record_digest(record: dict) -> str:
 
 
 def _read_record(directory: Path, step: int) -> dict:
-    """The JSON record of a checkpoint, verified; raises _Broken."""
+    """Read and verify the JSON record of a checkpoint; raises _Corrupted."""
     reader = ocp.Checkpointer(ocp.JsonCheckpointHandler())
     try:
         record = reader.restore(directory / str(step) / "meta")
         digest = record.pop("sha256")
     except Exception as error:
-        raise _Broken(f"its record cannot be read: {_first_line(error)}") from error
+        raise _Corrupted(f"its record cannot be read: {_first_line(error)}") from error
     if digest != _record_digest(record):
-        raise _Broken("its record was changed after it was written")
+        raise _Corrupted("its record was changed after it was written")
     return record
 
 
@@ -259,7 +279,7 @@ def _best(steps, val_losses: dict[int, float]) -> int | None:
 
 
 def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:
-    """The leaves that are wanted, by path; raises UserError if they are others than the checkpoint's, or _Broken."""
+    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or _Corrupted."""
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
@@ -268,19 +288,19 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     leaves = {path: by_path[path] for path in wanted}
     changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
     if changed:
-        raise _Broken("checksums differ: " + _enumerate(changed))
+        raise _Corrupted("checksums differ: " + _enumerate(changed))
     return leaves
 
 
 def _in_all(read: Callable[[], Any]) -> Any:
-    """What read() returns; raises _Broken in all processes if it does in one, so that all go back to the same step."""
+    """Return read(); raises _Corrupted in all processes if it does in one, so that all fall back to the same step."""
     failure = result = None
     try:
         result = read()
-    except _Broken as error:
+    except _Corrupted as error:
         failure = error
     if jax.process_count() > 1 and not np.all(multihost_utils.process_allgather(np.array(failure is None))):
-        failure = failure or _Broken("another process cannot read it")
+        failure = failure or _Corrupted("another process cannot read it")
     if failure:
         raise failure
     return result
@@ -298,7 +318,7 @@ def _read_arrays(directory: Path, target, partial: bool):
             ),
         )
     except Exception as error:
-        raise _Broken(f"its arrays cannot be read: {_first_line(error)}") from error
+        raise _Corrupted(f"its arrays cannot be read: {_first_line(error)}") from error
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
@@ -326,14 +346,14 @@ def _enumerate(names: list[str], limit: int = 3) -> str:
 
 
 def _first_line(error: BaseException, limit: int = 300) -> str:
-    """The cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
+    """Return the cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
     error = error.__cause__ or error
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:limit]}"
 
 
 def _quieten_orbax() -> None:
-    """Orbax logs dozens of lines a save through absl; what the user must know, this module says itself."""
+    """Filter Orbax's log: dozens of lines per save through absl. This module reports what the user must know."""
     logger = logging.getLogger("absl")
     if _is_not_orbax not in logger.filters:
         logger.addFilter(_is_not_orbax)

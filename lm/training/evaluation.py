@@ -5,33 +5,37 @@ from collections.abc import Callable
 
 import jax
 
-from lm.config import Config
-from lm.data import Split
-from lm.parallel.mesh import current_mesh
 from lm.step import eval_step
-from lm.training.feeds import eval_feeds, to_device
+from lm.training.batch_source import BatchSource
 
 _eval_step = jax.jit(eval_step, static_argnames="config")
 
 
 def evaluate(
-    params: dict, split: Split, config: Config, *, max_batches: int = 0, stop: Callable[[], bool] = lambda: False
+    params: dict, source: BatchSource, *, max_batches: int = 0, stop: Callable[[], bool] = lambda: False
 ) -> dict | None:
-    """Mean loss in nats per token over the split, its perplexity, bits per byte (None if unknown) and token count.
+    """Compute the mean loss over a split, without dropout.
 
-    Every token but the first is predicted once, in consecutive windows at the trained context length, or as many as
-    max_batches hold. Returns None if `stop` says so between two batches.
+    Every token but the first is predicted once, in consecutive windows at the context length of training.
+
+    Args:
+        params: the model's parameters.
+        source: the split's batches.
+        max_batches: evaluate only the first max_batches batches; 0 for all.
+        stop: called before each batch; True ends the evaluation.
+
+    Returns:
+        {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes are not known,
+        "tokens": number of predicted tokens}; None if `stop` ended the evaluation.
     """
-    mesh = current_mesh()
-    corpus = to_device(split, config.data.device_bytes, mesh)
     sums = []
-    for feed in eval_feeds(split, corpus is not None, config, max_batches, mesh):
+    for feed in source.evaluation(max_batches):
         if stop():
             return None
-        sums.append(_eval_step(params, corpus, feed, config))
+        sums.append(_eval_step(params, source.resident, feed, source.config))
     # Added up on the host in float64: a float32 sum over a whole split would lose digits.
     total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
-    loss = total / count
+    loss, split = total / count, source.split
     bytes_per_token = split.n_bytes / split.n_tokens if split.n_bytes else None
     return {
         "loss": loss,

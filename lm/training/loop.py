@@ -1,301 +1,159 @@
-"""The training loop: steps in dispatches, and between them metrics, evaluations, checkpoints and signals."""
+"""The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and diagnostics."""
 
-import contextlib
-import itertools
-import os
-import signal
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
-from lm import parameters
-from lm.config import Config
-from lm.cost import flops
-from lm.data import Corpus
-from lm.data.batches import prefetch
-from lm.optimizers import learning_rate_schedule
-from lm.parallel import processes, sharding
+from lm.parallel import sharding
 from lm.parallel.mesh import current_mesh
-from lm.step import TrainState, inspect, take_batch, train_steps
-from lm.training import metrics
+from lm.step import TrainState, train_steps
+from lm.training.batch_source import BatchSource
 from lm.training.checkpoints import Checkpoints
+from lm.training.diagnostics import Diagnostics
+from lm.training.dispatch import Dispatch, dispatches, pipeline
 from lm.training.evaluation import evaluate
-from lm.training.feeds import to_device, train_feed
+from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
+from lm.training.run import Run
+from lm.training.signals import Signals
+from lm.training.step_log import StepLog
 
 
-class Signals:
-    """Notes SIGTERM or Ctrl-C while a run goes on, so that it can save and end; a second Ctrl-C ends it at once."""
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What a run writes to, and what can stop it."""
 
-    def __init__(self, say):
-        self.received, self._say, self._before, self._asked = None, say, {}, 0
-
-    def __enter__(self) -> "Signals":
-        if jax.process_count() > 1:  # JAX has a handler for SIGTERM, and tells all processes of it
-            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, processes.pass_on)
-            return self
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def to_stop(self) -> bool:
-        """Whether to stop here, between two dispatches or batches; several processes, which all ask, agree on where."""
-        self._asked += 1
-        if self.received is None and processes.asked_to_stop(self._asked):
-            self.received = signal.SIGTERM
-            self._say("SIGTERM: saving, then stopping")
-        return self.received is not None
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number, _frame) -> None:
-        if self.received is not None:
-            if number == signal.SIGINT:
-                os._exit(128 + number)
-            return
-        self.received = number
-        again = "; press Ctrl-C to stop at once" if number == signal.SIGTERM else "; press Ctrl-C again to stop at once"
-        with contextlib.suppress(RuntimeError):  # the signal came while this very stream was being written to
-            self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")
+    writer: MetricsWriter
+    progress: Progress
+    checkpoints: Checkpoints | None
+    signals: Signals
 
 
-def dispatches(first: int, config: Config) -> Iterator[tuple[int, int]]:
-    """(step, how many steps) of each dispatch from step `first` on.
-
-    At most steps_per_dispatch, and never past a step at which the host has something to do.
-    """
-    t = config.train
-    periods = (config.eval.every, config.checkpoint.every, config.log.detail_every)
-    marks = (t.steps, *((t.profile[0] - 1, t.profile[1]) if t.profile else ()))
-    step = first
-    while step < t.steps:
-        ends = [
-            step + t.steps_per_dispatch,
-            *(step // p * p + p for p in periods if p),
-            *(m for m in marks if m > step),
-        ]
-        yield step, min(ends) - step
-        step = min(ends)
-
-
+@dataclasses.dataclass(frozen=True)
 class Loop:
-    """A run from the state it has to the end of its steps. `config` is resolved."""
+    """The parts of a run's training loop; the train state is passed from call to call.
 
-    def __init__(
-        self,
-        config: Config,
-        corpus: Corpus,
-        state: TrainState,
-        writer: metrics.MetricsWriter,
-        progress: Progress,
-        checkpoints: Checkpoints,
-        meta: dict,
-    ):
-        self.config, self.corpus, self.state = config, corpus, state
-        self.writer, self.progress, self.checkpoints = writer, progress, checkpoints
-        self.step = int(state.step)  # steps made, and by now sent
-        self.split = corpus.split("train")
-        self.mesh = current_mesh()  # feeds are formed in a thread of their own, in which none is in force
-        self.resident = to_device(self.split, config.data.device_bytes, self.mesh)
-        self._meta, self._wall_before, self._began = meta, meta.get("wall_seconds", 0.0), time.monotonic()
-        self._unread = None  # (first step, number of steps, metrics) of the dispatch sent last
-        self._mark, self._steps_since = time.monotonic(), 0  # for the speed shown by the next training line
-        device = jax.devices()[0]
-        self.flops = flops.flops_per_token(config.model, config.train.seq_len)
-        self.flops_full_square = flops.flops_per_token(config.model, config.train.seq_len, full_square=True)
-        self._peak = flops.peak_flops(device.device_kind, config.model.compute_dtype)
-        self._profiling = False
+    Attributes:
+        program: the compiled (state, feed, n_steps) -> (state, metrics).
+        sources: the batches of each split, made when a split is first used.
+        record: saved with every checkpoint: config, data, tokenizer.
+        seconds_before: seconds that earlier starts of this run took.
+    """
 
-    def feed(self, step: int, n: int) -> dict:
-        return train_feed(self.split, self.resident is not None, self.config, step, n, self.mesh)
+    run: Run
+    outputs: Outputs
+    program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]
+    train_source: BatchSource
+    sources: dict[str, BatchSource]
+    diagnostics: Diagnostics
+    record: dict
+    seconds_before: float
+    began: float = dataclasses.field(default_factory=time.monotonic)
 
-    def compile(self) -> float:
-        """Compile the training program ahead of the first step; returns the seconds it took."""
-        began = time.monotonic()
-        if self.config.train.debug:
-            self.program = lambda state, corpus, feed, n: train_steps(state, corpus, feed, n, self.config)
-        else:
-            out = (jax.tree.map(lambda a: a.sharding, self.state), sharding.replicated_sharding())
-            jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=out)
-            feed = self.feed(self.step, 1)
-            self.program = jitted.lower(self.state, self.resident, feed, np.int32(1), self.config).compile()
-        self._inspect = jax.jit(inspect, static_argnames="config", out_shardings=sharding.replicated_sharding())
-        return time.monotonic() - began
+    def train(self, state: TrainState) -> tuple[TrainState, str]:
+        """Train to the last step; returns the last finite state and "finished", "interrupted" or "nonfinite"."""
+        config, signals = self.run.config, self.outputs.signals
+        log = StepLog(self.run, self.outputs.writer, self.outputs.progress)
+        status = self._between_dispatches(state, int(state.step), log)  # a resumed run finishes what was due
+        log.restart_clock()
 
-    def run(self, signals: Signals) -> str:
-        """Train; returns "finished", "interrupted" or "nonfinite". `self.state` is then the last finite state."""
-        plan = list(dispatches(self.step, self.config))
-        feeds = prefetch(lambda d: self.feed(*d), plan)
-        stopped = self._between(signals)
-        self._mark = time.monotonic()
-        for (first, n), feed in zip(plan, feeds, strict=False):
-            if stopped := stopped or ("interrupted" if signals.to_stop() else None):
-                break
-            self.state, out = self.program(self.state, self.resident, feed, np.int32(n))
-            self.step = first + n
-            previous, self._unread = self._unread, (first, n, out)
-            stopped = self._read(previous) or self._between(signals)
-        feeds.close()
-        stopped = self._read_all() or stopped
-        self._profile(stop=True)
-        self.step = int(self.state.step)
-        return stopped or "finished"
+        def stop() -> bool:
+            return status is not None or signals.to_stop()
 
-    # ---- Metrics of dispatches -----------------------------------------------------------------------------------
+        plan = dispatches(int(state.step), config)
+        for done in pipeline(self.program, state, plan, self.train_source.train, pause=self._pauses_after, stop=stop):
+            if status != "nonfinite" and log.write(done) is not None:
+                status = "nonfinite"
+            if done.state is not None:
+                state = done.state
+                status = status or self._between_dispatches(state, done.dispatch.end, log)
+        self.diagnostics.stop_profile(state)
+        return state, status or ("interrupted" if signals.received else "finished")
 
-    def _read_all(self) -> str | None:
-        unread, self._unread = self._unread, None
-        return self._read(unread)
+    def _pauses_after(self, dispatch: Dispatch) -> bool:
+        return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
 
-    def _read(self, dispatch) -> str | None:
-        """Log a dispatch that was sent; "nonfinite" if the run must stop because an update was not finite."""
-        if dispatch is None:
-            return None
-        first, n, out = dispatch
-        out = jax.device_get(out)  # waits until the dispatch is done
-        t, every = self.config.train, self.config.log.every
-        now = time.monotonic()
-        self._steps_since += n
-        speed = self._steps_since * t.batch_size * t.seq_len / max(now - self._mark, 1e-9)
-        logged = False
-        for i in range(n):
-            step = first + i + 1
-            finite = bool(out["finite"][i])
-            if step % every == 0 or step == t.steps or not finite:
-                logged = True
-                self._write_training_line(
-                    step, {name: float(x[i]) for name, x in out.items() if name != "finite"}, speed
-                )
-            if not finite and t.on_nonfinite == "stop":
-                self._unread = None  # a dispatch sent since then made no steps: there is nothing to log
-                return "nonfinite"
-            if not finite:
-                self.progress.say(f"step {step}: the loss or a gradient is not finite; the update was withheld")
-        if logged:
-            self._mark, self._steps_since = now, 0
-        return None
+    def _due(self, step: int) -> dict[str, bool]:
+        """What the host does after `step` steps."""
+        c = self.run.config
+        periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
+        due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
+        return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint")}
 
-    def _write_training_line(self, step: int, values: dict, tokens_per_second: float) -> None:
-        t = self.config.train
-        line = {
-            "step": step,
-            **values,
-            "tokens": step * t.batch_size * t.seq_len,
-            "tokens_per_second": tokens_per_second,
-            "flops_per_second": tokens_per_second * self.flops,
-            "mfu": flops.mfu(tokens_per_second, self.flops, jax.device_count(), self._peak),
-            "mfu_full_square": flops.mfu(tokens_per_second, self.flops_full_square, jax.device_count(), self._peak),
-        }
-        self.writer.write(line)
-        self.progress.update(line)
-
-    # ---- Between dispatches --------------------------------------------------------------------------------------
-
-    def _between(self, signals: Signals) -> str | None:
-        """What is due after `self.step` steps and not yet done; "nonfinite" or "interrupted" if the run must stop."""
-        c, step, is_best = self.config, self.step, False
-        due = {
-            "eval": c.eval.every and step % c.eval.every == 0 and 0 < step < c.train.steps,
-            "checkpoint": c.checkpoint.every and step % c.checkpoint.every == 0 and 0 < step < c.train.steps,
-            "detail": c.log.detail_every and step % c.log.detail_every == 0 and step < c.train.steps,
-        }
-        self._profile()
+    def _between_dispatches(self, state: TrainState, step: int, log: StepLog) -> str | None:
+        """Do what is due after `step` steps and was not done before; returns "interrupted" if a signal came."""
+        due, is_best = self._due(step), False
+        self.diagnostics.start_or_stop_profile(state, step)
         if not any(due.values()):
             return None
-        if stopped := self._read_all():
-            return stopped
-        if due["detail"] and not self._written(step, "detail"):
-            self._write_details()
+        writer = self.outputs.writer
+        if due["detail"] and not any("detail" in line for line in writer.lines_of(step)):
+            writer.write({"step": step, "detail": self.diagnostics.details(state)})
         if due["eval"]:
-            line = self.evaluation("validation", signals, c.eval.max_batches)
+            line = self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches)
             if line is None:
                 return "interrupted"
-            is_best = self.checkpoints.score(step, line["loss"])
+            is_best = self.outputs.checkpoints.score(step, line["loss"])
         if due["checkpoint"] or is_best:
-            self.save()
-        self._mark, self._steps_since = time.monotonic(), 0
+            self.save(state, step)
+        log.restart_clock()
         return None
 
-    def _written(self, step: int, kind: str) -> dict | None:
-        """The line of this step that has the key or split `kind`, if the run wrote it before it was resumed."""
-        lines = self.writer.lines_of(step)
-        return next((line for line in lines if line.get("split") == kind or kind in line), None)
+    def evaluate_split(self, state: TrainState, step: int, split: str, max_batches: int = 0) -> dict | None:
+        """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
 
-    def evaluation(self, name: str, signals: Signals, max_batches: int = 0) -> dict | None:
-        """The evaluation line of a split at this step, made and written unless it is there; None if a signal came."""
-        if line := self._written(self.step, name):
-            return line
-        split = self.corpus.split(name)
-        found = evaluate(self.state.params, split, self.config, max_batches=max_batches, stop=signals.to_stop)
+        Args:
+            max_batches: how many batches to evaluate; 0: the whole split.
+
+        Returns:
+            The line, or None if a signal came.
+        """
+        # A run that grows has two lines at its former last step: of the whole split, and of max_batches.
+        measure = {"split": split} | ({"batches": max_batches} if max_batches else {})
+        for line in self.outputs.writer.lines_of(step):
+            if line.get("split") == split and line.get("batches", 0) == max_batches:
+                return line
+        found = self.loss_on(state, split, max_batches, stop=self.outputs.signals.to_stop)
         if found is None:
             return None
-        line = {"step": self.step, "split": name, "data": self.corpus.name, **found}
-        self.writer.write(line)
-        self.progress.evaluation(line)
+        line = {"step": step, **measure, "data": self.run.corpus.name, **found}
+        self.outputs.writer.write(line)
+        self.outputs.progress.evaluation(line)
         return line
 
-    def score_last(self, val_loss: float) -> None:
-        """Tell the checkpoints how good the last step is, by the measure that the steps before it were judged by."""
-        c = self.config.eval
-        if c.every and c.max_batches:
-            split = self.corpus.split("validation")
-            val_loss = evaluate(self.state.params, split, self.config, max_batches=c.max_batches)["loss"]
-        self.checkpoints.score(self.step, val_loss)
+    def loss_on(self, state: TrainState, split: str, max_batches: int = 0, stop=lambda: False) -> dict | None:
+        """Evaluate a split; see `evaluation.evaluate`."""
+        if split not in self.sources:
+            self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config, current_mesh())
+        return evaluate(state.params, self.sources[split], max_batches=max_batches, stop=stop)
 
-    def save(self) -> None:
-        """Start writing a checkpoint of the state, unless it has one; the metrics up to it are on the disk first."""
-        self.writer.fsync()
-        state = self.state.replace(halted=jax.numpy.zeros_like(self.state.halted))
-        self.checkpoints.save(self.step, state, self._meta | {"wall_seconds": self.wall_seconds()})
+    def save(self, state: TrainState, step: int) -> None:
+        """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
+        self.outputs.writer.fsync()
+        state = state.replace(halted=jax.numpy.zeros_like(state.halted))
+        self.outputs.checkpoints.save(step, state, self.record | {"wall_seconds": self.wall_seconds()})
 
     def wall_seconds(self) -> float:
-        """Seconds this run has taken, over all of its starts."""
-        return self._wall_before + time.monotonic() - self._began
+        """Return the seconds that this run has taken, over all of its starts."""
+        return self.seconds_before + time.monotonic() - self.began
 
-    def _batch(self, step: int) -> dict:
-        feed = {name: array[0] for name, array in self.feed(step, 1).items()}
-        return take_batch(self.resident, feed, self.config.train.seq_len)
 
-    def _write_details(self) -> None:
-        found = self._inspect(self.state, self._batch(self.step), self.config)
-        self.writer.write({"step": self.step, "detail": jax.tree.map(lambda x: np.asarray(x).tolist(), found)})
+def compile_steps(run: Run, source: BatchSource, state: TrainState):
+    """Compile the training program ahead of the first step.
 
-    def _profile(self, stop: bool = False) -> None:
-        """Start or stop the trace of config.train.profile, if this is the step for it."""
-        if not self.config.train.profile or not processes.is_first():
-            return
-        first, last = self.config.train.profile
-        if self._profiling and (stop or self.step >= last):
-            jax.block_until_ready(self.state.step)
-            jax.profiler.stop_trace()
-            self._profiling = False
-            self.progress.say(f"profile of steps {first} to {last}: {self.writer.workdir / 'profile'}")
-        elif not stop and self.step == first - 1:
-            jax.block_until_ready(self.state.step)
-            jax.profiler.start_trace(self.writer.workdir / "profile")
-            self._profiling = True
-
-    def nonfinite_report(self) -> list[str]:
-        """What to tell about an update that was not finite: the step's learning rate, and norms by parameter group."""
-        found = jax.device_get(
-            self._inspect(self.state.replace(halted=np.bool_(False)), self._batch(self.step), self.config)
-        )
-        sizes = {path: p.size for path, p in parameters.parameter_table(self.config.model).items()}
-        updates = self.step - int(self.state.skipped)
-        rate = learning_rate_schedule(self.config.optimizer, self.config.train.steps)(updates)
-        lines = [
-            f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
-            f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
-        ]
-        groups = itertools.groupby(sizes, key=lambda path: path.rpartition("/")[0] or path)
-        for group, paths in groups:
-            norms = [0.0, 0.0]
-            for path in paths:
-                for k, kind in enumerate(("parameters", "gradients")):
-                    norms[k] += float(np.mean(np.square(np.asarray(found[kind][path], np.float64)))) * sizes[path]
-            lines.append(f"{group:<24} {norms[0] ** 0.5:>15.4g} {norms[1] ** 0.5:>15.4g}")
-        return lines
+    Returns:
+        The program (state, feed, n_steps) -> (state, metrics), which donates its state, and the compiled object (None
+        with train.debug, which does not compile).
+    """
+    config = run.config
+    if config.train.debug:
+        return lambda state, feed, n: train_steps(state, source.resident, feed, n, config), None
+    shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
+    jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings)
+    feed = source.train(int(state.step), 1)
+    compiled = jitted.lower(state, source.resident, feed, np.int32(1), config).compile()
+    return lambda state, feed, n: compiled(state, source.resident, feed, n), compiled

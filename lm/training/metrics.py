@@ -1,7 +1,7 @@
-"""Metrics: lines in metrics.jsonl, TensorBoard and W&B.
+"""Metrics: the lines of metrics.jsonl, TensorBoard and W&B.
 
 A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens, tokens_per_second, mfu;
-evaluation lines have step, split, loss and whatever else was measured on that split.
+evaluation lines have step, split, loss and the other metrics of that split, and `batches` if not all were evaluated.
 """
 
 import json
@@ -21,17 +21,20 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _numbers(value):
-    """What files.to_json wrote for non-finite numbers as floats again, also within lists."""
+    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within lists."""
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
-    """The lines of a metrics.jsonl, non-finite numbers as floats again; a torn last line is left out.
+    """Return the lines of a metrics.jsonl, without an incomplete last line.
 
-    With timing=False the fields of TIMING_FIELDS are left out: what remains is the same in every repetition of a run.
-    Raises UserError if a line that is not the last is not JSON.
+    Args:
+        timing: whether to keep the fields of TIMING_FIELDS; all others are equal in every repetition of a run.
+
+    Raises:
+        UserError: if a line other than the last is not JSON.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -40,7 +43,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
 
 
 def cut_back(path: str | Path, step: int) -> None:
-    """Drop every line of a step later than `step` and a torn last line, in one atomic replacement of the file."""
+    """Drop the lines of steps after `step`, and an incomplete last line; the file is replaced atomically."""
     path = Path(path)
     if path.exists():
         kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
@@ -48,24 +51,29 @@ def cut_back(path: str | Path, step: int) -> None:
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict]]:
-    """(text, parsed) of each line that was written to its end, which a newline marks."""
-    *texts, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    """Return (text, parsed) of each complete line, which ends with a newline."""
+    *texts, _incomplete = path.read_text(encoding="utf-8", errors="replace").split("\n")
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
             lines.append((text, json.loads(text)))
         except ValueError:
-            raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; mend or remove that line") from None
+            raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; correct or remove that line") from None
     return lines
 
 
 class MetricsWriter:
-    """Writes each line to workdir/metrics.jsonl and, where asked, to TensorBoard and W&B.
+    """Writes each line to workdir/metrics.jsonl, and to TensorBoard and W&B if configured.
 
-    `resume_step` is the step that was restored: later lines are dropped, so that none appears twice. None starts
-    the files afresh. `wandb` holds the arguments of `wandb.init` (project, name, config ...), None for no W&B. Of
-    several processes one alone `writes`; all know the same lines.
-    Raises UserError if W&B is asked for and not installed.
+    Args:
+        workdir: the run's directory.
+        resume_step: the restored step, after which lines are dropped so that no step appears twice; None: new files.
+        tensorboard: whether to write TensorBoard events.
+        wandb: the arguments of `wandb.init` (project, name, config, ...); None: no W&B.
+        writes: whether this process writes; the others of a run know the same lines.
+
+    Raises:
+        UserError: if W&B is configured and not installed.
     """
 
     def __init__(
@@ -88,11 +96,11 @@ class MetricsWriter:
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
         cut_back(path, last_kept)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        # Opened by the first line: the first step need not wait for an import of half a second.
+        # Opened by the first line, so that the first step does not wait for an import of half a second.
         self._open_tensorboard = (lambda: _start_tensorboard(workdir, last_kept)) if tensorboard else None
 
     def write(self, line: dict) -> None:
-        """Append one line, which must have a "step"; it is in the operating system's hands when this returns."""
+        """Append one line, which must have a "step"; it is flushed to the operating system on return."""
         self._last = [*self.lines_of(line["step"]), line]
         if self._file is None:
             return
@@ -108,11 +116,11 @@ class MetricsWriter:
             self._wandb.log(scalars, step=line["step"])
 
     def lines_of(self, step: int) -> list[dict]:
-        """The lines of this step, if it is the last that was written, in this process or before it was resumed."""
+        """Return the lines of this step if it is the last one that was written, now or before a resume."""
         return [line for line in self._last if line["step"] == step]
 
     def fsync(self) -> None:
-        """Wait until every line is on the disk. Call it before a checkpoint of the same step is saved."""
+        """Wait until every line is on disk. Call it before a checkpoint of the same step is saved."""
         if self._file:
             os.fsync(self._file.fileno())
 
@@ -126,7 +134,7 @@ class MetricsWriter:
 
 
 def _scalars(line: dict):
-    """(tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY where it has a split, detail/KIND/PATH."""
+    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, detail/KIND/PATH."""
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
         if key == "detail":
@@ -144,7 +152,7 @@ def _detail_scalars(detail: dict):
 
 
 def _start_tensorboard(workdir: Path, last_kept: int):
-    # tensorboardX imports torch where there is one, for seconds and for nothing that is used here.
+    # tensorboardX imports torch if it is installed, which takes seconds and is not used here.
     hidden = {"torch": None} if "torch" not in sys.modules else {}
     sys.modules.update(hidden)
     try:
@@ -154,7 +162,7 @@ def _start_tensorboard(workdir: Path, last_kept: int):
             del sys.modules[name]
 
     folder = workdir / "tensorboard"
-    # A purge tells the readers to forget what earlier event files hold from that step on.
+    # A purge makes readers ignore what earlier event files have from that step on.
     purge = last_kept + 1 if folder.exists() else None
     # tensorboardX names files by the second: a start within the same one would overwrite the file before it.
     return SummaryWriter(str(folder), purge_step=purge, flush_secs=30, filename_suffix=f".from-{last_kept + 1:09}")
@@ -166,7 +174,7 @@ def _start_wandb(workdir: Path, arguments: dict):
     except ImportError:
         raise UserError(
             "config.log.wandb is set and the package wandb is not installed: "
-            "pip install 'lm[wandb]', or set config.log.wandb = False"
+            "pip install -e '.[wandb]', or set config.log.wandb = False"
         ) from None
     # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
     id_file = workdir / "wandb_id.txt"

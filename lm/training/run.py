@@ -1,34 +1,92 @@
-"""A run: its config checked against the data and the devices."""
+"""A run, prepared once: its config resolved against the data and the devices, and what follows from that."""
 
-from lm.config import Config
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+
+from lm import data, parameters
+from lm.config import Config, to_dict
+from lm.cost import flops
+from lm.data import Corpus
 from lm.errors import UserError
+from lm.files import to_json
+from lm.layers.attention import choose_implementation
+from lm.parallel import processes
+from lm.parallel.mesh import check_mesh, with_accumulation
 
 
-def resolve_config(config: Config, corpus) -> Config:
-    """Check what needs the data and the device; returns the resolved config. Raises UserError with all problems."""
-    from lm import data, parameters
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What training is a function of.
 
+    Attributes:
+        config: the resolved config: nothing in its model section is None that the data or other keys decide.
+        corpus: the tokens of each split, and the tokenizer.
+        table: the parameters by path.
+        mesh_sizes: the number of devices along each mesh axis.
+    """
+
+    config: Config
+    corpus: Corpus
+    table: parameters.Table
+    mesh_sizes: dict[str, int]
+
+    @functools.cached_property
+    def flops_per_token(self) -> float:
+        """Floating-point operations to train on one token, counting the keys that a query may see."""
+        return flops.flops_per_token(self.config.model, self.config.train.seq_len)
+
+    @functools.cached_property
+    def flops_full_square(self) -> float:
+        """The same with every query seeing every key, as published MFU figures count."""
+        return flops.flops_per_token(self.config.model, self.config.train.seq_len, full_square=True)
+
+    @property
+    def data_facts(self) -> dict[str, str]:
+        """The data's name and fingerprint, as run.json records them."""
+        return {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
+
+
+def prepare(config: Config, say: Callable[[str], None]) -> Run:
+    """Open the data and prepare a run.
+
+    Args:
+        config: a checked config.
+        say: called with each line for the user.
+
+    Raises:
+        UserError: if the data is missing or does not fit the config, if the mesh does not fit the devices, or if the
+            processes of the run have different data or configs.
+    """
+    corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
+    resolved = resolve_config(config, corpus)
+    mesh_sizes = check_mesh(resolved, jax.device_count())
+    resolved = with_accumulation(resolved, mesh_sizes)
+    processes.check_equal("the data", corpus.fingerprint)
+    processes.check_equal("the config", to_json(to_dict(resolved)))
+    if corpus.name.endswith("(fallback)"):  # the run's name must not claim the text that it did not train on
+        resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
+    return Run(resolved, corpus, parameters.parameter_table(resolved.model), mesh_sizes)
+
+
+def resolve_config(config: Config, corpus: Corpus) -> Config:
+    """Check a config against the data and the device, and fill in what they decide.
+
+    Raises:
+        UserError: with all problems.
+    """
     vocab_size = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     if vocab_size is None:
-        raise UserError(
-            "config.model.vocab_size: none, but these token shards name no tokenizer; give their vocabulary's size"
-        )
+        raise UserError("config.model.vocab_size: these token shards name no tokenizer; set the size of the vocabulary")
     resolved = parameters.resolve(config, vocab_size)
-    m, t = resolved.model, resolved.train
-    problems = data.problems(corpus, t.seq_len, t.batch_size, m.vocab_size)
+    problems = data.check_corpus(corpus, resolved.train.seq_len, resolved.model.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
-    if config.eval.sample_tokens and corpus.tokenizer:
-        try:
-            if len(corpus.tokenizer.encode(config.eval.sample_prompt)) == 0:
-                problems.append(
-                    f"config.eval.sample_prompt: {config.eval.sample_prompt!r} is no token to this tokenizer; "
-                    "use a word, for example"
-                )
-        except UserError as error:
-            problems.append(f"config.eval.sample_prompt: {error}")
+    problems += _sample_problems(config, corpus)
     try:
-        attention_of(resolved, corpus)
+        training_attention(resolved, corpus)
     except ValueError as error:
         problems.append(f"config.model.attention: {error}")
     if problems:
@@ -36,12 +94,24 @@ def resolve_config(config: Config, corpus) -> Config:
     return resolved
 
 
-def attention_of(config: Config, corpus) -> tuple[str, str]:
-    """The attention that training takes, and why; raises ValueError where the one that is asked for cannot be had."""
-    import jax
+def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
+    if not (config.eval.sample_tokens and corpus.tokenizer):
+        return []
+    try:
+        n_tokens = len(corpus.tokenizer.encode(config.eval.sample_prompt))
+    except UserError as error:
+        return [f"config.eval.sample_prompt: {error}"]
+    if n_tokens:
+        return []
+    return [f"config.eval.sample_prompt: this tokenizer makes no token of {config.eval.sample_prompt!r}; use a word"]
 
-    from lm.layers.attention import choose_implementation
 
+def training_attention(config: Config, corpus: Corpus) -> tuple[str, str]:
+    """Return the implementation of attention that training uses, and why.
+
+    Raises:
+        ValueError: if the configured implementation is not available for this model on this device.
+    """
     m = config.model
     return choose_implementation(
         m.attention,
@@ -54,3 +124,12 @@ def attention_of(config: Config, corpus) -> tuple[str, str]:
         contiguous=not corpus.packed,
         n_queries=config.train.seq_len,
     )
+
+
+def describe_parameters(table: parameters.Table) -> str:
+    """Return the table of parameters as text: path, shape, axes, initializer and count of each."""
+    rows = [("parameter", "shape", "axes", "initializer", "count")]
+    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in table.items()]
+    rows.append(("total", "", "", "", f"{parameters.count(table):,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

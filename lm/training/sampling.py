@@ -1,5 +1,7 @@
 """Sample text from a model: a simple loop that recomputes the whole context for every token."""
 
+import dataclasses
+
 from lm.config import Config, ModelConfig, from_dict
 from lm.errors import UserError
 
@@ -16,11 +18,24 @@ def generate(
     n_ids: int | None = None,
     seed: int = 0,
 ):
-    """Token ids (n_tokens,) that continue `prompt` (at least one id; only the last seq_len are seen).
+    """Sample token ids that continue a prompt; the same arguments give the same ids.
 
-    Each is drawn from softmax(logits / temperature), among the top_k likeliest if top_k is not 0; temperature 0 takes
-    the likeliest. Only ids below n_ids are drawn, where given: a vocabulary may be larger than its tokenizer's. The
-    same arguments give the same text. Raises ValueError for an empty prompt.
+    Args:
+        params: the model's parameters.
+        c: the model section of a resolved config.
+        prompt: at least one token id; the model sees the last seq_len ids.
+        n_tokens: how many ids to sample.
+        seq_len: the length of the context.
+        temperature: ids are drawn from softmax(logits / temperature); 0 takes the likeliest id.
+        top_k: draw among the k likeliest ids; 0: among all.
+        n_ids: draw ids below this only: a vocabulary can be larger than its tokenizer's.
+        seed: another seed gives another text.
+
+    Returns:
+        (n_tokens,) ids.
+
+    Raises:
+        ValueError: if the prompt is empty.
     """
     import jax
     import jax.numpy as jnp
@@ -62,20 +77,23 @@ def _generate(params, context_T, length, key, temperature, *, c, n_tokens, top_k
 
 
 def sample_text(params: dict, config: Config, tokenizer, *, prompt: str, n_tokens: int, **options) -> str:
-    """The prompt and its continuation, for a resolved config. Options as for `generate`."""
+    """Return the prompt and its continuation, for a resolved config. Options as for `generate`."""
     limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
     ids = generate(params, config.model, tokenizer.encode(prompt), n_tokens, **limits, **options)
     return prompt + tokenizer.decode(ids)
 
 
 def load_run(workdir: str, step: int | str):
-    """(step, params, resolved config, tokenizer) of a run's checkpoint; raises UserError where something is missing."""
+    """Return (step, params, resolved config, tokenizer) of a checkpoint; raises UserError if something is missing."""
     from lm.data import tokenizers
     from lm.training import checkpoints
 
     step, params, meta = checkpoints.restore_params(workdir, step)
     if meta["tokenizer"] is None:
         raise UserError(
-            f"--workdir {workdir}: this run trained on token ids and knows no tokenizer to turn them into text"
+            f"--workdir {workdir}: this run trained on token ids, and has no tokenizer to turn ids into text"
         )
-    return step, params, from_dict(meta["config"]), tokenizers.from_json(meta["tokenizer"])
+    config = from_dict(meta["config"])
+    # The run's implementation of attention may not exist on this device.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+    return step, params, config, tokenizers.from_json(meta["tokenizer"])

@@ -1,4 +1,4 @@
-"""Starting from another run's parameters: what has the same name and shape is carried over, and all else is told."""
+"""Warm start: initialize a model with the parameters of another run that have its names and shapes."""
 
 import dataclasses
 import hashlib
@@ -16,62 +16,80 @@ from lm.training.checksums import leaf_checksums
 
 
 @dataclasses.dataclass(frozen=True)
-class CarriedOver:
-    """Parameters by path, and the paths of those that the new model draws afresh and of those it has no place for."""
+class WarmStart:
+    """Parameters of another run.
+
+    Attributes:
+        run: its directory.
+        step: the step of its checkpoint.
+        values: the parameters that the new model takes, by path.
+        initialized: paths of the new model that are initialized as in any other run.
+        unused: paths of the other run that the new model does not have.
+    """
 
     run: str
     step: int
     values: dict[str, jax.Array]
-    fresh: list[str]
-    left: list[str]
+    initialized: list[str]
+    unused: list[str]
 
     def into(self, params: dict) -> dict:
-        """The nested params with these values in their places."""
+        """Return nested params with these values in their places."""
         return parameters.nest(parameters.flat(params) | self.values)
 
     def checksum(self) -> str:
-        """One for all values, by path."""
+        """Return one checksum of all values and their paths."""
         return hashlib.sha256(repr(sorted(leaf_checksums(self.values).items())).encode()).hexdigest()
 
     def describe(self) -> str:
-        """One line for each kind of parameter; nothing is dropped in silence."""
-        kinds = {"carried over": list(self.values), "freshly initialized": self.fresh, "left behind": self.left}
-        lines = [f"  {kind}: {', '.join(paths) or 'nothing'}" for kind, paths in kinds.items()]
+        """Return a line for each group of parameters, so that nothing is dropped silently."""
+        groups = {"loaded": list(self.values), "newly initialized": self.initialized, "not used": self.unused}
+        lines = [f"  {group}: {', '.join(paths) or '-'}" for group, paths in groups.items()]
         return "\n".join([f"parameters of {self.run}, step {self.step}:", *lines])
 
 
-def carry_over(config: Config, corpus: Corpus, say: Callable[[str], None]) -> CarriedOver | None:
-    """What config.init_from gives to the model of a resolved config; None where it names no run.
+def warm_start(config: Config, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
+    """Read the parameters of the run that config.init_from names.
 
-    Only what fits is read, spread over the mesh as the model's own parameters are. Raises UserError if the run has no
-    whole checkpoint, another tokenizer, or nothing that fits.
+    Only parameters whose name and shape the model has are read, sharded over the mesh like the model's own.
+
+    Args:
+        config: a resolved config.
+        corpus: the data of the new run, whose tokenizer must be that of the other run.
+        say: called with a description of what was read.
+
+    Returns:
+        The parameters, or None if config.init_from is None.
+
+    Raises:
+        UserError: if the run has no usable checkpoint, another tokenizer, or no parameter that fits.
     """
     run = init_run(config)
     if run is None:
         return None
-    table, source = parameters.parameter_table(config.model), {}
+    table, stored = parameters.parameter_table(config.model), {}
 
-    def what_fits(params: dict, meta: dict) -> dict:
+    def choose(params: dict, meta: dict) -> dict:
         if meta["tokenizer"] != (corpus.tokenizer and corpus.tokenizer.to_json()):
-            raise UserError("another tokenizer made its ids; use its config.data.tokenizer and its text")
-        source.update(parameters.flat(params))
-        fits = {path: x for path, x in source.items() if path in table and x.shape == table[path].shape}
-        if not fits:
-            raise UserError("none of its parameters has a name and shape of this model's")
-        return sharding.shard_state(parameters.nest(fits), table)
+            raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
+        stored.update(parameters.flat(params))
+        fitting = {path: x for path, x in stored.items() if path in table and x.shape == table[path].shape}
+        if not fitting:
+            raise UserError("no parameter has the name and shape of one of this model")
+        return sharding.shard_state(parameters.nest(fitting), table)
 
     try:
-        step, params, _ = restore_params(run, "best", choose=what_fits)
+        step, params, _ = restore_params(run, "best", choose=choose)
     except UserError as error:
         raise UserError(*(f"config.init_from: {run}: {problem}" for problem in error.problems)) from None
     values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
-    fresh = [path + _shapes(source, table, path) for path in table if path not in values]
-    left = [path + _shapes(table, source, path) for path in source if path not in values]
-    found = CarriedOver(run, step, values, fresh, left)
+    initialized = [path + _shapes(stored, table, path) for path in table if path not in values]
+    unused = [path + _shapes(table, stored, path) for path in stored if path not in values]
+    found = WarmStart(run, step, values, initialized, unused)
     say(found.describe())
     return found
 
 
 def _shapes(others: dict, ours: dict, path: str) -> str:
-    """A remark where the path is there on both sides, in different shapes."""
+    """Return both shapes of a path that both sides have, else an empty string."""
     return f" {others[path].shape} -> {ours[path].shape}" if path in others else ""

@@ -1,6 +1,6 @@
-"""A run's directory: who may write to it, what is recorded in it, and whether a run in it may be continued.
+"""The directory of a run: who may write to it, what it records, and whether the run in it may be resumed.
 
-Files: config.json, run.json (one entry a start: versions, git commit, host, command), tokenizer.json, metrics.jsonl,
+Files: config.json, run.json (per start: versions, git commit, host, command), tokenizer.json, metrics.jsonl,
 checkpoints/, summary.json, and .lock.
 """
 
@@ -16,12 +16,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm.config import flatten
+from lm.config import flatten, init_run
 from lm.errors import UserError
-from lm.files import lock, to_json, write_text
+from lm.files import lock, to_json, write_bytes, write_text
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
@@ -37,14 +37,14 @@ def _read_json(path: Path):
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); the run in this directory cannot be continued") from None
+        raise UserError(f"{path} is not valid JSON ({error}); the run in this directory cannot be resumed") from None
 
 
-# ---- Two digests of one config ---------------------------------------------------------------------------------
+# ---- Digests and differences of configs ---------------------------------------------------------------
 
 
 def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[tuple[str, object, bool]]:
-    """(path, value, execution) of every key; a section marked `execution` marks all of its keys."""
+    """Yield (path, value, execution) of every key; a section marked `execution` marks all of its keys."""
     for field in dataclasses.fields(config):
         value, here = getattr(config, field.name), f"{path}.{field.name}"
         marked = execution or bool(field.metadata.get("execution", False))
@@ -60,43 +60,49 @@ def _digest(config, execution: bool) -> str:
 
 
 def experiment_digest(config) -> str:
-    """sha256 over the keys that decide what is computed: two runs with the same digest train the same model."""
+    """Return the sha256 of the keys that decide what is computed; runs with equal digests train the same model."""
     return _digest(config, execution=False)
 
 
 def execution_digest(config) -> str:
-    """sha256 over the keys that decide only how it is computed and recorded."""
+    """Return the sha256 of the keys that decide only how it is computed and recorded."""
     return _digest(config, execution=True)
 
 
-def compare(old: dict, config) -> tuple[list[str], list[str]]:
-    """What differs between a run's saved config and the one now asked for, as (experiment, execution) lines.
+def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
+    """Compare a run's saved config with a new one.
 
-    `old` is the dict read from config.json, `config` the dataclass. `train.steps` is left out: see `steps_may_grow`.
+    Args:
+        old: the dict read from config.json.
+        config: the new Config.
+
+    Returns:
+        Lines on the keys that decide what is computed, and lines on the others. `train.steps` is left out: see
+        `refuse_growth`.
     """
     was, differences = flatten(old, "config."), ([], [])
     defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, defaults[path])  # a key that is younger than the run had its default's effect
+        before = was.pop(path, defaults[path])  # a key added since then had the effect of its default
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
     return differences
 
 
-def steps_may_grow(old: int, new: int, optimizer, steps_made: int) -> str | None:
-    """Why a run of `old` steps, of which `steps_made` are done, may not become one of `new` steps; None if it may.
+def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
+    """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
-    It may where the learning rate of every step already made stays what it was.
+    It can if the learning rate of each of the `steps_made` steps stays what it was.
     """
     if new == old:
         return None
     line = f"config.train.steps: {old} -> {new} (run -> now)"
     if new < old:
-        return f"{line}: a run may grow but not shrink; start a new one in another workdir"
+        return f"{line}: a run can grow but not shrink; start a new one in another workdir"
     if optimizer.schedule == "constant" or optimizer.decay_steps is not None:
         return None
-    # From here on the schedule ends with the run. Up to the first step of the decay it is the same for both lengths.
+    # The schedule ends with the run. Up to the first step of the decay it is the same for both lengths.
     decay_start = optimizer.warmup_steps
     if optimizer.schedule == "wsd":
         decay_start = max(decay_start, math.floor(old * (1 - optimizer.decay_fraction)))
@@ -104,8 +110,8 @@ def steps_may_grow(old: int, new: int, optimizer, steps_made: int) -> str | None
         return None
     return (
         f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
-        f"{decay_start + 1} to {steps_made}, already made, would have been another. Runs that are to grow need "
-        "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from their first step on"
+        f"{decay_start + 1} to {steps_made}, already made, would change. A run that is to grow needs "
+        "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
     )
 
 
@@ -113,7 +119,7 @@ def steps_may_grow(old: int, new: int, optimizer, steps_made: int) -> str | None
 
 
 def default_workdir(name: str, root: str | Path = "runs") -> Path:
-    """A path root/NAME-YYYYMMDD-HHMMSS that does not exist yet (with -2, -3 ... where two start in one second)."""
+    """Return a path root/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in one second."""
     first = Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     workdir, n = first, 1
     while workdir.exists():
@@ -123,22 +129,46 @@ def default_workdir(name: str, root: str | Path = "runs") -> Path:
 
 
 def holds_run(workdir: str | Path) -> bool:
-    """Whether a run was started in this directory."""
+    """Return whether a run was started in this directory."""
     return any((Path(workdir) / name).exists() for name in _MARKS_OF_A_RUN)
 
 
-def steps_made(workdir: str | Path) -> int:
-    """The newest step with a checkpoint (a directory named by its step), 0 if there is none."""
+def newest_checkpoint(workdir: str | Path) -> int:
+    """Return the newest step with a checkpoint (a directory named by its step), 0 if there is none."""
     found = Path(workdir, "checkpoints").glob("*")
     return max((int(path.name) for path in found if path.name.isdigit()), default=0)
 
 
-def check(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> list[str]:
-    """Whether `config` may be run in `workdir`, before anything is written; returns notices to print.
+def check_init_from(config) -> None:
+    """Raise UserError if the run that config.init_from names has no checkpoints. A resumed run does not need it."""
+    run = init_run(config)
+    if run is not None and not Path(run, "checkpoints").is_dir():
+        raise UserError(f"config.init_from: {run} holds no checkpoints; give the directory of a run")
 
-    data: {"name", "fingerprint"} of the tokens at hand, once they are known.
 
-    Raises UserError if the directory holds a run that is not to be resumed, or one of another experiment.
+def is_finished(workdir: str | Path, config) -> bool:
+    """Return whether the run in this directory made all of its steps and wrote its summary."""
+    try:
+        summary = json.loads(Path(workdir, "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a damaged summary is written again
+        return False
+    return (summary.get("status"), summary.get("steps")) == ("finished", config.train.steps)
+
+
+def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> list[str]:
+    """Check whether `config` can be run in `workdir`, before anything is written.
+
+    Args:
+        workdir: a directory, which need not exist.
+        config: the config as the user gave it.
+        resume: continue the run that the directory holds, if any.
+        data: {"name", "fingerprint"} of the tokens, once they are known.
+
+    Returns:
+        Lines to show.
+
+    Raises:
+        UserError: if the directory holds a run and `resume` is false, or a run of another experiment or other data.
     """
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
@@ -148,14 +178,14 @@ def check(workdir: str | Path, config, *, resume: bool, data: dict | None = None
     if not resume:
         raise UserError(
             f"--workdir {workdir} already holds a run, and a run is never overwritten: "
-            "continue it with --resume, or give another --workdir"
+            "resume it with --resume, or give another --workdir"
         )
     old = _read_json(workdir / "config.json")
     if old is None:
-        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be continued")
-    experiment, execution = compare(old, config)
+        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed")
+    experiment, execution = compare_configs(old, config)
     old_steps = old["train"]["steps"]
-    refusal = steps_may_grow(old_steps, config.train.steps, config.optimizer, steps_made(workdir))
+    refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir))
     problems = experiment + ([refusal] if refusal else [])
     if problems:
         raise UserError(
@@ -165,80 +195,96 @@ def check(workdir: str | Path, config, *, resume: bool, data: dict | None = None
     trained_on = (_read_json(workdir / "run.json") or {}).get("data")
     if data and trained_on and trained_on["fingerprint"] != data["fingerprint"]:
         raise UserError(
-            f"--resume: the run in {workdir} trained on {trained_on['name']}, and what is there now ({data['name']}) "
-            "is not the same text or not the same tokens; bring back the data, or give another --workdir"
+            f"--resume: the run in {workdir} trained on {trained_on['name']}, and the data now ({data['name']}) has "
+            "other text or other tokens; restore the data, or give another --workdir"
         )
     if config.train.steps != old_steps:
         execution = [*execution, f"config.train.steps: {old_steps} -> {config.train.steps} (run -> now)"]
-    return [f"resuming with a difference that does not change the experiment: {line}" for line in execution]
+    return [f"resuming with another setting, which does not change the experiment: {line}" for line in execution]
 
 
-class Run:
-    """A workdir this process, or the first of several, holds the lock of; `close` gives it back. Created by `start`.
+class Workdir:
+    """The directory of a run. `start` locks it for this process, and `close` releases it.
 
-    lock: None in a process that is not the first; what it would write the first one writes.
+    Processes of a run other than the first have the same path and no lock: for them the write methods do nothing.
+
+    Attributes:
+        path: the directory.
+        experiment_digest: that of the config, once the directory is started.
     """
 
-    def __init__(self, workdir: Path, lock, notices: list[str], experiment: str):
-        self.workdir, self.notices, self._lock, self.experiment_digest = workdir, notices, lock, experiment
+    def __init__(self, path: str | Path):
+        self.path, self.experiment_digest, self._lock = Path(path), None, None
+
+    def start(self, config, *, data: dict | None = None, resume: bool = False) -> list[str]:
+        """Lock the directory for this process, and record the config and this start in it.
+
+        Args:
+            config: the config as the user gave it.
+            data: {"name", "fingerprint"} of the tokens.
+            resume: continue the run that the directory holds, if any.
+
+        Returns:
+            Lines to show.
+
+        Raises:
+            UserError: as `check_workdir` does, or if another process has the directory.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--workdir {self.path} cannot be created: {error.strerror}") from None
+        self._lock = lock(self.path)
+        try:
+            return self._record_start(config, data, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _record_start(self, config, data: dict | None, resume: bool) -> list[str]:
+        notices = check_workdir(self.path, config, resume=resume, data=data)
+        starts = (_read_json(self.path / "run.json") or {"starts": []})["starts"]
+        this_start = describe_start() | {"execution_digest": execution_digest(config)}
+        if starts:
+            notices += _changed_versions(starts[-1], this_start)
+        self.write_json("config.json", dataclasses.asdict(config))
+        self.experiment_digest = digest = experiment_digest(config)
+        self.write_json("run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]})
+        return notices
+
+    def add_to_record(self, **facts) -> None:
+        """Add facts to run.json."""
+        if self._lock:
+            self.write_json("run.json", _read_json(self.path / "run.json") | facts)
 
     def write_text(self, name: str, text: str) -> None:
-        """Write workdir/name in one step."""
-        if self._lock is None:
-            return
-        (self.workdir / name).parent.mkdir(exist_ok=True)
-        write_text(self.workdir / name, text)
+        """Write path/name atomically."""
+        if self._lock:
+            (self.path / name).parent.mkdir(exist_ok=True)
+            write_text(self.path / name, text)
+
+    def write_bytes(self, name: str, content: Callable[[], bytes]) -> None:
+        """Write path/name atomically; `content` is called only by the process that writes."""
+        if self._lock:
+            write_bytes(self.path / name, content())
 
     def write_json(self, name: str, value) -> None:
-        """Write workdir/name in one step, as strict JSON."""
+        """Write path/name atomically, as strict JSON."""
         self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_summary(self, **values) -> None:
-        """Write summary.json; the fields of SUMMARY_FIELDS that are not given are null."""
+        """Write summary.json; fields of SUMMARY_FIELDS that are not given are null."""
         self.write_json("summary.json", dict.fromkeys(SUMMARY_FIELDS) | values)
 
     def close(self) -> None:
+        """Release the lock."""
         if self._lock:
-            self._lock.close()
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-
-def start(workdir: str | Path, config, *, data: dict | None = None, resume: bool = False) -> Run:
-    """Take a workdir for this process, and record the config and this start in it.
-
-    Raises UserError as `check` does, and if another process has the directory.
-    """
-    workdir = Path(workdir)
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
-    taken = lock(workdir)
-    try:
-        notices = check(workdir, config, resume=resume, data=data)
-        run = Run(workdir, taken, notices, experiment_digest(config))
-        record = _read_json(workdir / "run.json") or {"starts": []}
-        this_start = describe_start() | {"execution_digest": execution_digest(config)}
-        if record["starts"]:
-            notices += _changed_versions(record["starts"][-1], this_start)
-        run.write_json("config.json", dataclasses.asdict(config))
-        run.write_json(
-            "run.json",
-            {"experiment_digest": run.experiment_digest, "data": data, "starts": [*record["starts"], this_start]},
-        )
-        return run
-    except BaseException:
-        taken.close()
-        raise
+            self._lock.release()
+            self._lock = None
 
 
 def describe_start() -> dict:
-    """When, where and with what this process runs: time, host, command, versions and git commit."""
+    """Describe this process: time, host, command, versions and git commit."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
@@ -250,8 +296,11 @@ def describe_start() -> dict:
     }
 
 
-def command(module: str, arguments: list[str]) -> str:
-    """What was typed, without the directories of the machine: paths begin at the repository, others are a name."""
+def format_command(module: str, arguments: list[str]) -> str:
+    """Return a command line without this machine's directories.
+
+    Paths inside the repository are relative to it; of other absolute paths only the last component remains.
+    """
 
     def shown(path: str) -> str:
         root = Path(__file__).resolve().parents[2]
@@ -263,7 +312,7 @@ def command(module: str, arguments: list[str]) -> str:
 
 
 def processor() -> str:
-    """The processor's name, of which speeds on CPU follow; the kind of machine where no name is to be had."""
+    """Return the CPU model, else the architecture."""
     with contextlib.suppress(OSError):
         if found := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()):
             return found[1]
@@ -271,7 +320,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages that decide a run's numbers; None where one is not installed."""
+    """Return the versions of Python and of the packages that decide a run's numbers; None if not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -282,9 +331,9 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state() -> dict | None:
-    """{"commit", "dirty"} of the checkout this code runs from, None where it is not one."""
+    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not a checkout."""
     here = Path(__file__).resolve()
-    if not _git(here.parent, "ls-files", here.name):  # installed, perhaps inside somebody else's checkout
+    if not _git(here.parent, "ls-files", here.name):  # installed, possibly inside another checkout
         return None
     commit = _git(here.parent, "rev-parse", "HEAD")
     return {"commit": commit, "dirty": bool(_git(here.parent, "status", "--porcelain"))} if commit else None
@@ -303,7 +352,7 @@ def _git(directory: Path, *arguments: str) -> str:
 def _changed_versions(before: dict, now: dict) -> list[str]:
     old, new = before["versions"], now["versions"]
     return [
-        f"{name} {old.get(name)} -> {new[name]} since the last start: the continuation need not be bit-identical"
+        f"{name} {old.get(name)} -> {new[name]} since the last start: the resumed run may not be bit-identical"
         for name in new
         if new[name] != old.get(name)
     ]

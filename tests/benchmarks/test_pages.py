@@ -1,4 +1,4 @@
-"""Pages of docs/results that benchmarks make by themselves."""
+"""Pages of docs/results that benchmarks write."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def moves(width: int) -> dict[str, float]:
     return {"hidden states": 3.0 * width**0.5, "logits": 2.0}
 
 
-def test_the_exponent_is_the_power_laws():
+def test_the_exponent_is_that_of_a_power_law():
     by_width = [moves(width) for width in mup_coordinates.WIDTHS]
     rows = mup_coordinates.table({"mup": by_width, "standard": by_width})
     assert [(row[0], row[1], row[-1].lstrip("+-")) for row in rows[1:]] == [
@@ -24,7 +24,7 @@ def test_the_exponent_is_the_power_laws():
     ]  # fmt: skip
 
 
-def test_a_page_holds_all_that_repeats_it_and_no_place_of_this_machine(tmp_path):
+def test_a_page_says_how_to_reproduce_it_and_names_no_directory_of_this_machine(tmp_path):
     by_width = [moves(width) for width in mup_coordinates.WIDTHS]
     found = {"mup": by_width, "standard": by_width}
     page.publish(
@@ -38,7 +38,7 @@ def test_a_page_holds_all_that_repeats_it_and_no_place_of_this_machine(tmp_path)
 
 
 @pytest.mark.slow
-def test_at_the_bases_width_the_coordinate_check_has_nothing_to_tell(monkeypatch):
+def test_both_parametrizations_are_the_same_at_the_base_width_only(monkeypatch):
     monkeypatch.setattr(mup_coordinates, "STEPS", 2)
     monkeypatch.setattr(mup_coordinates, "SEEDS", (0,))
     same, wider = ([mup_coordinates.moved(name, width) for name in ("mup", "standard")] for width in (32, 64))
@@ -47,15 +47,17 @@ def test_at_the_bases_width_the_coordinate_check_has_nothing_to_tell(monkeypatch
     assert not np.isclose(wider[0]["hidden states"], wider[1]["hidden states"], rtol=0.05)
 
 
-def test_a_run_that_went_on_was_made_by_one_command(tmp_path):
+def test_a_resumed_run_has_one_training_command(tmp_path):
     start = {"argv": [str(ROOT / "lm" / "train.py"), "--config", "configs/shakespeare.py", "--workdir=/home/me/one"]}
     (tmp_path / "run.json").write_text(json.dumps({"starts": [start, start]}))
-    assert layernorm_swap.made_by(str(tmp_path)) == ["python -m lm.train --config configs/shakespeare.py --workdir=one"]
+    assert layernorm_swap.training_commands(str(tmp_path)) == [
+        "python -m lm.train --config configs/shakespeare.py --workdir=one"
+    ]
 
 
 @pytest.mark.slow
 def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):
-    """Formulas of one pass move the logits by rounding, the recurrence without its factor by far more."""
+    """One-pass formulas move the logits by rounding only; Welford's recurrence without its factor by far more."""
     runs = [tmp_path / "layer", tmp_path / "rms"]
     assert bench.train(runs[0], "--config.model.norm=layer", "--config.model.d_model=64").returncode == 0
     assert bench.train(runs[1]).returncode == 0
@@ -73,4 +75,4 @@ def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, cap
     assert str(tmp_path) not in text
     monkeypatch.setattr(sys, "argv", ["layernorm_swap", str(runs[1])])
     assert layernorm_swap.main() == 2
-    assert "it has norm=rms, norm_algorithm=two_pass" in capsys.readouterr().err
+    assert "but has norm=rms, norm_algorithm=two_pass" in capsys.readouterr().err

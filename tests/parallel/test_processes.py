@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from running import checkpoint_steps, checksums, metrics_of, several, summary_of
 
-from lm.parallel.processes import detected
+from lm.parallel.processes import has_several_tasks
 
 pytestmark = pytest.mark.slow
 DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
@@ -190,4 +190,4 @@ def test_mistakes_reach_all_of_them(bench, alone, tmp_path):
     ],
 )
 def test_clusters_are_detected_by_their_environment(environment, expected):
-    assert detected(environment) == expected
+    assert has_several_tasks(environment) == expected

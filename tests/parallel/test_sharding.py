@@ -18,7 +18,7 @@ from tiny import tiny
 
 from lm import parameters
 from lm.config import MESH_AXES, MeshConfig
-from lm.cost import estimate as plan
+from lm.cost.communication import transfers
 from lm.errors import UserError
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, mesh_sizes, with_accumulation
@@ -135,7 +135,7 @@ def test_what_is_sent_is_what_the_plan_says(tmp_path):
         found = parse_collectives(text)
         check_sizes(found, config, sizes)
         said, sent = Counter(), Counter()
-        for s in plan.communication(config, sizes):
+        for s in transfers(config, sizes):
             said[s.kind, s.n] += s.sent
         # Token ids and weights are cut into positions by the partitioner, which sends a few of them about.
         for c in found:
@@ -234,32 +234,6 @@ def test_collectives_of_a_text_are_counted_by_hand():
 
 
 # ---- Where arrays live -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_argument_bytes_match_the_formula(tmp_path):
-    """Parameters and moments by hand: each divided by the axes that share it. Temporaries are a CPU's, and printed."""
-    meshes = [[8, 1, 1, 1], [1, 8, 1, 1], [2, 2, 2, 1], [1, 2, 2, 2]]
-    job = (
-        "import jax; jax.config.update('jax_num_cpu_devices', 8)\n"
-        "from tiny import tiny\nfrom lm import plan\nfrom lm.config import MeshConfig\nimport dataclasses\n"
-        "config = tiny(model={'vocab_size': 20}, train={'batch_size': 16})\n"
-        f"for mesh in {meshes}:\n"
-        "    state = plan.State(dataclasses.replace(config, mesh=MeshConfig(*mesh)), 8)\n"
-        "    print(state.parameters, state.optimizer, state.arguments, state.compiled, state.temporaries)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", job], env=ENV, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
-    for (_, fsdp, tensor, _), line in zip(meshes, done.stdout.splitlines(), strict=True):
-        found = [int(word) for word in line.split()]
-        ours = 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
-        assert found[0] == ours
-        counters = 4 + 4 + 4  # of Adam, of its schedule, of weight decay's
-        assert found[1] == 2 * ours + counters
-        assert found[2] == found[3]
-        print(f"fsdp {fsdp}, tensor {tensor}: {found[4]} bytes of temporaries on a CPU")
-
 
 BORN = """
 import functools, re, sys

@@ -9,7 +9,7 @@ import pytest
 from tiny import tiny
 
 from lm.step import init_state, train_steps
-from lm.sweeps.stacked import TRACED, cohorts_of, make_programs, split_config, with_values
+from lm.sweeps.stacked import TRACED, group_by_program, make_programs, split_config, with_values
 
 N_STEPS = 10
 RULES = {
@@ -90,7 +90,7 @@ def test_every_traced_key_matters():
 def test_who_trains_together():
     a, b = tiny(), tiny(train={"seed": 1}, optimizer={"learning_rate": 1.0})
     c, d = tiny(model={"qk_norm": True}), tiny(optimizer={"weight_decay": 0.0})
-    assert cohorts_of({"a": a, "c": c, "b": b, "d": d}, 4) == [["a", "b"], ["c"], ["d"]]
-    assert cohorts_of({"a": a, "b": b, "e": a}, 2) == [["a", "b"], ["e"]]
+    assert group_by_program({"a": a, "c": c, "b": b, "d": d}, 4) == [["a", "b"], ["c"], ["d"]]
+    assert group_by_program({"a": a, "b": b, "e": a}, 2) == [["a", "b"], ["e"]]
     assert split_config(a)[0] == split_config(b)[0]
     assert dataclasses.replace(a.train, seed=0) == split_config(a)[0].train

@@ -1,4 +1,4 @@
-"""Variants: matched widths, parameters carried over for each seed, cost; and groups of runs that fail."""
+"""Variants: matched widths, warm starts by seed, cost; and groups of runs that fail."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from lm.sweeps import Budget, Sweep, match_flops, match_params, runner
 from lm.sweeps.results import Results
 from lm.sweeps.spec import SweepPlan
 from lm.sweeps.variants import Variant, _same_parameters, describe_variants, matched, total_flops
-from lm.training.warm_start import CarriedOver
+from lm.training.warm_start import WarmStart
 
 
 def n_params(config) -> int:
@@ -33,10 +33,10 @@ def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
     assert off[found.model.d_ff] == min(off.values())
 
 
-def test_seeds_are_grouped_by_the_parameters_carried_over():
+def test_seeds_are_grouped_by_the_parameters_loaded():
     whole, part = (["embedding", "head/w_DV"], []), (["embedding"], ["head/w_DV"])
     runs = {
-        seed: CarriedOver(f"runs/{seed}", 10, dict.fromkeys(values), fresh, [])
+        seed: WarmStart(f"runs/{seed}", 10, dict.fromkeys(values), fresh, [])
         for seed, (values, fresh) in enumerate([whole, part, whole])
     }
     assert _same_parameters(runs) == [[0, 2], [1]]

@@ -133,7 +133,7 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path):
 
 def test_wandb_asked_for_and_missing_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'lm\[wandb\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[wandb\]'"):
         MetricsWriter(tmp_path, tensorboard=False, wandb={"project": "lm"})
 
 

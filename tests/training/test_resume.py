@@ -1,5 +1,6 @@
-"""A run that is killed, stopped or damaged, and resumed, ends as one that nothing disturbed."""
+"""A run that is killed, stopped or damaged and then resumed ends like an uninterrupted run."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ def unfinished_copy(reference, workdir):
 
 
 def damage(checkpoint) -> None:
-    """A flipped bit in the middle of every file of arrays: which of them hold what is read is Orbax's affair."""
+    """Flip a bit in the middle of every file of arrays; which of them are read is up to Orbax."""
     for file in (checkpoint / "state").glob("**/d/*"):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -33,7 +34,7 @@ def damage(checkpoint) -> None:
 
 def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
     reference, workdir = bench.reference(), tmp_path / "run"
-    workdir.mkdir()  # --resume in an empty directory starts afresh
+    workdir.mkdir()  # --resume in an empty directory starts a new run
 
     # After dispatches of steps 1-2 and 3-4, before the line of step 3 and the first checkpoint.
     done = bench.train(workdir, "--resume", at="KILL log 3")
@@ -130,24 +131,24 @@ def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
         finally:
             process.kill()
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert checkpoint_steps(tmp_path / "run") == []  # it did not stay to save
+    assert checkpoint_steps(tmp_path / "run") == []  # it did not wait to save
 
 
 # Orbax leaves a coroutine behind when a file cannot be read.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(bench, train, tmp_path):
+def test_a_corrupted_checkpoint_is_skipped(bench, train, tmp_path):
     reference = bench.reference()
     workdir = unfinished_copy(reference, tmp_path / "run")
     damage(workdir / "checkpoints" / "12")
     code, said = train(workdir, "--resume")
     assert code == 0
-    assert said.count("is not whole") == 1
-    assert "going back to step 8" in said
+    assert said.count("corrupted checkpoint of step 12") == 1
+    assert "falling back to step 8" in said
     assert_same_run(workdir, reference)
 
 
-def test_a_finished_run_is_left_as_it_is(bench):
+def test_resuming_a_finished_run_changes_nothing(bench):
     reference = bench.reference()
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
     env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
@@ -169,16 +170,43 @@ def test_a_run_may_grow_where_its_schedule_allows(train, tmp_path):
     assert summary_of(tmp_path / "grown")["val_loss"] == summary_of(tmp_path / "whole")["val_loss"]
 
 
+@pytest.mark.slow
+def test_growing_a_finished_run_keeps_the_scores_of_its_checkpoints(train, tmp_path):
+    """With eval.max_batches the final evaluation of the whole split is no score of the checkpoint of that step."""
+    keys = ("--config.optimizer.schedule=constant", "--config.eval.max_batches=1", "--config.eval.every=6")
+    train(tmp_path / "run", *keys, "--config.train.steps=6")
+    score = json.loads((tmp_path / "run" / "val_losses.json").read_text())["6"]
+    whole = summary_of(tmp_path / "run")["val_loss"]
+    assert score != whole
+    code, _ = train(tmp_path / "run", *keys, "--config.train.steps=12", "--resume")
+    assert code == 0
+    assert json.loads((tmp_path / "run" / "val_losses.json").read_text())["6"] == score
+
+
+@pytest.mark.slow
+def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path):
+    """The checkpoint has all parameters: only a new run needs the run that init_from names."""
+    source = tmp_path / "source"
+    shutil.copytree(bench.reference(), source)
+    keys = ("--config.optimizer.schedule=constant", f"--config.init_from={source}")
+    assert train(tmp_path / "run", *keys, "--config.train.steps=4")[0] == 0
+    shutil.rmtree(source)
+    code, output = train(tmp_path / "run", *keys, "--config.train.steps=8", "--resume")
+    assert (code, "resuming at step 4" in output) == (0, True)
+    code, output = train(tmp_path / "new", *keys, "--resume")
+    assert (code, "holds no checkpoints" in output) == (2, True)
+
+
 def test_other_data_is_refused(bench, train, tmp_path):
     workdir = unfinished_copy(bench.reference(), tmp_path / "run")
     text = tmp_path / "other" / bench.text.name
     text.parent.mkdir()
     text.write_text(bench.text.read_text().replace("cat", "tac"))
-    # The path is part of the experiment, so the same one must come to hold another text.
+    # The path is part of the experiment: the saved config gets the path of the other text.
     config = (workdir / "config.json").read_text()
     (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
     before = (workdir / "metrics.jsonl").read_bytes()
     code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
     assert code == 2
-    assert "not the same text" in said
+    assert "other text or other tokens" in said
     assert (workdir / "metrics.jsonl").read_bytes() == before

@@ -1,4 +1,4 @@
-"""config.init_from: what fits is carried over to the bit, and all else is told."""
+"""config.init_from: parameters that fit are loaded to the bit, and all others are reported."""
 
 import subprocess
 import sys
@@ -18,13 +18,13 @@ def evaluated(workdir) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_run_without_steps_evaluates_what_was_carried_over(bench, train, tmp_path):
+def test_a_run_without_steps_evaluates_the_loaded_parameters(bench, train, tmp_path):
     reference = bench.reference()
     code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")
     assert code == 0
     assert "step 12:" in said
-    assert "freshly initialized: nothing" in said
-    assert "left behind: nothing" in said
+    assert "newly initialized: -" in said
+    assert "not used: -" in said
     final = [line["loss"] for line in metrics_of(reference) if "split" in line and line["step"] == 12]
     assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
     assert summary_of(tmp_path / "run")["steps"] == 0
@@ -33,32 +33,32 @@ def test_a_run_without_steps_evaluates_what_was_carried_over(bench, train, tmp_p
 
 
 @pytest.mark.slow
-def test_switches_may_change_and_nothing_is_dropped_in_silence(bench, train, tmp_path):
+def test_the_architecture_may_change_and_every_parameter_is_reported(bench, train, tmp_path):
     reference = bench.reference()
     switches = ("--config.model.ffn=mlp", "--config.model.d_ff=64", "--config.model.qk_norm=true")
     code, said = train(tmp_path / "run", *ONCE, *switches, f"--config.init_from={reference}")
     assert code == 0
-    told = {line.partition(":")[0].strip(): line for line in said.splitlines() if line.startswith("  ")}
-    assert "layers/ffn/w_in_DF, layers/ffn/w_out_FD" in told["freshly initialized"]
-    assert "layers/attention/q_scale_K" in told["freshly initialized"]
-    assert "layers/ffn/w_gate_DF" in told["left behind"]
-    assert "embedding" in told["carried over"]
-    n_told = sum(line.count(",") + 1 for line in told.values())
+    reported = {line.partition(":")[0].strip(): line for line in said.splitlines() if line.startswith("  ")}
+    assert "layers/ffn/w_in_DF, layers/ffn/w_out_FD" in reported["newly initialized"]
+    assert "layers/attention/q_scale_K" in reported["newly initialized"]
+    assert "layers/ffn/w_gate_DF" in reported["not used"]
+    assert "embedding" in reported["loaded"]
+    n_reported = sum(line.count(",") + 1 for line in reported.values())
     table, before = (flat(restore_params(w, "latest")[1]) for w in (tmp_path / "run", reference))
-    assert n_told == len(table.keys() | before.keys())
+    assert n_reported == len(table.keys() | before.keys())
     assert np.array_equal(table["embedding"], before["embedding"])
 
 
 @pytest.mark.slow
-def test_another_shape_is_told_with_both(bench, train, tmp_path):
+def test_a_parameter_of_another_shape_is_reported_with_both_shapes(bench, train, tmp_path):
     code, said = train(tmp_path / "run", *ONCE, "--config.model.d_ff=32", f"--config.init_from={bench.reference()}")
     assert code == 0
     assert "layers/ffn/w_gate_DF (1, 16, 64) -> (1, 16, 32)" in said
 
 
-def test_what_cannot_be_carried_over_is_refused(bench, train, tmp_path):
+def test_a_run_that_does_not_fit_is_refused(bench, train, tmp_path):
     code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={tmp_path}")
-    assert (code, "holds no run's checkpoints" in said) == (2, True)
+    assert (code, "holds no checkpoints" in said) == (2, True)
     other = ("--config.data.tokenizer=byte", f"--config.init_from={bench.reference()}")
     code, said = train(tmp_path / "run", *ONCE, *other)
     assert (code, "another tokenizer" in said) == (2, True)
@@ -66,26 +66,26 @@ def test_what_cannot_be_carried_over_is_refused(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_does_not_begin_anew(bench, train, tmp_path):
+def test_a_resumed_run_is_not_warm_started_again(bench, train, tmp_path):
     from_reference = ("--config.optimizer.schedule=constant", f"--config.init_from={bench.reference()}")
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
         assert train(tmp_path / workdir, *from_reference, f"--config.train.steps={steps}", "--resume")[0] == 0
     assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
 
 
-SPREAD = """
+SHARDED = """
 import sys
 import jax
 from lm import data, parameters
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, use_mesh
-from lm.training.warm_start import carry_over
+from lm.training.warm_start import warm_start
 from lm.config.command_line import command_line
 config = command_line(sys.argv[1:])[1]
 corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
 config = parameters.resolve(config, corpus.tokenizer.vocab_size)
 with use_mesh(check_mesh(config, jax.device_count())):
-    values = carry_over(config, corpus, print).values
+    values = warm_start(config, corpus, print).values
     wanted = parameters.flat(sharding.shard_state(parameters.nest(values), parameters.parameter_table(config.model)))
     assert all(x.sharding == wanted[path].sharding for path, x in values.items())
     print(min(x.size // x.addressable_shards[0].data.size for path, x in values.items() if x.ndim > 2), "parts")
@@ -93,12 +93,12 @@ with use_mesh(check_mesh(config, jax.device_count())):
 
 
 @pytest.mark.slow
-def test_on_a_mesh_what_is_carried_over_is_never_whole(bench, tmp_path, monkeypatch):
+def test_on_a_mesh_loaded_parameters_are_sharded(bench, tmp_path, monkeypatch):
     reference = bench.reference()
     for name, value in {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}.items():
         monkeypatch.setitem(bench.env, name, value)
     more = (*ONCE, "--config.train.batch_size=8", "--config.mesh.fsdp=8", f"--config.init_from={reference}")
-    command = [sys.executable, "-c", SPREAD, *bench.arguments(None, *more)]
+    command = [sys.executable, "-c", SHARDED, *bench.arguments(None, *more)]
     done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, check=False)
     assert (done.returncode, "8 parts" in done.stdout) == (0, True), done.stderr[-2000:]
     done = bench.train(tmp_path / "run", *more)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -16,7 +17,7 @@ from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
 from lm.errors import UserError
 from lm.optimizers import learning_rate_schedule
-from lm.training import workdir as runs
+from lm.training import workdir
 
 
 def with_keys(config, **changes):
@@ -25,6 +26,12 @@ def with_keys(config, **changes):
         section, key = name.split("_", 1)
         config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{key: value})})
     return config
+
+
+def start(path, config, **options) -> list[str]:
+    """Start a run in a directory and release it; returns the lines to show."""
+    with closing(workdir.Workdir(path)) as run:
+        return run.start(config, **options)
 
 
 def as_saved(config) -> dict:
@@ -53,8 +60,8 @@ def sha256(text):
 
 def test_digests_are_over_sorted_json_of_their_keys():
     # The texts are written out: a digest must never depend on the version of Python or on this code's details.
-    assert runs.experiment_digest(Whole()) == sha256('{"config.part.width": 3, "config.rates": [0.5, 1.0]}')
-    assert runs.execution_digest(Whole()) == sha256(
+    assert workdir.experiment_digest(Whole()) == sha256('{"config.part.width": 3, "config.rates": [0.5, 1.0]}')
+    assert workdir.execution_digest(Whole()) == sha256(
         '{"config.logs.every": 7, "config.logs.width": 3, "config.part.every": 7}'
     )
 
@@ -77,9 +84,9 @@ def test_digests_are_over_sorted_json_of_their_keys():
 )
 def test_each_key_moves_one_digest_and_one_list_of_differences(key, value, execution):
     old, new = Config(), with_keys(Config(), **{key: value})
-    assert (runs.experiment_digest(old) == runs.experiment_digest(new)) is execution
-    assert (runs.execution_digest(old) == runs.execution_digest(new)) is not execution
-    differences = runs.compare(as_saved(old), new)
+    assert (workdir.experiment_digest(old) == workdir.experiment_digest(new)) is execution
+    assert (workdir.execution_digest(old) == workdir.execution_digest(new)) is not execution
+    differences = workdir.compare_configs(as_saved(old), new)
     assert differences[not execution] == []
     before = getattr(getattr(old, key.split("_")[0]), key.split("_", 1)[1])
     shown_before, shown_now = (list(v) if isinstance(v, tuple) else v for v in (before, value))
@@ -89,16 +96,16 @@ def test_each_key_moves_one_digest_and_one_list_of_differences(key, value, execu
 def test_a_config_read_back_from_json_does_not_differ():
     config = with_keys(Config(), model_window_pattern=(128, 0), train_profile=(3, 5), optimizer_learning_rate=1e-4)
     saved = as_saved(config)
-    assert runs.compare(saved, config) == ([], [])
-    assert runs.experiment_digest(from_dict(saved)) == runs.experiment_digest(config)
+    assert workdir.compare_configs(saved, config) == ([], [])
+    assert workdir.experiment_digest(from_dict(saved)) == workdir.experiment_digest(config)
 
 
 def test_a_key_younger_than_the_run_had_its_default_and_a_former_one_is_a_difference():
     saved = as_saved(Config())
     del saved["model"]["qk_norm"]
-    assert runs.compare(saved, Config()) == ([], [])
+    assert workdir.compare_configs(saved, Config()) == ([], [])
     saved["model"]["former"] = 1
-    assert runs.compare(saved, with_keys(Config(), model_qk_norm=True))[0] == [
+    assert workdir.compare_configs(saved, with_keys(Config(), model_qk_norm=True))[0] == [
         "config.model.qk_norm: False -> True (run -> now)",
         "config.model.former: 1 -> absent (run -> now)",
     ]
@@ -114,7 +121,7 @@ def test_a_run_grows_exactly_where_its_past_learning_rates_stay(schedule, warmup
     o = OptimizerConfig(schedule=schedule, warmup_steps=warmup, decay_steps=decay_steps, decay_fraction=0.3)
     old, new = (jax.vmap(learning_rate_schedule(o, total))(jnp.arange(150)).tolist() for total in (100, 150))
     for made in range(101):
-        if runs.steps_may_grow(100, 150, o, made) is None:
+        if workdir.refuse_growth(100, 150, o, made) is None:
             assert old[:made] == new[:made]
         else:  # refused at most one step before the rates part
             assert old[: made + 1] != new[: made + 1]
@@ -122,8 +129,8 @@ def test_a_run_grows_exactly_where_its_past_learning_rates_stay(schedule, warmup
 
 def test_a_run_never_shrinks():
     constant = OptimizerConfig(schedule="constant")
-    assert runs.steps_may_grow(100, 100, constant, 100) is None
-    assert "may grow but not shrink" in runs.steps_may_grow(100, 99, constant, 10)
+    assert workdir.refuse_growth(100, 100, constant, 100) is None
+    assert "can grow but not shrink" in workdir.refuse_growth(100, 99, constant, 10)
 
 
 # ---- The directory ---------------------------------------------------------------------------------------------
@@ -135,14 +142,14 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_a_start_records_config_versions_and_commit(tmp_path):
     config = with_keys(Config(), train_steps=5)
-    with runs.start(tmp_path / "run", config) as run:
-        assert run.notices == []
-        assert run.experiment_digest == runs.experiment_digest(config)
+    with closing(workdir.Workdir(tmp_path / "run")) as run:
+        assert run.start(config) == []
+        assert run.experiment_digest == workdir.experiment_digest(config)
         run.write_text("samples/step_5.txt", "once\n")
     assert (tmp_path / "run/samples/step_5.txt").read_text() == "once\n"
     assert from_dict(json.loads((tmp_path / "run/config.json").read_text())) == config
     record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["experiment_digest"] == runs.experiment_digest(config)
+    assert record["experiment_digest"] == workdir.experiment_digest(config)
     (start,) = record["starts"]
     assert start["versions"]["jax"] == jax.__version__
     assert start["versions"]["python"] == sys.version.split()[0]
@@ -154,14 +161,14 @@ def test_the_commit_is_that_of_the_checkout():
     git = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if git.returncode:
         pytest.skip("not a git checkout")
-    assert runs.git_state()["commit"] == git.stdout.strip()
+    assert workdir.git_state()["commit"] == git.stdout.strip()
 
 
 def test_a_run_is_never_overwritten(tmp_path):
-    runs.start(tmp_path, Config()).close()
+    start(tmp_path, Config())
     before = tree(tmp_path)
     with pytest.raises(UserError, match="already holds a run"):
-        runs.start(tmp_path, Config())
+        start(tmp_path, Config())
     assert tree(tmp_path) == before
 
 
@@ -170,28 +177,28 @@ def test_any_trace_of_a_run_protects_it(tmp_path, mark):
     (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / mark).write_text("")
     with pytest.raises(UserError, match="already holds a run"):
-        runs.check(tmp_path, Config(), resume=False)
+        workdir.check_workdir(tmp_path, Config(), resume=False)
     with pytest.raises(UserError, match=r"has no config\.json"):
-        runs.check(tmp_path, Config(), resume=True)
+        workdir.check_workdir(tmp_path, Config(), resume=True)
 
 
 def test_resume_of_nothing_starts_afresh(tmp_path):
-    runs.start(tmp_path / "new", Config(), resume=True).close()
+    start(tmp_path / "new", Config(), resume=True)
     (tmp_path / "with_log").mkdir()
     (tmp_path / "with_log" / "slurm-1.out").write_text("queued")
-    runs.start(tmp_path / "with_log", Config()).close()
-    assert runs.holds_run(tmp_path / "new")
-    assert runs.holds_run(tmp_path / "with_log")
+    start(tmp_path / "with_log", Config())
+    assert workdir.holds_run(tmp_path / "new")
+    assert workdir.holds_run(tmp_path / "with_log")
 
 
 def test_resume_with_another_experiment_is_refused_with_every_difference(tmp_path):
-    runs.start(tmp_path, Config()).close()
+    start(tmp_path, Config())
     before = tree(tmp_path)
     changed = with_keys(Config(), model_d_model=384, train_seed=5, train_steps=10, log_every=1)
     with pytest.raises(UserError) as error:
-        runs.start(tmp_path, changed, resume=True)
+        start(tmp_path, changed, resume=True)
     text = str(error.value)
-    for part in ("config.model.d_model: 256 -> 384", "config.train.seed: 0 -> 5", "may grow but not shrink"):
+    for part in ("config.model.d_model: 256 -> 384", "config.train.seed: 0 -> 5", "can grow but not shrink"):
         assert part in text
     assert "log.every" not in text
     assert tree(tmp_path) == before
@@ -199,37 +206,35 @@ def test_resume_with_another_experiment_is_refused_with_every_difference(tmp_pat
 
 def test_resume_with_another_execution_is_noticed(tmp_path):
     constant = with_keys(Config(), optimizer_schedule="constant")
-    runs.start(tmp_path, constant).close()
+    start(tmp_path, constant)
     later = with_keys(constant, log_every=1, train_steps=2000)
-    with runs.start(tmp_path, later, resume=True) as run:
-        assert [notice.partition(": ")[2] for notice in run.notices] == [
-            "config.log.every: 10 -> 1 (run -> now)",
-            "config.train.steps: 1000 -> 2000 (run -> now)",
-        ]
+    assert [line.partition(": ")[2] for line in start(tmp_path, later, resume=True)] == [
+        "config.log.every: 10 -> 1 (run -> now)",
+        "config.train.steps: 1000 -> 2000 (run -> now)",
+    ]
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 2000
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
 
 
 def test_growing_after_the_decay_began_is_refused(tmp_path):
     config = with_keys(Config(), optimizer_schedule="wsd")  # 1000 steps: the decay begins at 800
-    runs.start(tmp_path, config).close()
+    start(tmp_path, config)
     longer = with_keys(config, train_steps=2000)
     (tmp_path / "checkpoints" / "800").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "900.broken-1").mkdir()
-    runs.check(tmp_path, longer, resume=True)
+    (tmp_path / "checkpoints" / "900.corrupted-1").mkdir()
+    workdir.check_workdir(tmp_path, longer, resume=True)
     (tmp_path / "checkpoints" / "900").mkdir()
     with pytest.raises(UserError, match="steps 801 to 900, already made"):
-        runs.check(tmp_path, longer, resume=True)
+        workdir.check_workdir(tmp_path, longer, resume=True)
 
 
 def test_changed_versions_are_noticed(tmp_path):
-    runs.start(tmp_path, Config()).close()
+    start(tmp_path, Config())
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     record["starts"][0]["versions"]["jax"] = "0.4.1"
     path.write_text(json.dumps(record))
-    with runs.start(tmp_path, Config(), resume=True) as run:
-        (notice,) = run.notices
+    (notice,) = start(tmp_path, Config(), resume=True)
     assert notice.startswith("jax 0.4.1 -> ")
     assert "bit-identical" in notice
 
@@ -237,9 +242,10 @@ def test_changed_versions_are_noticed(tmp_path):
 HOLD_THE_LOCK = """
 import sys
 from lm import files
-from lm.training import workdir as runs
+from lm.training.workdir import Workdir
 from lm.config import Config
-run = runs.start(sys.argv[1], Config())
+workdir = Workdir(sys.argv[1])
+workdir.start(Config())
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -252,25 +258,26 @@ def test_two_processes_do_not_share_a_workdir_and_a_killed_one_frees_it(tmp_path
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=rf"in use by process {holder.pid} on "):
-            runs.start(tmp_path, Config(), resume=True)
+            start(tmp_path, Config(), resume=True)
     finally:
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
-    runs.start(tmp_path, Config(), resume=True).close()
+    start(tmp_path, Config(), resume=True)
 
 
 def test_default_workdirs_differ_within_one_second(tmp_path):
-    first = runs.default_workdir("name", tmp_path)
+    first = workdir.default_workdir("name", tmp_path)
     assert first.name.startswith("name-")
     first.mkdir()
-    assert runs.default_workdir("name", tmp_path) != first
+    assert workdir.default_workdir("name", tmp_path) != first
 
 
 def test_a_summary_has_all_its_fields_and_is_strict_json(tmp_path):
-    with runs.start(tmp_path, Config()) as run:
+    with closing(workdir.Workdir(tmp_path)) as run:
+        run.start(Config())
         run.write_summary(status="diverged", steps=3, val_loss=math.nan, extra=1)
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert summary.keys() == {*runs.SUMMARY_FIELDS, "extra"}
+    assert summary.keys() == {*workdir.SUMMARY_FIELDS, "extra"}
     assert (summary["status"], summary["val_loss"], summary["test_loss"]) == ("diverged", "NaN", None)
 
 
@@ -294,10 +301,10 @@ def test_help_need_not_import_jax():
 
 
 def test_a_command_without_the_machines_directories():
-    root = Path(runs.__file__).parents[2]
+    root = Path(workdir.__file__).parents[2]
     typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
     typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
-    assert runs.command("lm.train", typed) == (
+    assert workdir.format_command("lm.train", typed) == (
         "python -m lm.train --config configs/shakespeare.py --workdir=one --resume "
         "'--config.data.source=text:a text.txt' --config.data.data_dir=gs://bucket/data lr=1e-3"
     )

@@ -1,0 +1,59 @@
+"""Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
+
+import argparse
+
+from lm.config.command_line import command_line
+from lm.errors import UserError
+from lm.sweeps import spec
+
+# Arguments of lm.train that a launcher sets, beside --workdir.
+RESERVED = ("--resume", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan", "--device")
+
+
+def after_dashes(words: list[str]) -> list[str]:
+    """Return the arguments behind the two dashes.
+
+    Raises:
+        UserError: there are no two dashes or no --config behind them.
+    """
+    if words[:1] != ["--"] or not any(word == "--config" or word.startswith("--config=") for word in words):
+        raise UserError("the arguments of the run are missing; give them after two dashes: -- --config FILE")
+    return words[1:]
+
+
+def check_train(words: list[str], *, workdir: str, unchecked: tuple[str, ...] = ()) -> str:
+    """Check the arguments of python -m lm.train and return the config file.
+
+    Args:
+        words: the arguments.
+        workdir: where the user sets the workdir instead, for the error message.
+        unchecked: keys whose values depend on the machine that trains ("--config.init_from").
+
+    Raises:
+        UserError: an argument, the config or an override is wrong, or the launcher sets the argument.
+    """
+    _refuse(words, ("--workdir",), workdir)
+    _refuse(words, RESERVED, "the launcher sets this; remove it")
+    arguments, _ = command_line([word for word in words if word.partition("=")[0] not in unchecked])
+    return arguments.config
+
+
+def check_sweep(words: list[str], *, workdir: str) -> str:
+    """Check the config and budget of python -m lm.sweep and return the sweep file.
+
+    Raises:
+        UserError: the sweep file is wrong, or --workdir is among the arguments.
+    """
+    _refuse(words, ("--workdir",), workdir)
+    parser = argparse.ArgumentParser(prog="python -m lm.sweep", allow_abbrev=False, add_help=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--budget", choices=spec.BUDGETS, default="quick")
+    arguments, _ = parser.parse_known_args(words)
+    spec.load(arguments.config, arguments.budget)
+    return arguments.config
+
+
+def _refuse(words: list[str], names: tuple[str, ...], instead: str) -> None:
+    found = [name for word in words if (name := word.partition("=")[0]) in names]
+    if found:
+        raise UserError(f"{found[0]} after the two dashes: {instead}")

@@ -1,0 +1,128 @@
+"""Bytes that devices exchange in a training step, by formulas.
+
+A test compares them with the collectives in compiled programs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from lm import parameters
+from lm.config import Config
+from lm.cost.devices import Device
+from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
+from lm.parallel import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One purpose of communication: `times` collectives per step.
+
+    Attributes:
+        what: what is sent.
+        kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter".
+        axes: the mesh axes that take part.
+        n: devices that take part.
+        payload: bytes of the whole array that a device starts or ends with, whichever is larger.
+        times: collectives per step.
+    """
+
+    what: str
+    kind: str
+    axes: tuple[str, ...]
+    n: int
+    payload: float
+    times: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends per step."""
+        return ring_bytes(self.kind, self.n, self.payload) * self.times
+
+
+def ring_bytes(kind: str, n: int, payload: float) -> float:
+    """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur et al. 2005).
+
+    >>> ring_bytes("all-reduce", 4, 100.0), ring_bytes("all-gather", 4, 100.0)
+    (150.0, 75.0)
+    """
+    factor = {"all-reduce": 2 * (n - 1) / n, "collective-permute": 1.0}.get(kind, (n - 1) / n)
+    return factor * payload
+
+
+def link_speed(device: Device, sizes: dict[str, int], axes: tuple[str, ...]) -> float:
+    """Return the bytes per second of a collective over these axes.
+
+    Devices are numbered with the last axis fastest, so a collective spans its first axis and all axes behind it.
+    """
+    names = list(sizes)
+    span = math.prod(sizes[name] for name in names[names.index(axes[0]) :])
+    return device.link if span <= device.group else device.network
+
+
+def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """Yield what a step sends (see lm/parallel/sharding.py). Scalars, gains and biases are left out."""
+    yield from _fsdp_transfers(config, sizes)
+    yield from _tensor_transfers(config, sizes)
+    yield from _sequence_transfers(config, sizes)
+
+
+def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
+    axes = tuple(axis for axis in axes if sizes[axis] > 1)
+    if axes and payload and times:
+        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
+
+
+def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """Parameters are gathered over fsdp for each use; gradients are scattered over it and summed over the others."""
+    m, n = config.model, micro_batches_per_step(config, sizes)
+    table = parameters.parameter_table(m)
+    param, compute = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
+
+    def size(p) -> float:
+        """Count the numbers that a device holds of a parameter gathered over fsdp."""
+        return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
+
+    sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
+    layers = sum(size(p) for path, p in sharded.items() if path.startswith("layers/"))
+    embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
+    head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
+    total = sum(size(p) for p in sharded.values())
+    outer = embeddings * param + head * compute
+    for axes, what, kind, payload, times in (
+        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n),
+        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n),
+        (["fsdp"], "gradients of these parameters", "reduce-scatter", (layers + embeddings + head) * 4, n),
+        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1),
+    ):
+        yield from _transfer(sizes, axes, what, kind, payload, times)
+
+
+def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """The products of attention and feed-forward layers are summed over tensor (Shoeybi et al. 2019)."""
+    m, n = config.model, micro_batches_per_step(config, sizes)
+    x_BTD = tokens_per_micro_batch(config, sizes) * m.d_model * jnp.dtype(m.compute_dtype).itemsize
+    outputs = 2 + (m.remat == "block")  # the last output of a block is not recomputed
+    inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
+    outer = 2 * n if m.vocab_size % sizes["tensor"] == 0 else 0
+    for what, times in (
+        ("outputs of attention and feed-forward layers", n * outputs * m.n_layers),
+        ("gradients of their inputs", n * inputs * m.n_layers),
+        ("embeddings, and the gradient of the head's input", outer),
+    ):
+        yield from _transfer(sizes, ["tensor"], what, "all-reduce", x_BTD, times)
+
+
+def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """Every device attends to the keys and values of all positions."""
+    m, n = config.model, micro_batches_per_step(config, sizes)
+    n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
+    payload = n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
+    gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
+    for what, kind, times in (
+        ("keys and values", "all-gather", n * 2 * gathers * m.n_layers),
+        ("gradients of keys and values", "reduce-scatter", n * 2 * m.n_layers),
+    ):
+        yield from _transfer(sizes, ["sequence"], what, kind, payload, times)

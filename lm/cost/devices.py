@@ -1,0 +1,132 @@
+"""The one table of accelerators: speed, memory, links, and what GKE calls them. Imports no jax.
+
+All figures are the vendors'. Where a figure is an assumption of this project, the comment says so.
+"""
+
+import dataclasses
+
+from lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Gke:
+    """How Google Kubernetes Engine names an accelerator, and the TPU slices that it offers.
+
+    Attributes:
+        label: the value of the node label gke-accelerator (GPUs) or gke-tpu-accelerator (TPUs).
+        topologies: the TPU slices that exist ("4x4").
+        largest_slice: the most chips of a 3-D slice. In addition to `topologies`, slices AxBxC of up to so many chips
+            exist, with A <= B <= C all multiples of 4.
+    """
+
+    label: str
+    topologies: tuple[str, ...] = ()
+    largest_slice: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One JAX device. Bytes and bytes per second are decimal; link and network count one direction.
+
+    Attributes:
+        kind: `jax.Device.device_kind`, exactly.
+        peak: dense FLOP/s of matrix products, by dtype.
+        memory: bytes.
+        bandwidth: bytes per second between the device and its memory.
+        link: bytes per second to the other devices of its group.
+        group: number of devices that `link` connects: a node of GPUs, a slice of TPUs.
+        network: bytes per second to devices outside of the group.
+        per_host: devices per host.
+        gke: None where this project has no launch recipe.
+    """
+
+    kind: str
+    peak: dict[str, float]
+    memory: float
+    bandwidth: float
+    link: float
+    group: int
+    network: float
+    per_host: int
+    gke: Gke | None = None
+
+    @property
+    def platform(self) -> str:
+        """The name of the platform in JAX: "gpu" or "tpu"."""
+        return "gpu" if self.kind.startswith("NVIDIA") else "tpu"
+
+
+def _nvidia(tensor_16: float, tensor_32: float) -> dict[str, float]:
+    # By default JAX multiplies float32 in TF32 on these devices; a higher precision is slower still.
+    return {"bfloat16": tensor_16 * 1e12, "float16": tensor_16 * 1e12, "float32": tensor_32 * 1e12}
+
+
+def _tpu(matrix_16: float) -> dict[str, float]:
+    # No float32 or float16 peak is published for TPUs.
+    return {"bfloat16": matrix_16 * 1e12}
+
+
+# GKE, "Plan TPUs in GKE" and Cloud TPU, "TPU types and topologies". Slices of hosts with four chips, which is what
+# launch/gke.py asks for; 1x1 needs another machine type.
+_SLICES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SLICES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
+
+# Peaks are dense: NVIDIA's data sheets print figures with structured sparsity for Hopper and Ada; these are half of
+# them. NVLink is published for both directions together and halved here.
+# TPU v2, v3 and TPU7x are missing: there a JAX device is a part of a chip, but the published peak is the chip's.
+DEVICES = {
+    # NVIDIA A100 data sheet (2021): 312 and 156 TFLOPS for all four variants. Network of a DGX A100: one port of
+    # 200 Gb/s per GPU. PCIe cards: PCIe 4.0 x16, and by assumption 8 per node and 100 Gb/s between nodes.
+    "a100": Device(
+        "NVIDIA A100-SXM4-80GB", _nvidia(312, 156), 80e9, 2.039e12, 300e9, 8, 25e9, 8, Gke("nvidia-a100-80gb")
+    ),
+    "a100-40gb": Device("NVIDIA A100-SXM4-40GB", _nvidia(312, 156), 40e9, 1.555e12, 300e9, 8, 25e9, 8),
+    "a100-pcie": Device("NVIDIA A100 80GB PCIe", _nvidia(312, 156), 80e9, 1.935e12, 32e9, 8, 1.5e9, 8),
+    "a100-pcie-40gb": Device("NVIDIA A100-PCIE-40GB", _nvidia(312, 156), 40e9, 1.555e12, 32e9, 8, 1.5e9, 8),
+    # NVIDIA H100 white paper (2022), table 2: SXM5 989.4 and 494.7, PCIe 756 and 378. Memory and NVLink: data sheet
+    # (2023). Network of a DGX H100: one port of 400 Gb/s per GPU. PCIe cards: PCIe 5.0 x16, and by assumption 8 per
+    # node and 100 Gb/s between nodes.
+    "h100": Device(
+        "NVIDIA H100 80GB HBM3", _nvidia(989.4, 494.7), 80e9, 3.35e12, 450e9, 8, 50e9, 8, Gke("nvidia-h100-80gb")
+    ),
+    "h100-pcie": Device("NVIDIA H100 PCIe", _nvidia(756, 378), 80e9, 2.0e12, 64e9, 8, 1.5e9, 8),
+    # NVIDIA H200 data sheet (2023): the compute of the H100 SXM5 (1,979 and 989 sparse).
+    "h200": Device("NVIDIA H200", _nvidia(989.4, 494.7), 141e9, 4.8e12, 450e9, 8, 50e9, 8, Gke("nvidia-h200-141gb")),
+    # NVIDIA L4 data sheet (2023): 242 and 120 sparse; PCIe 4.0 x16. By assumption 8 per node, 100 Gb/s between nodes.
+    "l4": Device("NVIDIA L4", _nvidia(121, 60), 24e9, 300e9, 32e9, 8, 1.5e9, 8, Gke("nvidia-l4")),
+    # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e": peak compute (bf16), memory and interconnect
+    # per chip, in one direction (400 GB/s both ways for the v5e). By assumption 100 Gb/s beyond a slice for each host
+    # of 4 chips.
+    "v4": Device("TPU v4", _tpu(275), 32e9, 1.228e12, 300e9, 4096, 3e9, 4, Gke("tpu-v4-podslice", _SLICES_3D, 4096)),
+    "v5e": Device("TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice", _SLICES_2D)),
+    "v5p": Device("TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144)),
+    "v6e": Device("TPU v6 lite", _tpu(918), 32e9, 1.64e12, 448e9, 256, 3e9, 4, Gke("tpu-v6e-slice", _SLICES_2D)),
+}
+
+
+def parse_device(text: str) -> tuple[str, int]:
+    """Split "NAME:COUNT" into a name of DEVICES and a number of devices.
+
+    Raises:
+        UserError: the name is unknown or the count is not a positive number.
+
+    >>> parse_device("h100:64")
+    ('h100', 64)
+    """
+    name, _, count = text.partition(":")
+    if name not in DEVICES or not count.isdecimal() or int(count) < 1:
+        raise UserError(f"--device: {text!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}")
+    return name, int(count)
+
+
+def peak_flops(device_kind: str, dtype: str) -> float | None:
+    """Return the vendor's dense peak of one device in FLOP/s, or None where it is not known for certain.
+
+    Args:
+        device_kind: `jax.devices()[0].device_kind`, matched exactly.
+        dtype: the dtype of the matrix products: "bfloat16", "float16" or "float32".
+
+    >>> peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") / 1e12
+    312.0
+    """
+    return next((d.peak.get(str(dtype)) for d in DEVICES.values() if d.kind == device_kind), None)

@@ -1,0 +1,165 @@
+"""Bytes that one device needs for a training step, by formulas. Nothing is allocated or compiled."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lm import parameters
+from lm.config import Config, layer_windows
+from lm.cost.devices import Device
+from lm.errors import UserError
+from lm.layers.attention import choose_implementation, chunk_size
+from lm.parallel import sharding
+from lm.parallel.mesh import make_mesh, with_accumulation
+from lm.step import init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes per device of each kind of array."""
+
+    parameters: float
+    optimizer: float
+    gradients: float  # of one micro-batch, and with several their float32 sum
+    gathered: float
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return sum(dataclasses.asdict(self).values())
+
+
+def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> Memory:
+    """Return the bytes that a training step needs.
+
+    Args:
+        config: a resolved config.
+        device: decides which implementation of attention runs.
+        sizes: the size of each mesh axis. As many JAX devices must be visible, of any kind.
+
+    Raises:
+        UserError: the device does not support config.model.attention.
+    """
+    params, optimizer = train_state_bytes(config, sizes)
+    summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if micro_batches_per_step(config, sizes) > 1 else 0
+    return Memory(
+        parameters=params,
+        optimizer=optimizer,
+        gradients=params * (1 + summed),
+        gathered=gathered_parameter_bytes(config, sizes),
+        activations=activation_bytes(config, device, sizes),
+        logits=logit_bytes(config, sizes),
+    )
+
+
+def abstract_train_state(config: Config, sizes: dict[str, int]):
+    """Return the train state's shapes, dtypes and shardings on a mesh of these sizes."""
+    with jax.set_mesh(make_mesh(sizes)):
+        state = jax.eval_shape(functools.partial(init_state, config), 0)
+        return sharding.shard_state(state, parameters.parameter_table(config.model))
+
+
+def train_state_bytes(config: Config, sizes: dict[str, int]) -> tuple[int, int]:
+    """Return the bytes that one device holds of the parameters and of the optimizer state."""
+    state = abstract_train_state(config, sizes)
+    return local_bytes(state.params), local_bytes(state.opt_state)
+
+
+def local_bytes(tree) -> int:
+    """Return the bytes that one device holds of arrays with shardings."""
+    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def micro_batches_per_step(config: Config, sizes: dict[str, int]) -> int:
+    """Return the number of micro-batches per step."""
+    return with_accumulation(config, sizes).train.accumulation
+
+
+def tokens_per_micro_batch(config: Config, sizes: dict[str, int]) -> float:
+    """Return the tokens that one device has of a micro-batch."""
+    t = config.train
+    n_parts = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
+    return t.batch_size * t.seq_len / (n_parts * micro_batches_per_step(config, sizes))
+
+
+def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
+    """Return the bytes of parameters that exist as a whole at the same time, although fsdp shards them.
+
+    These are two layers (the present and the next one), the embeddings and the head. The gradients of the last two
+    also exist as a whole before they are scattered.
+    """
+    if sizes["fsdp"] == 1:
+        return 0
+    m, table = config.model, parameters.parameter_table(config.model)
+    layer = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
+    outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
+    compute, param = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
+    return (2 * layer * compute + outer * (compute + param)) / sizes["tensor"]
+
+
+def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> float:
+    """Return the bytes kept for the backward pass: what config.model.remat keeps of all layers, all of one layer.
+
+    Raises:
+        UserError: the device does not support config.model.attention.
+    """
+    m, tensor = config.model, sizes["tensor"]
+    qkv = (m.n_heads + 2 * m.n_kv_heads) * m.d_head / tensor
+    hidden = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff / tensor
+    # Numbers per token. Inputs and outputs of both norms; queries and keys before and after their rotation; the output
+    # of attention; the products of the feed-forward layer before and after its activation.
+    layer = 4 * m.d_model + 2 * qkv + m.n_heads * m.d_head / tensor + 2 * hidden
+    layer += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
+    # Attention weights in compute_dtype and scores in float32.
+    scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
+    layer += scores * m.n_heads / tensor * scores_per_query(config, device, sizes)
+    kept = {"none": layer, "dots": m.d_model + qkv + 2 * m.d_model + hidden, "block": m.d_model}[m.remat]
+    recomputed = layer if m.remat != "none" else 0
+    per_token = m.n_layers * kept + recomputed
+    return per_token * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
+
+
+def scores_per_query(config: Config, device: Device, sizes: dict[str, int]) -> float:
+    """Return the number of keys for which attention keeps a query's scores, averaged over the layers.
+
+    Raises:
+        UserError: the device does not support config.model.attention.
+    """
+    m, n = config.model, config.train.seq_len
+    windows = layer_windows(m)
+    window_varies = m.scan_layers and len(set(windows)) > 1
+    try:
+        implementation, _ = choose_implementation(
+            m.attention,
+            platform=device.platform,
+            dtype=m.compute_dtype,
+            d_head=m.d_head,
+            softcap=m.attn_softcap,
+            window="varies" if window_varies else None,
+            segments=config.data.packing == "documents",
+            contiguous=sizes["sequence"] == 1 and config.data.packing == "none",
+            n_queries=n,
+        )
+    except ValueError as error:
+        raise UserError(f"config.model.attention: {error}") from None
+    if implementation == "cudnn":
+        return 0
+    if implementation != "chunked":
+        return n
+    # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is known at compile time.
+    size = chunk_size(n)
+    keys = [(n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1) for w in windows]
+    return sum(keys) / len(keys)
+
+
+def logit_bytes(config: Config, sizes: dict[str, int]) -> float:
+    """Return the bytes of the float32 logits that exist at the same time and of their gradient."""
+    n, chunk, vocab_size = tokens_per_micro_batch(config, sizes), config.train.loss_chunk, config.model.vocab_size
+    if chunk:
+        n = min(n, chunk / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"]))
+    n_parts = sizes["tensor"] if vocab_size % sizes["tensor"] == 0 else 1
+    return 2 * 4 * n * vocab_size / n_parts

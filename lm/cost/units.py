@@ -1,0 +1,34 @@
+"""Numbers for people: SI prefixes and durations."""
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_DURATIONS = ((365.25 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+
+
+def si(value: float, unit: str = "") -> str:
+    """Format a number with three significant digits and an SI prefix.
+
+    >>> si(43_313_160_192, "FLOP"), si(999.6, "B"), si(0, "B"), si(393_219)
+    ('43.3 GFLOP', '1.00 kB', '0 B', '393 k')
+    """
+    if value == 0:
+        return f"0 {unit}".strip()
+    thousands = 0
+    while abs(value) >= 999.5 and thousands < len(_PREFIXES) - 1:
+        value, thousands = value / 1000, thousands + 1
+    return f"{_three_digits(value)} {_PREFIXES[thousands]}{unit}".strip()
+
+
+def duration_range(low: float, high: float) -> str:
+    """Format a range of seconds in the largest unit in which the upper end is at least 1.
+
+    >>> duration_range(1_152_396, 3_199_968), duration_range(40, 90), duration_range(0.1, 0.2)
+    ('13.3 to 37.0 days', '0.667 to 1.50 minutes', '0.100 to 0.200 seconds')
+    """
+    size, unit = next(((size, unit) for size, unit in _DURATIONS if high >= size), _DURATIONS[-1])
+    return f"{_three_digits(low / size)} to {_three_digits(high / size)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    """Round to three significant digits, but never to less than whole numbers or more than three decimals."""
+    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,47 @@
+"""Arrays joined along their first axis without copying them into memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class ConcatenatedArray:
+    """A read-only view of several (memory-mapped) arrays as one array.
+
+    Supports what `batches.gather` needs: integers from 0 up, integer arrays, and slices of step 1. `np.asarray` copies
+    the whole into memory.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]):
+        # As plain arrays, because np.memmap is slow to index; the file stays mapped.
+        self.parts = [np.asarray(part) for part in parts if len(part)] or [np.asarray(parts[0])]
+        self.ends = np.cumsum([len(part) for part in self.parts])
+        self.dtype = np.result_type(*self.parts)
+        self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
+        self.ndim = len(self.shape)
+        self.size = int(np.prod(self.shape))
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index) -> np.ndarray:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            index = np.arange(start, max(start, stop), step)
+        index = np.asarray(index)
+        out = np.empty(index.shape + self.shape[1:], self.dtype)
+        if index.ndim > 1:  # row by row, because a window lies in one part or two
+            for i, row in enumerate(index):
+                out[i] = self[row]
+        elif index.size:
+            if index.min() < 0 or index.max() >= len(self):
+                raise IndexError(f"index out of range [0, {len(self)})")
+            first, last = np.searchsorted(self.ends, [index.min(), index.max()], side="right")
+            for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1], strict=True):
+                here = ... if first == last else (index < end) & (index >= end - len(part))
+                out[here] = part[index[here] - (end - len(part))]
+        return out
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.concatenate(self.parts).astype(dtype or self.dtype, copy=False)

@@ -1,0 +1,85 @@
+"""What the host sends to the device for each dispatch.
+
+A split that fits on the device is sent there once, and each dispatch only needs the starts of its windows. Otherwise
+the host gathers the tokens. The batch of a step is the same either way: see `lm/data/batches.py`.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from lm.config import Config
+from lm.data import Split, batches
+from lm.parallel import sharding
+
+
+class BatchSource:
+    """The batches of one split, for training and evaluation.
+
+    Make it once per split and pass it down: the constructor copies the split to the devices if it fits.
+
+    A feed is a dict of arrays whose examples are spread over the mesh: {"starts"} if the split is resident, else the
+    gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns it
+    into a batch.
+
+    Args:
+        split: the split's tokens.
+        config: the run's resolved config.
+        mesh: the device mesh, None for one device. Passed explicitly because feeds are made in a background thread, in
+            which no mesh is set.
+
+    Attributes:
+        resident: the split's arrays on every device; None if they take more than config.data.device_bytes, or are too
+            long for int32 indices, and so stay on the host.
+    """
+
+    def __init__(self, split: Split, config: Config, mesh=None):
+        self.split, self.config, self.mesh = split, config, mesh
+        arrays = split.arrays
+        n_bytes = sum(array.nbytes for array in arrays.values())
+        self.resident = None
+        if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
+            self.resident = {name: sharding.replicate(mesh, np.asarray(array)) for name, array in arrays.items()}
+
+    def with_seed(self, seed: int) -> "BatchSource":
+        """Return a source of another run's batches that shares this one's arrays."""
+        source = copy.copy(self)
+        source.config = dataclasses.replace(self.config, train=dataclasses.replace(self.config.train, seed=seed))
+        return source
+
+    def train(self, step: int, n_steps: int) -> dict:
+        """Return the feeds of n_steps training steps from `step` on, stacked to (steps_per_dispatch, B, ...).
+
+        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on.
+        """
+        t = self.config.train
+        starts = np.zeros((t.steps_per_dispatch, t.batch_size), np.int64)
+        starts[:n_steps] = batches.window_starts(self.split, self.config, np.arange(step, step + n_steps))
+        return self._feed(starts)
+
+    def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
+        """Yield the feeds of an evaluation in consecutive windows; at most max_batches of them if not 0."""
+        n_batches = batches.n_eval_batches(self.split, self.config)
+        for batch in range(min(n_batches, max_batches or n_batches)):
+            starts, weights = batches.eval_windows(self.split, self.config, batch)
+            weights = sharding.shard_examples(self.mesh, weights.shape, 0, weights.__getitem__)
+            yield self._feed(starts) | {"weights": weights}
+
+    def _feed(self, starts: np.ndarray) -> dict:
+        """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its devices' share."""
+        axis, seq_len = starts.ndim - 1, self.config.train.seq_len
+        if self.resident is not None:
+            return {
+                "starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.astype(np.int32).__getitem__)
+            }
+
+        def windows(name: str):
+            array = {name: self.split.arrays[name]}
+            shape = (*starts.shape, seq_len + 1)
+            return sharding.shard_examples(
+                self.mesh, shape, axis, lambda index: batches.gather(array, starts[index], seq_len)[name]
+            )
+
+        return {name: windows(name) for name in self.split.arrays}

@@ -1,0 +1,86 @@
+"""Diagnostics of a run: magnitudes by layer, a report on an update that is not finite, and profiler traces."""
+
+import itertools
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from lm.optimizers import learning_rate_schedule
+from lm.parallel import processes, sharding
+from lm.step import TrainState, inspect, take_batch
+from lm.training.batch_source import BatchSource
+from lm.training.progress import Progress
+from lm.training.run import Run
+
+
+class Diagnostics:
+    """What a run measures beside its loss.
+
+    Args:
+        run: the prepared run.
+        source: the training batches.
+        workdir: where a profile is written (workdir/profile).
+        progress: where the place of a profile is shown.
+    """
+
+    def __init__(self, run: Run, source: BatchSource, workdir: Path, progress: Progress):
+        self._run, self._source, self._workdir, self._progress = run, source, workdir, progress
+        self._inspect = jax.jit(inspect, static_argnames="config", out_shardings=sharding.replicated_sharding())
+        self._profiling = False
+
+    def details(self, state: TrainState) -> dict:
+        """Return root mean squares of gradients, parameters, updates and activations by path, as nested lists."""
+        return jax.tree.map(lambda x: np.asarray(x).tolist(), self._inspect_next_step(state))
+
+    def nonfinite_report(self, state: TrainState) -> list[str]:
+        """Return lines on the step after `state`: its learning rate, and norms by group of parameters."""
+        found = jax.device_get(self._inspect_next_step(state.replace(halted=np.bool_(False))))
+        config, table = self._run.config, self._run.table
+        n_updates = int(state.step) - int(state.skipped)
+        rate = learning_rate_schedule(config.optimizer, config.train.steps)(n_updates)
+        lines = [
+            f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
+            f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
+        ]
+        for group, paths in itertools.groupby(table, key=lambda path: path.rpartition("/")[0] or path):
+            paths = list(paths)
+            norms = (
+                sum(float(np.mean(np.square(np.asarray(found[kind][p], np.float64)))) * table[p].size for p in paths)
+                for kind in ("parameters", "gradients")
+            )
+            parameter_norm, gradient_norm = (norm**0.5 for norm in norms)
+            lines.append(f"{group:<24} {parameter_norm:>15.4g} {gradient_norm:>15.4g}")
+        return lines
+
+    def _inspect_next_step(self, state: TrainState) -> dict:
+        config = self._run.config
+        feed = {name: array[0] for name, array in self._source.train(int(state.step), 1).items()}
+        return self._inspect(state, take_batch(self._source.resident, feed, config.train.seq_len), config)
+
+    def profile_changes_at(self, step: int) -> bool:
+        """Return whether the trace of train.profile starts or stops after `step` steps."""
+        profile = self._run.config.train.profile
+        return bool(profile) and step in (profile[0] - 1, profile[1])
+
+    def start_or_stop_profile(self, state: TrainState, step: int) -> None:
+        """Start or stop the trace of train.profile if this is the step for it."""
+        if not self._run.config.train.profile or not processes.is_first():
+            return
+        first, last = self._run.config.train.profile
+        if self._profiling and step >= last:
+            self.stop_profile(state)
+        elif step == first - 1:
+            jax.block_until_ready(state.step)
+            jax.profiler.start_trace(self._workdir / "profile")
+            self._profiling = True
+
+    def stop_profile(self, state: TrainState) -> None:
+        """Stop the trace if there is one."""
+        if not self._profiling:
+            return
+        jax.block_until_ready(state.step)
+        jax.profiler.stop_trace()
+        self._profiling = False
+        first, last = self._run.config.train.profile
+        self._progress.say(f"profile of steps {first} to {last}: {self._workdir / 'profile'}")

@@ -1,0 +1,96 @@
+"""Dispatches: groups of steps that the device makes without the host, and the pipeline that keeps the device busy.
+
+A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share both.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lm.config import Config
+from lm.data.batches import prefetch
+
+
+class Dispatch(NamedTuple):
+    """`n_steps` steps that follow the first `step` steps of a run."""
+
+    step: int
+    n_steps: int
+
+    @property
+    def end(self) -> int:
+        return self.step + self.n_steps
+
+
+class Done(NamedTuple):
+    """A dispatch that the device has finished.
+
+    metrics: NumPy arrays, stacked over its steps. state: the train state after it, or None while the next dispatch is
+    under way, which has consumed that state.
+    """
+
+    dispatch: Dispatch
+    metrics: dict[str, np.ndarray]
+    state: Any | None
+
+
+def dispatches(first: int, config: Config) -> Iterator[Dispatch]:
+    """Yield the dispatches from step `first` to the last step.
+
+    None has more than train.steps_per_dispatch steps, and none passes a step at which the host evaluates, saves, writes
+    details, or starts or stops a profile.
+    """
+    t = config.train
+    periods = (config.eval.every, config.checkpoint.every, config.log.detail_every)
+    marks = (t.steps, *((t.profile[0] - 1, t.profile[1]) if t.profile else ()))
+    step = first
+    while step < t.steps:
+        ends = [
+            step + t.steps_per_dispatch,
+            *(step // period * period + period for period in periods if period),
+            *(mark for mark in marks if mark > step),
+        ]
+        yield Dispatch(step, min(ends) - step)
+        step = min(ends)
+
+
+def pipeline(
+    program: Callable[[Any, Any, np.int32], tuple[Any, dict]],
+    state: Any,
+    plan: Iterable[Dispatch],
+    feed: Callable[[int, int], Any],
+    *,
+    pause: Callable[[Dispatch], bool],
+    stop: Callable[[], bool],
+) -> Iterator[Done]:
+    """Run dispatches and yield each one when its metrics have been read, while the device works on the next one.
+
+    Args:
+        program: (state, feed, n_steps) -> (state, metrics). It may donate its state.
+        state: the train state before the first dispatch.
+        plan: the dispatches, in order.
+        feed: (step, n_steps) -> the input of that dispatch. A background thread calls it ahead of time.
+        pause: whether the host needs the state after this dispatch. The next one is sent only when the caller has
+            finished with it.
+        stop: polled before each dispatch; once true, no other dispatch is sent.
+
+    Yields:
+        Every dispatch that was sent, in order. The last one always has its state.
+    """
+    unread = None
+    with contextlib.closing(prefetch(lambda d: (d, feed(*d)), plan)) as fed:
+        for dispatch, given in fed:
+            if stop():
+                break
+            state, metrics = program(state, given, np.int32(dispatch.n_steps))
+            if unread is not None:
+                yield Done(unread[0], jax.device_get(unread[1]), None)
+            unread = dispatch, metrics
+            if pause(dispatch):
+                yield Done(dispatch, jax.device_get(metrics), state)
+                unread = None
+    if unread is not None:
+        yield Done(unread[0], jax.device_get(unread[1]), state)

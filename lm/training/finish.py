@@ -1,0 +1,95 @@
+"""The end of a run: final evaluations, the last checkpoint, the summary, a sample, a picture of the losses."""
+
+from lm import parameters
+from lm.data import unigram_loss
+from lm.step import TrainState
+from lm.training.loop import Loop
+from lm.training.loss_curve import loss_curve_png
+from lm.training.sampling import sample_text
+from lm.training.workdir import Workdir
+
+
+def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
+    """End a run that has made all of its steps; returns "finished", or "interrupted" if a signal came."""
+    config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
+    step, lines = int(state.step), {}
+    for name in config.eval.final_splits:
+        if missing := [part for part in name.split("+") if part not in corpus.splits]:
+            say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
+            continue
+        lines[name] = loop.evaluate_split(state, step, name)
+        if lines[name] is None:
+            return "interrupted"
+    if "validation" in lines:
+        score_last_step(loop, state, lines["validation"]["loss"])
+    loop.save(state, step)
+    loop.outputs.checkpoints.wait()
+    write_summary(loop, state, workdir, "finished", lines)
+    baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
+    workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
+    if config.eval.sample_tokens and corpus.tokenizer is not None:
+        text = sample_text(
+            state.params,
+            config,
+            corpus.tokenizer,
+            prompt=config.eval.sample_prompt,
+            n_tokens=config.eval.sample_tokens,
+            seed=config.train.seed,
+        )
+        workdir.write_text(f"samples/step_{step}.txt", text)
+        say(f"---- a sample ----\n{text.strip()}\n-----------------")
+    say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.sample --workdir {workdir.path}")
+    if config.notes:
+        say(config.notes)
+    return "finished"
+
+
+def score_last_step(loop: Loop, state: TrainState, val_loss: float) -> None:
+    """Record the validation loss of the last step, over as many batches as at the steps before it."""
+    c = loop.run.config.eval
+    if c.every and c.max_batches:
+        val_loss = loop.loss_on(state, "validation", c.max_batches)["loss"]
+    loop.outputs.checkpoints.score(int(state.step), val_loss)
+
+
+def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> None:
+    """End a run before its last step: save its state, and report why it stopped."""
+    say, step = loop.outputs.progress.say, int(state.step)
+    loop.save(state, step)
+    if status == "nonfinite":
+        say(f"step {step + 1}: the loss or a gradient is not finite; training stopped")
+        for line in loop.diagnostics.nonfinite_report(state):
+            say(line)
+    loop.outputs.checkpoints.wait()
+    say(f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with --resume to continue")
+    write_summary(loop, state, workdir, status, {})
+
+
+def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]) -> None:
+    """Write summary.json.
+
+    Args:
+        lines: the lines of the final evaluations, by split.
+    """
+    run, t = loop.run, loop.run.config.train
+    step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
+    workdir.write_summary(
+        name=run.config.name,
+        status=status,
+        steps=step,
+        tokens=step * t.batch_size * t.seq_len,
+        n_params=parameters.count(run.table),
+        val_loss=losses.get("validation"),
+        test_loss=losses.get("test"),
+        losses=losses,
+        val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
+        wall_seconds=round(loop.wall_seconds(), 1),
+        skipped=int(state.skipped),
+        data=run.corpus.name,
+        data_notices=list(run.corpus.notices),
+        entropy_floor=run.corpus.entropy_floor,
+        unigram_loss=unigram_loss(run.corpus, "validation", run.config.model.vocab_size),
+        flops_per_token=run.flops_per_token,
+        flops_per_token_full_square=run.flops_full_square,
+        config_digest=workdir.experiment_digest,
+    )

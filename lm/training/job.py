@@ -1,0 +1,156 @@
+"""One training job, from a checked config to an exit code. `train` reads straight down; lm/train.py calls it."""
+
+import functools
+import os
+import sys
+from contextlib import closing
+
+import jax
+
+from lm import parameters, runtime
+from lm.config import Config, to_dict
+from lm.cost.units import si
+from lm.data import unigram_loss
+from lm.parallel import processes
+from lm.parallel.mesh import current_mesh, use_mesh
+from lm.parallel.sharding import shard_state
+from lm.step import TrainState, init_state
+from lm.training.batch_source import BatchSource
+from lm.training.checkpoints import Checkpoints
+from lm.training.diagnostics import Diagnostics
+from lm.training.finish import finish, stop_early
+from lm.training.loop import Loop, Outputs, compile_steps
+from lm.training.metrics import MetricsWriter
+from lm.training.progress import Progress
+from lm.training.run import Run, describe_parameters, prepare
+from lm.training.signals import Signals
+from lm.training.warm_start import WarmStart, warm_start
+from lm.training.workdir import Workdir, default_workdir, newest_checkpoint
+
+
+def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:
+    """Train a model, or resume its training, and return the exit code.
+
+    Args:
+        config: a checked config, as lm/config/loading.py makes it.
+        directory: the run's directory; None: a new one, runs/NAME-TIME.
+        resume: continue the run that `directory` holds, if any.
+        verbose: show the table of parameters.
+
+    Raises:
+        UserError: before anything is written, if the config does not fit the data, the devices or the directory.
+    """
+    progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
+
+    # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
+    run = prepare(config, progress.say)
+    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) > 0
+    with use_mesh(run.mesh_sizes):
+        loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
+    workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
+    with (
+        closing(progress),
+        closing(workdir),
+        jax.disable_jit(config.train.debug),
+        use_mesh(run.mesh_sizes),
+        runtime.log_to(progress.say),
+    ):
+        for line in processes.from_first(lambda: workdir.start(config, data=run.data_facts, resume=resume)):
+            progress.say(line)
+        show_run(run, workdir, progress, verbose=verbose)
+        with (
+            Signals(progress.say) as signals,
+            closing(Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)) as checkpoints,
+            processes.fail_together(),
+        ):
+            # ---- The state: restored, warm-started or new --------------------------------------------------------
+            state, record = first_state(run, checkpoints if resume else None, loaded)
+            resumed_at = int(state.step) if record else None
+            if record:
+                progress.say(f"resuming at step {resumed_at}")
+            with closing(open_metrics(run, workdir, resumed_at)) as writer:
+                # ---- The steps -----------------------------------------------------------------------------------
+                source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
+                loop = Loop(
+                    run=run,
+                    outputs=Outputs(writer, progress, checkpoints, signals),
+                    program=compile_steps(run, source, state)[0],
+                    train_source=source,
+                    sources={},
+                    diagnostics=Diagnostics(run, source, workdir.path, progress),
+                    record=record | describe_run(run),
+                    seconds_before=record.get("wall_seconds", 0.0),
+                )
+                state, status = loop.train(state)
+                # ---- The end: final evaluations, summary and sample, or the report of a run that stopped early ----
+                if status == "finished":
+                    status = finish(loop, state, workdir)
+                if status != "finished":
+                    stop_early(loop, state, workdir, status)
+    return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+
+
+def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -> None:
+    """Show what is trained, on what, and where; save the tokenizer and the table of parameters in the directory."""
+    table = describe_parameters(run.table)
+    workdir.add_to_record(parameters=table.splitlines())
+    if run.corpus.tokenizer is not None:
+        workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
+    n, kind = jax.device_count(), jax.devices()[0].device_kind
+    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}")
+    if n > 1:
+        mesh = " x ".join(f"{axis} {size}" for axis, size in run.mesh_sizes.items())
+        progress.say(f"mesh {mesh}, {jax.process_count()} processes")
+    if run.config.model.vocab_size % run.mesh_sizes["tensor"]:
+        progress.say(
+            f"WARNING: tensor = {run.mesh_sizes['tensor']} does not divide vocab_size = {run.config.model.vocab_size}: "
+            "embeddings, head and logits are replicated; a larger config.model.vocab_size would be sharded"
+        )
+    if verbose:
+        progress.say(table)
+    parts = [f"{parameters.count(run.table):,} parameters", si(run.flops_per_token, "FLOPs per token")]
+    baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
+    parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
+    progress.say("  ".join(parts))
+
+
+def describe_run(run: Run) -> dict:
+    """Return what every checkpoint records about its run."""
+    tokenizer = run.corpus.tokenizer and run.corpus.tokenizer.to_json()
+    data = {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint, "tokenizer": tokenizer}
+    return data | {"config": to_dict(run.config)}
+
+
+def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None) -> tuple[TrainState, dict]:
+    """Return the state to train from, and the record of its checkpoint.
+
+    Args:
+        run: the prepared run.
+        checkpoints: where to look for a state to resume; None: start at step 0.
+        loaded: parameters of another run, which replace initial values.
+
+    Returns:
+        The newest intact checkpoint's state and record if there is one, else the state of step 0 and {}.
+    """
+    init = functools.partial(init_state, run.config)
+    abstract = shard_state(jax.eval_shape(init, run.config.train.seed), run.table)
+    if checkpoints and processes.from_first(checkpoints.steps):
+        return checkpoints.restore(abstract)[1:]
+    shardings = jax.tree.map(lambda a: a.sharding, abstract)
+    state = jax.jit(init, out_shardings=shardings)(run.config.train.seed)  # sharded from the start
+    if loaded:
+        state = state.replace(params=loaded.into(state.params))
+    return state, {}
+
+
+def open_metrics(run: Run, workdir: Workdir, resumed_at: int | None) -> MetricsWriter:
+    """Open the run's metrics; only the first process writes."""
+    log = run.config.log
+    wandb = {"name": run.config.name, "config": to_dict(run.config)}
+    return MetricsWriter(
+        workdir.path,
+        resume_step=resumed_at,
+        tensorboard=log.tensorboard,
+        wandb=wandb if log.wandb else None,
+        writes=processes.is_first(),
+    )

@@ -1,0 +1,40 @@
+"""The picture of a run: training and validation loss over the steps."""
+
+import io
+from pathlib import Path
+
+from lm.training.metrics import read_metrics
+
+SIZE_INCHES, DPI = (6.4, 3.6), 120
+
+
+def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
+    """Draw the losses of a metrics.jsonl as a PNG.
+
+    Args:
+        metrics: the file.
+        unigram_loss: the validation loss of the unigram baseline, drawn as a line; None: no line.
+    """
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure
+
+    lines = read_metrics(metrics)
+    training = [(line["step"], line["loss"]) for line in lines if "loss" in line and "split" not in line]
+    validation = [(line["step"], line["loss"]) for line in lines if line.get("split") == "validation"]
+    figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if training:
+        axes.plot(*zip(*training, strict=True), color="#56B4E9", linewidth=1, label="training")
+    if validation:
+        axes.plot(*zip(*validation, strict=True), "o-", color="#D55E00", markersize=4, label="validation")
+    if unigram_loss is not None:
+        axes.axhline(unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

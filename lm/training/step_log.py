@@ -1,0 +1,67 @@
+"""Training lines of metrics.jsonl and of the terminal, with the speed since the last line."""
+
+import time
+
+import jax
+
+from lm.cost.devices import peak_flops
+from lm.cost.flops import mfu
+from lm.training.dispatch import Done
+
+
+class StepLog:
+    """Writes a line every log.every steps, at the last step, and at every step that is not finite.
+
+    Args:
+        run: the prepared run (`lm.training.run.Run`).
+        writer: the `MetricsWriter` of the run.
+        progress: the `Progress` of the run.
+    """
+
+    def __init__(self, run, writer, progress):
+        self._run, self._writer, self._progress = run, writer, progress
+        self._tokens_per_step = run.config.train.batch_size * run.config.train.seq_len
+        device = jax.devices()[0]
+        self._peak = peak_flops(device.device_kind, run.config.model.compute_dtype)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave the time up to now out of the speed: the host has evaluated or saved."""
+        self._since, self._n_steps = time.monotonic(), 0
+
+    def write(self, done: Done) -> int | None:
+        """Log the steps of a dispatch.
+
+        Returns:
+            The first step whose loss, gradients or update were not finite if the run must stop there, else None.
+        """
+        t, now, logged = self._run.config.train, time.monotonic(), False
+        self._n_steps += done.dispatch.n_steps
+        speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
+        for i in range(done.dispatch.n_steps):
+            step, finite = done.dispatch.step + i + 1, bool(done.metrics["finite"][i])
+            if step % self._run.config.log.every == 0 or step == t.steps or not finite:
+                values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
+                self._write_line(step, values, speed)
+                logged = True
+            if not finite and t.on_nonfinite == "stop":
+                return step
+            if not finite:
+                self._progress.say(f"step {step}: the loss or a gradient is not finite; the update was skipped")
+        if logged:
+            self._since, self._n_steps = now, 0
+        return None
+
+    def _write_line(self, step: int, values: dict[str, float], tokens_per_second: float) -> None:
+        run, n_devices = self._run, jax.device_count()
+        line = {
+            "step": step,
+            **values,
+            "tokens": step * self._tokens_per_step,
+            "tokens_per_second": tokens_per_second,
+            "flops_per_second": tokens_per_second * run.flops_per_token,
+            "mfu": mfu(tokens_per_second, run.flops_per_token, n_devices, self._peak),
+            "mfu_full_square": mfu(tokens_per_second, run.flops_full_square, n_devices, self._peak),
+        }
+        self._writer.write(line)
+        self._progress.update(line)

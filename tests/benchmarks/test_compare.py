@@ -1,0 +1,132 @@
+"""Shared parts of the comparisons, and the tables in docs/performance.md."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from running import ROOT
+
+from benchmarks import compare, layers, shapes, startup, time_to_loss, train_speed
+
+TABLES = {
+    "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
+    "train_speed_16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
+    "train_speed_bf16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
+    "time_to_loss": lambda rows: time_to_loss.table(rows[0]),
+    "startup": startup.table,
+    "layers": lambda rows: layers.table(rows, "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_published_tables_show_the_recorded_results(name):
+    rows = json.loads((compare.RESULTS / f"{name}.json").read_text())["rows"]
+    found = compare.table_between_marks(name).search(compare.PAGE.read_text(encoding="utf-8"))
+    assert found[0] == f"<!-- {name} -->\n{TABLES[name](rows)}\n<!-- end -->"
+
+
+def test_each_command_of_the_page_has_marks_for_its_table():
+    page = compare.PAGE.read_text(encoding="utf-8").replace("\\\n", "")
+    commands = re.findall(r"python -m benchmarks\.(\w+) (.*--publish)", page)
+    names = [name[1] if (name := re.search(r"--name (\w+)", options)) else module for module, options in commands]
+    assert sorted(names) == sorted(TABLES)
+    assert re.findall(r"<!-- (?!end)(\w+) -->", page) == names, "in the order of the tables"
+
+
+def test_publish_replaces_only_the_table_of_that_name(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "performance.md"
+    page.write_text("above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nold b\n<!-- end -->\nbelow\n")
+    monkeypatch.setattr(compare, "PAGE", page)
+    monkeypatch.setattr(compare, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(sys, "argv", ["compared.py", "--publish", "--name", "b"])
+    a = compare.parse_arguments(compare.argument_parser("compared", "Compare."), packages=())
+    compare.publish(a, [{"x": 1}], r"new \1 b")
+    assert page.read_text() == ("above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nnew \\1 b\n<!-- end -->\nbelow\n")
+    results = json.loads((tmp_path / "results" / "b.json").read_text())
+    assert results["rows"] == [{"x": 1}]
+    assert results["command"] == "python -m benchmarks.compared --publish --name b"
+
+
+def test_a_table_without_marks_is_refused_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compared.py", "--publish", "--name", "unknown"])
+    with pytest.raises(SystemExit, match="2"):
+        compare.parse_arguments(compare.argument_parser("compared", "Compare."), packages=())
+    assert "docs/performance.md has no marks for this table: <!-- unknown -->" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["train_speed", "S"], ["startup"], ["layers"], ["time_to_loss", "--text", "input.txt"]]
+)
+def test_missing_pytorch_is_reported_at_once(command, tmp_path):
+    """One line with the remedy, exit code 2, and no result, instead of a traceback after measuring."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "find_spec = util.find_spec\n"
+        "util.find_spec = lambda name: None if name in ('torch', 'transformers') else find_spec(name)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    module = [sys.executable, "-m", f"benchmarks.{command[0]}", *command[1:]]
+    done = subprocess.run(module, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"python -m benchmarks.{command[0]}: torch ")
+    assert line.endswith("run: pip install -e '.[bench]'")
+
+
+def test_a_failed_worker_is_reported_with_its_error(tmp_path):
+    worker = compare.Worker({"side": "neither", "workdir": str(tmp_path)})
+    with pytest.raises(RuntimeError, match=r"a worker process failed: (.|\n)*KeyError: 'neither'"):
+        worker.ask(run=1)
+    worker.close()
+
+
+def test_rounds_alternate_in_order():
+    calls = []
+    results = compare.alternate(3, lambda: calls.append("a") or len(calls), lambda: calls.append("b") or len(calls))
+    assert "".join(calls) == "abbaab"
+    assert results == ([1, 4, 5], [2, 3, 6])
+
+
+def test_the_ratio_is_taken_round_by_round():
+    """Drift that slows both sides of a round alike cancels."""
+    drift = [1.0, 3.0, 2.0]
+    found = compare.ratio(drift, [2 * d for d in drift])
+    assert found == {"median": 2.0, "low": 2.0, "high": 2.0, "rounds": 3}
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_step", "at_least", "n"), [(0.01, 1, 400), (0.3, 1, 10), (1.9, 1, 2), (9.0, 1, 1), (1.9, 10, 10)]
+)
+def test_a_round_takes_about_four_seconds(seconds_per_step, at_least, n):
+    """In multiples of ten steps if ten fit, and never fewer steps than a dispatch."""
+
+    class Side:
+        def ask(self, run):
+            return {"wall": seconds_per_step * run}
+
+    assert train_speed.steps_per_round(Side(), 4.0, at_least) == n
+
+
+def test_shapes_that_nanogpt_lacks_are_refused():
+    train_speed.check_shapes(["S", "H", "1B"], nanogpt=None)
+    train_speed.check_shapes(["S", "G@4"], nanogpt="nanoGPT")
+    for name in ("H", "1B"):
+        with pytest.raises(ValueError, match=f"nanoGPT cannot build {name}"):
+            train_speed.check_shapes([name], nanogpt="nanoGPT")
+
+
+def test_the_flops_of_a_step_are_those_of_the_recorded_results():
+    rows = json.loads((compare.RESULTS / "train_speed.json").read_text())["rows"]
+    for row in rows:
+        config = shapes.config_of(row["shape"], "unread", row["overrides"])
+        assert train_speed.flops_per_step(config, full_square=False) == pytest.approx(row["flops_per_step"])
+        assert train_speed.flops_per_step(config, full_square=True) > row["flops_per_step"]
+
+
+def test_a_device_whose_peak_is_unknown_has_no_utilization():
+    assert train_speed.fraction_of_vendor_peak(1e12, "unknown", "float32") is None
+    assert train_speed.fraction_of_vendor_peak(989.4e12 / 2, "NVIDIA H100 80GB HBM3", "bfloat16") == pytest.approx(0.5)

@@ -1,0 +1,38 @@
+"""The table of devices, against published figures."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lm.cost.devices import DEVICES, parse_device, peak_flops
+from lm.errors import UserError
+
+
+def test_peaks_are_exact_and_dense():
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4e12
+    assert peak_flops("NVIDIA A100 80GB PCIe", "float32") == 156e12
+    assert peak_flops("TPU v5 lite", "bfloat16") == 197e12
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "dtype"), [("cpu", "float32"), ("NVIDIA H100", "bfloat16"), ("TPU v4", "float32")]
+)
+def test_no_peak_is_guessed(device_kind, dtype):
+    assert peak_flops(device_kind, dtype) is None
+
+
+def test_each_kind_is_listed_once():
+    assert len({device.kind for device in DEVICES.values()}) == len(DEVICES)
+
+
+def test_parse_device():
+    assert parse_device("v5p:256") == ("v5p", 256)
+    for text in ("h100", "h900:8", "h100:0", "h100:x", ""):
+        with pytest.raises(UserError, match=r"is not NAME:COUNT.*h100"):
+            parse_device(text)
+
+
+def test_the_table_can_be_read_without_jax():
+    code = "import sys, lm.cost.devices, lm.cost.flops, lm.cost.units; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,78 @@
+"""Bytes per device, against compiled programs and by hand."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import tiny
+
+from lm import parameters
+from lm.cost.devices import DEVICES
+from lm.cost.memory import activation_bytes, logit_bytes, scores_per_query
+
+ROOT = Path(__file__).parents[2]
+ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
+MESHES = [[8, 1, 1, 1], [1, 8, 1, 1], [2, 2, 2, 1], [1, 2, 2, 2]]
+COMPILED = f"""
+import jax; jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np
+from tiny import tiny
+from lm.config import MESH_AXES
+from lm.cost.memory import abstract_train_state, local_bytes, train_state_bytes
+from lm.parallel.mesh import BATCH_AXES, make_mesh
+from lm.step import train_step
+
+config = tiny(model={{"vocab_size": 20}}, train={{"batch_size": 16}})
+for mesh in {MESHES}:
+    sizes = dict(zip(MESH_AXES, mesh))
+    state = abstract_train_state(config, sizes)
+    with jax.set_mesh(make_mesh(sizes)) as _:
+        rows = jax.NamedSharding(jax.sharding.get_mesh(), jax.P(BATCH_AXES))
+        batch = {{"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}}
+        jitted = jax.jit(train_step, static_argnames="config", keep_unused=True)
+        compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
+    print(*train_state_bytes(config, sizes), local_bytes(state) + local_bytes(batch), compiled)
+"""
+
+
+@pytest.mark.slow
+def test_train_state_bytes_match_compiled_programs():
+    """The compiled step's arguments have the predicted size; parameters are divided by the axes that shard them."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
+    for (_, fsdp, tensor, _), line in zip(MESHES, done.stdout.splitlines(), strict=True):
+        params, optimizer, predicted, compiled = map(int, line.split())
+        assert params == 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
+        assert optimizer == 2 * params + 3 * 4  # two moments; the counters of Adam, the schedule and weight decay
+        assert predicted == compiled
+
+
+ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "seq_len", "keys"),
+    [
+        ("h100", {"compute_dtype": "bfloat16"}, 4096, 0),  # cuDNN's flash attention keeps none
+        ("v5e", {"compute_dtype": "bfloat16", "attention": "einsum"}, 4096, 4096),
+        ("v5e", {"compute_dtype": "bfloat16"}, 64, 64),  # one chunk
+    ],
+)
+def test_scores_per_query(device, model, seq_len, keys):
+    config = tiny(model={"d_model": 32} | model, train={"seq_len": seq_len})
+    assert scores_per_query(config, DEVICES[device], ONE) == keys
+
+
+def test_activations_and_logits_by_hand():
+    """4 x 8 tokens in float32: d_model 16, 4 heads of 4, 2 key-value heads, d_ff 24 (GLU), vocabulary 19, 2 layers."""
+    config = tiny(model={"attention": "einsum"})
+    layer = 4 * 16 + 2 * (4 + 2 * 2) * 4 + 4 * 4 + 2 * 2 * 24 + (1 + 1) * 4 * 8  # norms, q k v, output, GLU, scores
+    assert config.model.ffn == "glu"
+    assert activation_bytes(config, DEVICES["h100"], ONE) == 2 * layer * 32 * 4
+    remat = tiny(model={"attention": "einsum", "remat": "block"})  # keeps the input of each layer, and one layer
+    assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * 16 + layer) * 32 * 4
+    assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
+    assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4

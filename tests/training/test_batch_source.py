@@ -1,0 +1,95 @@
+"""Feeds: the same batches whether the device or the host gathers them, and each array is copied or read once."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm.data import Split, batches
+from lm.parallel import sharding
+from lm.parameters import init_params
+from lm.step import take_batch
+from lm.training.batch_source import BatchSource
+from lm.training.evaluation import evaluate
+
+TOKENS = np.random.default_rng(0).integers(0, 19, 9 * 30).astype(np.uint16)
+PLAIN = Split("validation", TOKENS, TOKENS.size, None)
+PACKED = Split("validation", TOKENS.reshape(30, 9), TOKENS.size, None, np.ones((30, 9), np.uint16))
+
+
+def config_of(device_bytes=2**20, **data):
+    return tiny(data={"device_bytes": device_bytes} | data, train={"steps_per_dispatch": 3})
+
+
+class CountingArray:
+    """An array that counts how many of its elements are read."""
+
+    def __init__(self, array):
+        self.array, self.n_read = array, 0
+        self.ndim, self.shape, self.nbytes = array.ndim, array.shape, array.nbytes
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, index):
+        result = self.array[index]
+        self.n_read += result.size
+        return result
+
+
+@pytest.mark.parametrize("split", [PLAIN, PACKED], ids=["plain", "packed"])
+@pytest.mark.parametrize("device_bytes", [2**20, 0], ids=["resident", "host"])
+def test_feeds_are_the_batches_of_the_steps(split, device_bytes):
+    config = config_of(device_bytes, order="epochs")
+    source = BatchSource(split, config)
+    assert (source.resident is None) == (device_bytes == 0)
+    feed = source.train(5, 2)
+    assert {len(array) for array in feed.values()} == {3}  # steps_per_dispatch
+    for i in range(2):
+        batch = take_batch(source.resident, {name: array[i] for name, array in feed.items()}, 8)
+        expected = batches.train_batch(split, config, 5 + i)
+        assert batch.keys() == expected.keys()
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], expected[name])
+
+
+def test_another_seed_shares_the_arrays():
+    config = config_of()
+    source = BatchSource(PLAIN, config)
+    other = source.with_seed(7)
+    assert other.resident is source.resident
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=7))
+    np.testing.assert_array_equal(other.train(0, 3)["starts"], batches.window_starts(PLAIN, config, np.arange(3)))
+
+
+def test_packed_batches_on_the_host_are_gathered_once():
+    tokens, segments = CountingArray(PACKED.tokens), CountingArray(PACKED.segments)
+    split = dataclasses.replace(PACKED, tokens=tokens, segments=segments)
+    BatchSource(split, config_of(device_bytes=0, order="epochs")).train(0, 3)
+    assert tokens.n_read == segments.n_read == 3 * 4 * 9
+
+
+def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
+    sent, replicate = [], sharding.replicate
+    monkeypatch.setattr(sharding, "replicate", lambda mesh, array: sent.append(array) or replicate(mesh, array))
+    config = config_of()
+    source, params = BatchSource(PLAIN, config), init_params(config.model, 0)
+    losses = [evaluate(params, source)["loss"] for _ in range(3)]
+    assert losses[0] == losses[1] == losses[2]
+    assert len(sent) == 1
+
+
+def test_evaluation_stops_between_two_batches():
+    config, asked = config_of(), []
+    source = BatchSource(PLAIN, config)
+    assert evaluate(init_params(config.model, 0), source, stop=lambda: asked.append(1) or len(asked) == 2) is None
+    assert len(asked) == 2
+
+
+def test_max_batches_limits_an_evaluation():
+    source = BatchSource(PLAIN, config_of())
+    assert len(list(source.evaluation())) == batches.n_eval_batches(PLAIN, source.config)
+    assert len(list(source.evaluation(2))) == 2
+    assert all(isinstance(array, np.ndarray | jax.Array) for feed in source.evaluation(1) for array in feed.values())
