@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lm.errors import TemporaryError, UserError
+from lm.errors import run_command
 from lm.sweeps.analysis import analyze
 from lm.sweeps.report import check_publishable, publish, write_report
 
@@ -15,6 +15,12 @@ variants.csv and runs.csv. docs/sweeps.md explains how to read it.
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = parse_arguments(argv)
+    return run_command(lambda: report(arguments))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lm.report",
         description=DESCRIPTION,
@@ -28,20 +34,16 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         help="also copy the Markdown, the figures and runs.csv to DIR (docs/results); needs a complete full budget",
     )
-    arguments = parser.parse_args(argv)
-    try:
-        analysis = analyze(arguments.sweep)
-        if arguments.publish:
-            check_publishable(analysis)
-        write_report(analysis, arguments.sweep)
-        if arguments.publish:
-            publish(analysis, arguments.sweep, arguments.publish)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except OSError as error:  # a full disk, a path that is not a directory
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return TemporaryError.code
+    return parser.parse_args(argv)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    analysis = analyze(arguments.sweep)
+    if arguments.publish:
+        check_publishable(analysis)
+    write_report(analysis, arguments.sweep)
+    if arguments.publish:
+        publish(analysis, arguments.sweep, arguments.publish)
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
-from lm.errors import TemporaryError, UserError
+from lm.errors import UserError, run_command
 from lm.sweeps.spec import BUDGETS, load_sweep
 
 DESCRIPTION = """\
@@ -31,25 +31,20 @@ exit codes: 0 finished; 1 some runs failed, or the disk did: rerun to try again;
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     arguments = parse_arguments(argv)
-    try:
-        if arguments.together is not None and arguments.together < 1:
-            raise UserError(f"--together must be at least 1, not {arguments.together}")
-        plan = load_sweep(arguments.config, arguments.budget)
-        start_jax(plan.configs[plan.sweep.baseline])
-        from lm.sweeps.runner import run_sweep  # imports jax
+    return run_command(lambda: sweep(arguments))
 
-        workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
-        return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except OSError as error:  # a full disk, a directory that cannot be read
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return TemporaryError.code
-    except KeyboardInterrupt:
-        print("interrupted; rerun the same command to resume", file=sys.stderr)
-        return 130
+
+def sweep(arguments: argparse.Namespace) -> int:
+    if arguments.together is not None and arguments.together < 1:
+        raise UserError(f"--together must be at least 1, not {arguments.together}")
+    plan = load_sweep(arguments.config, arguments.budget)
+    start_jax(plan.configs[plan.sweep.baseline])
+    from lm.sweeps.runner import run_sweep
+
+    workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
+    return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

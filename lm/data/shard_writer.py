@@ -78,8 +78,7 @@ def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
         key_file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output: cannot create {o.output}: {error.strerror}") from None
-    held = lock(key_file.parent, "--output")
-    try:
+    with lock(key_file.parent, "--output"):
         if key_file.exists() and key_file.read_text() != key:
             raise UserError(
                 f"--output: {o.output} was written from other input or with other options; use another directory, or "
@@ -88,8 +87,6 @@ def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
         _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
         write_text(key_file, key)
         yield
-    finally:
-        held.release()
 
 
 def _check_arguments(o: Options, first: Unit) -> None:

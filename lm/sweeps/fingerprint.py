@@ -19,23 +19,23 @@ from lm.training.batch_source import BatchSource
 from lm.training.warm_start import WarmStart
 
 
-def fingerprint(config: Config, corpus: Corpus, warm_start: WarmStart | None = None) -> str:
+def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -> str:
     """Return the sha256 of everything that a run's numbers follow from.
 
     Args:
         config: a resolved config.
         corpus: its data.
-        warm_start: the parameters of another run that the run starts from, if any.
+        warm: the parameters of another run that the run starts from, if any.
 
     Hashed are the lowered StableHLO of initialization, train step and evaluation step (without source locations), the
     seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first and the last
-    thousand steps, and the parameters of the warm start.
+    thousand steps, and the parameters of a warm start.
     """
     t = config.train
     program = with_values(*split_config(config))  # the config with seed 0; hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
-    resident, feed, evaluation = source.resident, source.train(0, 1), next(source.evaluation())
+    feed, evaluation = source.train(0, 1), next(source.evaluation())
     init = jax.jit(functools.partial(init_state, program))
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
@@ -44,15 +44,15 @@ def fingerprint(config: Config, corpus: Corpus, warm_start: WarmStart | None = N
     found = hashlib.sha256()
     for lowered in (
         init.lower(jnp.uint32(0)),
-        training.lower(state, resident, feed, jnp.int32(1)),
-        evaluating.lower(state.params, resident, evaluation),
+        training.lower(state, source.resident, feed, jnp.int32(1)),
+        evaluating.lower(state.params, source.resident, evaluation),
     ):
         found.update(lowered.as_text().encode())
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
     found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
     found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
-    if warm_start:
-        found.update(warm_start.checksum().encode())
+    if warm:
+        found.update(warm.checksum().encode())
     return found.hexdigest()
 
 

@@ -28,7 +28,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "fingerprint": v.fingerprint,
-            "carried": {str(seed): start.checksum() for seed, start in v.warm_starts.items()},
+            "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
             "data": {
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
@@ -72,8 +72,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
     here = workdirs.describe_start()
-    held = _wait_for_lock(workdir)
-    try:
+    with _wait_for_lock(workdir):
         path = workdir / "sweep.json"
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
@@ -83,8 +82,6 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
             raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
         record = record | {"starts": [*(old["starts"] if old else []), here]}
         write_text(path, to_json(record, indent=1) + "\n")
-    finally:
-        held.release()
 
 
 def _wait_for_lock(workdir: Path):
@@ -111,7 +108,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
                 ("learning rates", was["grid"], now["grid"]),
                 ("config.eval", _evaluation(was), _evaluation(now)),
-                ("initial parameters", was["carried"], now["carried"]),
+                ("initial parameters", was["warm_starts"], now["warm_starts"]),
                 ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
             )
             if before != after
@@ -156,11 +153,9 @@ class Results:
         except UserError:
             yield False
             return
-        try:
+        with held:
             self.reload()
             yield True
-        finally:
-            held.release()
 
     def set_speeds(self, speeds: dict) -> None:
         """Save what lm.sweeps.throughput.measure_variants returned."""

@@ -181,10 +181,10 @@ def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:
     name = f"{phase}-{_digest([keys, share, jax.device_count()])}"
     directory, corpus = results.workdir / "unfinished" / name, variants[keys[0][0]].corpus
     try:
-        stacked = StackedRuns(
+        runs = StackedRuns(
             configs, corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
         )
-        found = stacked.train(runner.signals)
+        found = runs.train(runner.signals)
         if found is None:
             return
     except Exception:

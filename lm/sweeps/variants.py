@@ -29,7 +29,7 @@ class Variant:
         n_params: the number of parameters.
         flops: training FLOPs per token.
         fingerprint: see lm.sweeps.fingerprint.
-        warm_starts: by seed, the parameters of another run that a run starts from; empty if config.init_from is None.
+        warm_starts: by seed, the parameters that a run starts from; empty where they are random.
     """
 
     config: Config
@@ -97,14 +97,14 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
         return {}
     seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
-    found = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
-    for alike in _same_parameters(found):
-        say(f"{name}, {plural(len(alike), 'seed')}: {found[alike[0]].describe()}")
-    return found
+    warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
+    for alike in _same_parameters(warm_starts):
+        say(f"{name}, {plural(len(alike), 'seed')}: {warm_starts[alike[0]].describe()}")
+    return warm_starts
 
 
 def _same_parameters(warm_starts: dict[int, WarmStart]) -> list[list[int]]:
-    """Group the seeds for which the same parameters are loaded."""
+    """Group the seeds whose warm starts load the same parameters."""
     groups = {}
     for seed, start in warm_starts.items():
         groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)

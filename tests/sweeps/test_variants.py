@@ -1,4 +1,4 @@
-"""Variants: matched widths, warm starts by seed, cost; and groups of runs that fail."""
+"""Variants: matched widths, warm starts of each seed, cost; and groups of runs that fail."""
 
 import dataclasses
 
@@ -33,11 +33,11 @@ def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
     assert off[found.model.d_ff] == min(off.values())
 
 
-def test_seeds_are_grouped_by_the_parameters_loaded():
+def test_seeds_are_grouped_by_the_parameters_that_are_loaded():
     whole, part = (["embedding", "head/w_DV"], []), (["embedding"], ["head/w_DV"])
     runs = {
-        seed: WarmStart(f"runs/{seed}", 10, dict.fromkeys(values), fresh, [])
-        for seed, (values, fresh) in enumerate([whole, part, whole])
+        seed: WarmStart(f"runs/{seed}", 10, dict.fromkeys(values), initialized, [])
+        for seed, (values, initialized) in enumerate([whole, part, whole])
     }
     assert _same_parameters(runs) == [[0, 2], [1]]
 
