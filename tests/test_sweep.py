@@ -264,7 +264,7 @@ def test_variants_that_start_from_other_runs(bench, tmp_path):
     (tmp_path / "tiny_sweep.py").write_text(f"{first}variants={variants!r},\n        baseline={rest}")
     done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "tiny_sweep.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "left behind: nothing" in done.stdout
+    assert "not used: -" in done.stdout
     found = results(tmp_path / "sweep")
     assert {key[:1] + key[1:2] for key in found} == {("final", "mlp"), ("final", "wild")}
     for seed in (0, 1):

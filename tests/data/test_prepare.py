@@ -250,7 +250,7 @@ def test_a_directory_in_use_is_an_error_and_hidden_files_are_skipped(tmp_path, c
     held = lock(output / "units")
     assert main(job) == 1  # worth a retry
     assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
-    held.release()
+    held.lock.release()
     assert main(job) == 0
 
 
