@@ -36,19 +36,17 @@ def main() -> int:
 
 def compare(shape: str, n_seeds: int, dtype: str, rounds: int) -> dict:
     """Time both on one device, in alternation."""
-    from lm import data
     from lm.runtime import start_jax
-    from lm.sweeps.throughput import Runs, measure
-    from lm.training.run import resolve_config
+    from lm.sweeps.throughput import Workload, measure
+    from lm.training.run import prepare
 
     with tempfile.TemporaryDirectory() as directory:
         write_tokens(Path(directory) / "data", named(shape))
         overrides = {"train.steps_per_dispatch": 10, "model.compute_dtype": dtype}
         config = config_of(shape, f"{directory}/data", overrides)
         start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
-        corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
-        config = resolve_config(config, corpus)
-        speeds = measure({n: Runs(config, corpus, n, 1) for n in {1, n_seeds}}, rounds)
+        run = prepare(config, say=lambda text: None)
+        speeds = measure({n: Workload(run.config, run.corpus, n, 1) for n in {1, n_seeds}}, rounds)
     return {
         "shape": shape, "dtype": dtype, "seeds": n_seeds,
         "tokens_per_second": {n: statistics.median(values) for n, values in speeds.items()},

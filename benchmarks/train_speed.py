@@ -189,7 +189,7 @@ def flops_per_step(config, *, full_square: bool) -> float:
 
 def fraction_of_vendor_peak(flops_per_second: float, device: str, dtype: str) -> float | None:
     """Return the fraction of the peak that the device's vendor states (MFU), or None if that is unknown."""
-    from lm.cost.flops import peak_flops
+    from lm.cost.devices import peak_flops
 
     peak = peak_flops(device, dtype)
     return flops_per_second / peak if peak else None

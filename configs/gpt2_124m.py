@@ -1,11 +1,11 @@
 """GPT-2 small (124,439,808 parameters) on OpenWebText, with the batch and schedule of nanoGPT's reproduction.
 
-Bring the tokens: nanoGPT's data/openwebtext/prepare.py writes train.bin and val.bin; put them in data/openwebtext, then
+Run nanoGPT's data/openwebtext/prepare.py, and put its train.bin and val.bin into data/openwebtext:
 
     python -m lm.train --config configs/gpt2_124m.py
 
-Meant for GPUs of 40 GiB, one or many (each takes its share of the batch). Not run here. Published: nanoGPT's README
-gives a loss of about 2.85 after 4 days on 8 A100s.
+Cost: GPUs with 40 GiB, one or many (each takes its share of the batch). Never run here.
+Result to compare with: nanoGPT's README reports a loss of about 2.85 after 4 days on 8 A100s.
 """
 
 from lm.config import default_config

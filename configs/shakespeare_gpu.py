@@ -1,10 +1,11 @@
-"""nanoGPT's GPU size on Tiny Shakespeare, by characters: 6 layers, 384 wide, context 256.
+"""nanoGPT's GPU config for Tiny Shakespeare: characters, 6 layers, width 384, context 256.
 
     python -m lm.train --config configs/shakespeare_gpu.py
 
-One GPU. Not run here. Published: nanoGPT gives a best validation loss of 1.4697 in its README for this size, batch and
-number of steps, over the last 10 % of the text (our validation+test), with LayerNorm, GELU and learned positions; the
-block here is the modern one of configs/shakespeare.py.
+Cost: one GPU. Never run here.
+Result to compare with: nanoGPT's README reports a best validation loss of 1.4697 nats per character for this size,
+batch and number of steps, on the last 10 % of the text (our validation+test). Its model has LayerNorm, GELU and
+learned positions; this one has the modern block of configs/shakespeare.py.
 """
 
 from lm.config import default_config

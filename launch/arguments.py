@@ -49,7 +49,7 @@ def check_sweep(words: list[str], *, workdir: str) -> str:
     parser.add_argument("--config", required=True)
     parser.add_argument("--budget", choices=spec.BUDGETS, default="quick")
     arguments, _ = parser.parse_known_args(words)
-    spec.load(arguments.config, arguments.budget)
+    spec.load_sweep(arguments.config, arguments.budget)
     return arguments.config
 
 

@@ -1,5 +1,6 @@
 """Small files: strict JSON, atomic replacement of text files, and locks of directories."""
 
+import contextlib
 import json
 import math
 import os
@@ -56,8 +57,10 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def lock(directory: Path, option: str = "--workdir") -> filelock.BaseFileLock:
-    """Acquire the lock of a directory; call `release()` on the result, or end the process, to give it back.
+def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:
+    """Acquire the lock of a directory. The result is a context manager that releases it.
+
+    The lock is also released when the process ends.
 
     Args:
         directory: an existing directory; the lock is the file .lock in it, which stays there.
@@ -68,11 +71,11 @@ def lock(directory: Path, option: str = "--workdir") -> filelock.BaseFileLock:
     """
     acquired = filelock.FileLock(directory / ".lock", timeout=0)
     try:
-        acquired.acquire()
+        held = acquired.acquire()
     except filelock.Timeout:
         holder = (directory / ".lock").read_text(encoding="utf-8").strip() or "another process"
         raise TemporaryError(
             f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
         ) from None
     (directory / ".lock").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-    return acquired
+    return held

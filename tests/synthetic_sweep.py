@@ -1,11 +1,11 @@
-"""A small synthetic sweep, as lm.sweep would leave it, for the tests of its report."""
+"""A small synthetic sweep directory, as lm.sweep writes it, for the tests of the report."""
 
 import json
 import math
 
 import numpy as np
 
-from lm.sweeps.results import around
+from lm.sweeps.results import neighbors
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
 LOSSES = {
@@ -22,7 +22,7 @@ STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gate
 
 
 def speeds_json(plain: float, gated: float, wide: float) -> str:
-    """As lm.sweeps.throughput.measure_variants leaves it; one run at a time has half of the baseline's speed."""
+    """Return speeds.json; one run at a time has half of the baseline's speed."""
     speeds = {"plain": plain, "gated": gated, "wide": wide}
     quartiles = {name: [0.75 * speed, 1.5 * speed] for name, speed in speeds.items()}
     return json.dumps({"alone": plain / 2, "at_once": 4, "variants": speeds, "quartiles": quartiles})
@@ -52,7 +52,7 @@ def diverge(r: dict, validations: int = 1) -> None:
 
 
 def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[dict, list[dict]]:
-    """sweep.json and all runs: at the best rate `losses`, elsewhere 0.2 more for every doubling."""
+    """Return sweep.json and all runs: the losses at the best rate, and 0.2 more for every factor of 2 from it."""
     train = {"steps": 100, "batch_size": 8, "seq_len": 16}
     variants = {
         name: {
@@ -99,7 +99,7 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
         for rate in grid:
             worse = 0.2 * abs(math.log2(rate / best))
             runs += [run("tuning", name, rate, seed, 2 + worse) for seed in TUNING_SEEDS]
-            if rate in around(grid, best):
+            if rate in neighbors(grid, best):
                 runs += [run("final", name, rate, seed, losses[name][seed] + worse) for seed in range(n)]
     return record, runs
 

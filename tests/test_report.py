@@ -1,4 +1,4 @@
-"""The report of a small synthetic sweep: what is written, what is published, and what it refuses."""
+"""The report of a small synthetic sweep: the files it writes, what it publishes, and what it refuses."""
 
 import base64
 import csv
@@ -11,118 +11,118 @@ import numpy as np
 import pytest
 from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, sweep, write
 
-import lm.sweeps.figures
-from lm import report
-from lm.sweeps import tables
-from lm.sweeps.analysis import analyse
+from lm import report as command
+from lm.sweeps import figures, report, tables
+from lm.sweeps.analysis import analyze
 from lm.sweeps.results import Results
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    monkeypatch.setattr(lm.sweeps.figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
-    monkeypatch.setattr(
-        lm.sweeps.figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-    )
+    """Replace the figures, for tests of everything else."""
+    monkeypatch.setattr(figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
+    monkeypatch.setattr(figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
 
 
-def test_a_quick_budget_claims_nothing(tmp_path, undrawn, capsys):
+def test_a_quick_budget_supports_no_conclusions(tmp_path, undrawn, capsys):
     workdir = write(tmp_path / "s", *sweep(budget="quick"))
-    assert report.main([str(workdir)]) == 0
-    said = "No claim about gated and plain: the budget was quick"
-    assert said in capsys.readouterr().out
+    assert command.main([str(workdir)]) == 0
+    answer = "No conclusion about gated and plain: budget quick only checks that the sweep runs."
+    assert answer in capsys.readouterr().out
     for name in ("report.md", "report.html"):
         text = (workdir / name).read_text()
-        assert said in text
-        assert "No claim: budget quick." in text
+        assert answer in text
+        assert "No conclusions: budget quick" in text
         assert "lower than" not in text
-    assert report.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
+    assert command.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
     assert "budget was quick" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
 
 
-def test_what_counting_alone_reaches_is_told_and_drawn(tmp_path):
-    a = analyse(write(tmp_path / "sweep", *sweep()))
-    expected = "Counting tokens alone (unigrams plus one) gives for text: 2.5000 on validation, 2.7500 on test."
-    assert tables.unigram_line(a) == expected
+def test_the_unigram_baseline_is_reported_and_drawn(tmp_path):
+    a = analyze(write(tmp_path / "sweep", *sweep()))
+    expected = "Unigram baseline: text: 2.5000 on validation, 2.7500 on test."
+    assert tables.unigram_baseline(a) == expected
     assert expected in report.to_markdown(a, "")
     assert expected in report.to_html(a, dict.fromkeys(report.CAPTIONS, b""))
-    drawn = {line.get_label(): list(line.get_ydata()) for line in lm.sweeps.figures.learning_curves(a).axes[0].lines}
-    assert drawn["counting tokens alone"] == [2.5, 2.5]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in figures.learning_curves(a).axes[0].lines}
+    assert drawn["unigram baseline"] == [2.5, 2.5]
 
 
 @pytest.mark.parametrize("lost", ["tuning", "final", "speeds"])
-def test_what_is_missing_and_the_command(tmp_path, capsys, lost):
+def test_an_unfinished_sweep_names_what_is_missing_and_the_command(tmp_path, capsys, lost):
     record, runs = sweep()
     runs = [r for r in runs if r is not (select(runs, lost, "wide") or [None])[0]]
     workdir = write(tmp_path / "s", record, runs)
     if lost == "speeds":
         (workdir / "speeds.json").unlink()
-    assert report.main([str(workdir)]) == 2
-    said = capsys.readouterr().err
-    assert f"{workdir} is not finished: " + ("speeds are not" if lost == "speeds" else "wide lacks runs") in said
+    assert command.main([str(workdir)]) == 2
+    error = capsys.readouterr().err
     assert (
-        "go on with python -m lm.sweep --config /somewhere/configs/sweeps/gates.py --workdir=/elsewhere/gates" in said
+        f"{workdir} is not finished: " + ("the throughput is not measured" if lost == "speeds" else "wide lacks runs")
+        in error
     )
+    resume = "python -m lm.sweep --config /somewhere/configs/sweeps/gates.py --workdir=/elsewhere/gates"
+    assert f"resume with {resume}" in error
     assert not (workdir / "report.md").exists()
 
 
 def test_a_directory_without_a_sweep(tmp_path, capsys):
-    assert report.main([str(tmp_path)]) == 2
+    assert command.main([str(tmp_path)]) == 2
     assert "holds no sweep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["tuning", "final"])
-def test_a_variant_whose_runs_failed_is_left_out_aloud(tmp_path, undrawn, capsys, phase):
+def test_a_variant_whose_runs_failed_is_left_out_with_a_warning(tmp_path, undrawn, capsys, phase):
     record, runs = sweep()
     first = select(runs, phase, "gated")[0]
     lost = [r for r in runs if r is first or (phase == "tuning" and (r["phase"], r["variant"]) == ("final", "gated"))]
     workdir = write(tmp_path / "s", record, [r for r in runs if r not in lost])
     (workdir / "speeds.json").unlink()
-    assert report.main([str(workdir)]) == 2
+    assert command.main([str(workdir)]) == 2
     key = tuple(first[k] for k in ("phase", "variant", "learning_rate", "seed"))
-    Results(workdir).fail("other", [(*key[:3], 7)], "another run that failed once")
-    assert report.main([str(workdir)]) == 2
-    Results(workdir).fail("some", [key], "XlaRuntimeError: out of memory\nand more")
-    assert report.main([str(workdir)]) == 0
-    assert report.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
-    assert "--publish: runs of gated failed; finish the sweep" in capsys.readouterr().err
-    a, whole = analyse(workdir), analyse(write(tmp_path / "whole", *sweep()))
+    Results(workdir).add_failure("other", [(*key[:3], 7)], "another run that failed once")
+    assert command.main([str(workdir)]) == 2
+    Results(workdir).add_failure("some", [key], "XlaRuntimeError: out of memory\nand more")
+    assert command.main([str(workdir)]) == 0
+    assert command.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
+    assert "--publish: runs of gated failed; finish the sweep first" in capsys.readouterr().err
+    a, whole = analyze(workdir), analyze(write(tmp_path / "whole", *sweep()))
     assert list(a.variants) == ["plain", "wide"]
     gated, wide = a.comparisons
-    assert (gated.difference, gated.answer) == (None, "gated against plain: not known, because runs of gated failed.")
+    assert (gated.difference, gated.answer) == (None, "gated against plain: no result, because runs of gated failed.")
     assert wide.difference == whole.comparisons[1].difference
     assert wide.p_adjusted == pytest.approx(min(1, 2 * wide.difference.p))  # of the two that were declared
     text = (workdir / "report.md").read_text()
-    assert "**Answer.** gated against plain: not known" in text
-    assert "Notice: gated is left out: runs failed (XlaRuntimeError: out of memory)\n" in text
+    assert "**Answer.** gated against plain: no result" in text
+    assert "Warning: gated is left out: runs failed (XlaRuntimeError: out of memory)\n" in text
     assert "| gated − plain | runs failed |" in text
     assert "nan" not in text
     with open(workdir / "runs.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(runs) - len(lost)
 
 
-def test_pictures_of_what_a_failure_left(tmp_path, capsys):
-    """Drawn: without the baseline and without speeds."""
+def test_figures_without_the_variants_that_failed(tmp_path, capsys):
+    """The figures are drawn without the baseline and without speeds."""
     record, runs = sweep()
     lost = select(runs, "final", "plain")[0]
     workdir = write(tmp_path / "s", record, [r for r in runs if r is not lost])
     (workdir / "speeds.json").unlink()
-    Results(workdir).fail("some", [("final", "plain", 0.002, 0)], "MemoryError")
-    assert report.main([str(workdir)]) == 0
+    Results(workdir).add_failure("some", [("final", "plain", 0.002, 0)], "MemoryError")
+    assert command.main([str(workdir)]) == 0
     assert (workdir / "figures" / "equal_cost.png").read_bytes().startswith(b"\x89PNG")
     for path in (workdir / "results").glob("*.json"):
         path.unlink()
     lost = [("tuning", name, rate, seed) for name in LOSSES for rate in GRID for seed in TUNING_SEEDS]
-    Results(workdir).fail("all", lost, "OSError: no data")
-    assert report.main([str(workdir)]) == 2
+    Results(workdir).add_failure("all", lost, "OSError: no data")
+    assert command.main([str(workdir)]) == 2
     assert "every variant has runs that failed (OSError: no data)" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written(tmp_path, undrawn, capsys):
+def test_a_directory_that_cannot_be_written(tmp_path, undrawn, capsys):
     workdir = write(tmp_path / "s", *sweep())
     (tmp_path / "file").write_text("")
-    assert report.main([str(workdir), "--publish", str(tmp_path / "file")]) == 1
+    assert command.main([str(workdir), "--publish", str(tmp_path / "file")]) == 1
     assert "NotADirectoryError" in capsys.readouterr().err
 
 
@@ -130,7 +130,7 @@ def test_csv_is_read_back(tmp_path, undrawn):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[0])
     workdir = write(tmp_path / "s", record, runs)
-    assert report.main([str(workdir)]) == 0
+    assert command.main([str(workdir)]) == 0
     with open(workdir / "runs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(runs) == 3 * 3 * (2 + 5)
@@ -146,10 +146,10 @@ def test_csv_is_read_back(tmp_path, undrawn):
 def test_names_are_escaped(tmp_path):
     record, runs = sweep()
     record |= {"question": "<script>alert(1)</script>?", "base": "<i>&"}
-    a = analyse(write(tmp_path / "s", record, runs))
+    a = analyze(write(tmp_path / "s", record, runs))
     a = dataclasses.replace(
         a,
-        notices=["<i>notice</i>"],
+        warnings=["<i>warning</i>"],
         comparisons=[dataclasses.replace(c, variant="<i>gated|b", answer="<i>gated wins") for c in a.comparisons],
     )
     page = report.to_html(a, dict.fromkeys(report.CAPTIONS, b"<svg/>"))
@@ -169,10 +169,10 @@ class References(html.parser.HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
-def test_published(tmp_path, capsys):
-    """Drawn: a full budget's page needs nothing but itself, and what is published nothing of this machine."""
+def test_published_page(tmp_path, capsys):
+    """The HTML page needs no other file, and the published page names no path of this machine."""
     workdir, docs = write(tmp_path / "gates-full", *sweep()), tmp_path / "docs" / "results"
-    assert report.main([str(workdir), "--publish", str(docs)]) == 0
+    assert command.main([str(workdir), "--publish", str(docs)]) == 0
     assert "gated ends 0.1040 nats per token lower than plain" in capsys.readouterr().out
 
     parser = References()
@@ -192,7 +192,7 @@ def test_published(tmp_path, capsys):
     assert re.findall(r"(?<![\w.])/\w+", text) == []
     assert str(tmp_path) not in text
     assert "python -m lm.sweep --config gates.py --workdir=gates\n" in text
-    assert text.count("fresh seed") == text.count(report.CAPTIONS["differences"]) == 1
+    assert text.count(report.CAPTIONS["differences"]) == 1
     pictures = re.findall(r"!\[\w+\]\((.*?)\)", text)
     assert pictures == [f"gates/{name}.png" for name in report.CAPTIONS]
     assert all((docs / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
@@ -201,13 +201,13 @@ def test_published(tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")
 def test_everything_diverged(tmp_path, capsys):
-    """Drawn: the baseline diverges everywhere and unvalidated, another once, the last always; one rate, two seeds."""
+    """One rate, two seeds: the baseline diverges before its first evaluation, gated once, wide always."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, grid=[0.002], n=2)
     for r in runs:
         if r["variant"] != "gated" or (r["phase"], r["seed"]) == ("final", 1):
             diverge(r, validations=0 if r["variant"] == "plain" else 1)
     workdir = write(tmp_path / "s", record, runs)
-    assert report.main([str(workdir)]) == 0
+    assert command.main([str(workdir)]) == 0
     out = capsys.readouterr().out
     assert (
         "gated against plain: no mean difference, because runs diverged (1 of 2 and 2 of 2; medians inf and inf)" in out
@@ -217,3 +217,23 @@ def test_everything_diverged(tmp_path, capsys):
     assert "plain: 2 of 2 runs at learning rate 0.002 diverged" in text
     assert "median infinite" in text
     assert "nan" not in text
+
+
+def test_every_footnote_explains_a_column(tmp_path):
+    """The definition of a number stands below the table that shows it, in both formats."""
+    a = analyze(write(tmp_path / "s", *sweep()))
+    for table in (tables.comparisons(a), tables.losses(a), tables.costs(a), tables.curves(a), tables.rates(a)):
+        assert set(table.notes) <= set(table.header)
+        assert all(len(row) == len(table.header) for row in table.rows)
+        assert not any("–" in cell for row in table.rows for cell in row)
+    text = report.to_markdown(a, "")
+    assert "| comparison | difference [95 % CI] ¹ | p ² |" in text
+    assert "\n² p: Two-sided paired t test after Holm's correction for 2 comparisons" in text
+
+
+def test_on_narrow_screens_every_cell_names_its_column(tmp_path):
+    page = report.to_html(analyze(write(tmp_path / "s", *sweep())), dict.fromkeys(report.CAPTIONS, b""))
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert '<td data-column="p"><span>0.97</span></td>' in page
+    assert "attr(data-column)" in report.STYLE
+    assert page.index("gated ends 0.1040") < page.index("<table") < page.index("<img")

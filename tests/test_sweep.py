@@ -1,4 +1,4 @@
-"""A sweep as its user runs it: planned, refused, killed, resumed and reported."""
+"""The command lm.sweep: dry run, errors, interruption, resumption, several processes, and the report."""
 
 import itertools
 import json
@@ -10,25 +10,28 @@ import time
 import pytest
 from running import ROOT
 
+from lm import sweep
+
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
-# Checkpoints after every dispatch, so that a kill at any moment finds one.
+# Save a checkpoint after every dispatch, so that a kill at any moment finds one.
 EAGER = """
 import sys
 from lm import sweep
-from lm.sweeps import stacked as cohort
-cohort.SAVE_EVERY = 0
+from lm.sweeps import stacked
+stacked.SAVE_EVERY = 0
 sys.exit(sweep.main(sys.argv[1:]))
 """
-# One variant's runs fail, whatever is tried.
+# All runs of one variant fail.
 FAILING = """
 import sys
 from lm import sweep
-train_cohort = sweep.train_cohort
-def failing(phase, keys, *others):
+from lm.sweeps import runner
+train_group = runner.train_group
+def failing(sweep, phase, keys):
     if keys[0][0] == "glu":
         raise MemoryError("too wide")
-    train_cohort(phase, keys, *others)
-sweep.train_cohort = failing
+    train_group(sweep, phase, keys)
+runner.train_group = failing
 sys.exit(sweep.main(sys.argv[1:]))
 """
 
@@ -40,19 +43,19 @@ def run(bench, *arguments, module="lm.sweep", config=SWEEP):
 
 
 def results(workdir) -> dict:
-    """What the runs came to, by (phase, variant, learning rate, seed), without what a clock measured."""
+    """Return the finished runs by (phase, variant, learning rate, seed), without their times."""
     found = {}
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            assert key not in found, "a run was made twice"
+            assert key not in found, "a run was trained twice"
             found[key] = {name: value for name, value in run.items() if name != "seconds"}
     return found
 
 
 @pytest.fixture(scope="module")
 def finished(bench):
-    """A whole quick sweep that nothing disturbed, and what it said."""
+    """A complete quick sweep without interruptions, and its output."""
     workdir = bench.base / "sweep"
     done = run(bench, "--workdir", workdir)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,19 +63,19 @@ def finished(bench):
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_the_plan_and_leaves_nothing(bench, tmp_path):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(bench, tmp_path):
     done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
     assert done.returncode == 0, done.stderr
     # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
     assert "model.d_ff=43 (params of 'mlp': +16 parameters, +96 FLOPs/token)" in done.stdout
-    assert "6 runs to tune the learning rate (1 seeds), then at most 12" in done.stdout
-    assert "FLOPs at most" in done.stdout
+    assert "6 runs to tune the learning rate (1 tuning seed), then at most 12 runs at" in done.stdout
+    assert "training: at most" in done.stdout
     assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.slow
-def test_every_run_is_made_once_and_a_divergence_is_a_result(finished):
-    workdir, said = finished
+def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
+    workdir, output = finished
     found = results(workdir)
     tuning = [("tuning", n, r, 1_000_000) for n in ("mlp", "glu") for r in (1e-3, 1e-2)]
     tuning += [("tuning", "wild", r, 1_000_000) for r in (0.1, 1e30)]
@@ -86,14 +89,14 @@ def test_every_run_is_made_once_and_a_divergence_is_a_result(finished):
     assert found["final", "wild", 1e30, 0]["diverged_at"] in (1, 2)
     assert found["final", "mlp", 1e-2, 0]["train_loss"][0] == found["final", "mlp", 1e-3, 0]["train_loss"][0]
     assert found["final", "mlp", 1e-2, 0]["train_loss"] != found["final", "mlp", 1e-2, 1]["train_loss"]
-    assert "wild: best learning rate 0.1" in said
+    assert "wild: best learning rate 0.1" in output
     speeds = json.loads((workdir / "speeds.json").read_text())
     assert min(speeds["alone"], *(speeds["variants"][name] for name in ("mlp", "glu", "wild"))) > 0
-    assert not (workdir / "cohorts").exists()
+    assert not (workdir / "unfinished").exists()
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):
+def test_a_run_of_a_sweep_equals_the_run_of_lm_train(bench, finished, tmp_path):
     record = json.loads((finished[0] / "sweep.json").read_text())["variants"]["mlp"]["config"]
     assert record["train"]["steps"] == 8
     changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8", "--config.train.seed=1"]
@@ -106,8 +109,8 @@ def test_a_run_of_a_sweep_is_the_run_of_lm_train(bench, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finished, tmp_path):
-    """Learned losses differ by rounding alone, which is far below what seeds make."""
+def test_vectorized_runs_equal_runs_one_by_one(bench, finished, tmp_path):
+    """Losses differ by rounding alone, far less than between seeds."""
     workdir = tmp_path / "sweep"
     done = run(bench, "--workdir", workdir, "--together", 2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -122,7 +125,7 @@ def test_runs_vectorized_on_a_device_end_as_those_beside_each_other(bench, finis
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):
+def test_repeated_kills_do_not_change_the_results(bench, finished, tmp_path):
     workdir, reference = tmp_path / "sweep", results(finished[0])
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]
     moments = ["step 4/8", "tuning 2/", "final 1/", "step 6/8", "final 2/"]
@@ -138,7 +141,7 @@ def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):
             process.stdout.read()
             expected = -end if end == signal.SIGKILL else 128 + end
             assert process.wait(timeout=300) == expected
-        assert before.items() <= results(workdir).items()  # what was finished stays as it was
+        assert before.items() <= results(workdir).items()  # finished runs do not change
     done = run(bench, "--workdir", workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert results(workdir) == reference
@@ -149,8 +152,8 @@ def test_killed_again_and_again_it_ends_the_same(bench, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_command_several_times_at_once_shares_the_work(bench, finished, tmp_path):
-    """One of them is killed in the middle of its runs, which another then makes."""
+def test_several_processes_divide_the_work(bench, finished, tmp_path):
+    """One of them is killed during its runs, which another then trains."""
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(tmp_path / "sweep")]
     pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
@@ -158,14 +161,14 @@ def test_the_same_command_several_times_at_once_shares_the_work(bench, finished,
         if line.startswith(("step", "waiting")):
             processes[0].kill()
             break
-    said = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0], said
+    output = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0], output
     assert results(tmp_path / "sweep") == results(finished[0])
-    assert sum("measuring" in text for text in said[1:]) == 1
+    assert sum("measuring" in text for text in output[1:]) == 1
 
 
 @pytest.mark.slow
-def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path):
+def test_a_variant_that_fails_does_not_stop_the_others(bench, finished, tmp_path):
     workdir = tmp_path / "sweep"
     command = [sys.executable, "-c", FAILING, f"--config={SWEEP}", "--workdir", str(workdir)]
     done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
@@ -174,8 +177,8 @@ def test_a_variant_that_fails_costs_the_others_nothing(bench, finished, tmp_path
     assert "measuring" not in done.stdout
     reference = results(finished[0])
     assert results(workdir) == {key: run for key, run in reference.items() if key[1] != "glu"}
-    told = run(bench, workdir, module="lm.report", config=None)
-    assert told.returncode == 0, told.stderr
+    reported = run(bench, workdir, module="lm.report", config=None)
+    assert reported.returncode == 0, reported.stderr
     assert "glu is left out: runs failed (MemoryError: too wide)" in (workdir / "report.md").read_text()
     done = run(bench, "--workdir", workdir)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -201,18 +204,18 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):
     (tmp_path / "full" / "something").write_text("")
     done = run(bench, "--workdir", tmp_path / "full")
     assert done.returncode == 2
-    assert "holds something else (something)" in done.stderr
+    assert "is not empty (something) and holds no sweep" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_report_of_a_quick_sweep_makes_no_claim(bench, finished):
+def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
     done = run(bench, finished[0], module="lm.report", config=None)
     assert done.returncode == 0, done.stderr
-    assert "No claim" in done.stdout
+    assert "No conclusion" in done.stdout
     assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
 
 
-def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):
+def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
     text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
     text = text.replace('{"model.ffn": "mlp"}', '{"model.window_pattern": (16,)}')
     text = text.replace('"model.d_ff": match_params("mlp")', '"model.norm_bias": False')
@@ -220,8 +223,19 @@ def test_a_variant_that_does_nothing_is_refused(bench, tmp_path):
     done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "idle.py")
     assert done.returncode == 2
     assert "variants 'mlp' and 'glu' are the same experiment" in done.stderr
-    assert "model.norm_bias, model.window_pattern differ and do nothing" in done.stderr
+    assert "model.norm_bias, model.window_pattern have no effect here" in done.stderr
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("together", [0, -1])
+def test_together_must_be_at_least_1(capsys, together):
+    assert sweep.main([f"--config={SWEEP}", f"--together={together}"]) == 2
+    assert capsys.readouterr().err == f"--together must be at least 1, not {together}\n"
+
+
+def test_a_config_of_one_run_is_refused(capsys):
+    assert sweep.main(["--config", str(ROOT / "configs" / "shakespeare.py")]) == 2
+    assert "is the config of one run; use python -m lm.train --config" in capsys.readouterr().err
 
 
 def test_help_needs_no_jax(bench):
@@ -234,7 +248,7 @@ def test_help_needs_no_jax(bench):
 
 @pytest.mark.slow
 def test_variants_that_start_from_other_runs(bench, tmp_path):
-    """Each seed from its own run; without steps it is that run's model, and one learning rate needs no tuning."""
+    """Each seed starts from its own run. With 0 steps it is that run's model. One learning rate needs no tuning."""
     for seed in (0, 1):
         done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
         assert done.returncode == 0

@@ -254,7 +254,7 @@ def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
     code, output = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
     assert code == 0
-    assert "WARNING" in output
+    assert "WARNING: training on python_docs INSTEAD of" in output
     assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
     assert summary_of(tmp_path / "run")["data_notices"]
 

@@ -1,17 +1,19 @@
-"""Plain SGD or Adam for the Transformer of CMU's 15-780: the validation loss after each epoch.
+"""Does Adam reach a lower loss than plain SGD on the Transformer of CMU's course 15-780?
 
     python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget quick
-    python -m lm.report sweeps/cmu_15780-quick
+    python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget full      # 42 minutes on 2 CPU cores
 
-The course's own figures, for the complete works and words without spacing: 5.9 after one epoch of SGD, about 5.1 after
-longer training. Here it is Tiny Shakespeare by words with the space before them, another text, so the two cannot be
-compared; what counting its words alone reaches is in the report (6.167 was measured with another cut into words). One
-epoch is 158.4 steps, and validations are 160 steps apart.
+The validation loss is evaluated after each epoch: an epoch is 158.4 steps, and evaluations are 160 steps apart. The
+course reports 5.9 after one epoch of SGD and about 5.1 after longer training, on the complete works of Shakespeare and
+words without spaces. Here the text is Tiny Shakespeare in words with the space before them, so the losses cannot be
+compared; the report has the unigram baseline of this text.
+
+Result (docs/results/cmu_15780.md): Adam at 1e-3 ends 0.094 nats per token higher than SGD at 0.5.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep
 
-EPOCH = 160  # in steps, rounded: 70 % of the text are 792 windows of 256 words, and a step takes 5
+EPOCH = 160  # steps, rounded: 70 % of the text is 792 windows of 256 words, and a batch has 5
 
 
 def get_sweep():

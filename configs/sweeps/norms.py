@@ -1,9 +1,10 @@
 """Does it matter whether a norm subtracts the mean, or has a bias?
 
     python -m lm.sweep --config configs/sweeps/norms.py --budget quick
-    python -m lm.report sweeps/norms-quick
+    python -m lm.sweep --config configs/sweeps/norms.py --budget full      # 17 minutes on 2 CPU cores
 
-Zhang and Sennrich 2019 (arXiv:1910.07467) find that RMSNorm does as well as LayerNorm and costs less.
+Result (docs/results/norms.md): no significant differences. Zhang and Sennrich 2019 (arXiv:1910.07467) find that RMSNorm
+does as well as LayerNorm and costs less.
 """
 
 from lm.sweeps import Budget, Sweep

@@ -1,5 +1,6 @@
-"""Configuration: the schema of keys, config files and overrides, and the checks across keys. Imports no jax."""
+"""Configuration: the schema of keys, config files with overrides, and the checks across keys. Imports no jax."""
 
+from lm.config.convert import default_config, flatten, from_dict, to_dict
 from lm.config.schema import (
     MESH_AXES,
     SPLITS,
@@ -9,15 +10,9 @@ from lm.config.schema import (
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
-    check,
-    default_config,
-    flatten,
-    from_dict,
     init_run,
     layer_windows,
     schema,
-    suggestion,
-    to_dict,
 )
 
 __all__ = [
@@ -29,13 +24,11 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "TrainConfig",
-    "check",
     "default_config",
     "flatten",
     "from_dict",
     "init_run",
     "layer_windows",
     "schema",
-    "suggestion",
     "to_dict",
 ]

@@ -1,30 +1,29 @@
-"""The schema: one frozen dataclass a section, and in it every key, its type, default and range, once.
+"""The schema: one frozen dataclass per section, and in it every key with its type, default, range and meaning.
 
-A config file's `get_config()` starts from `default_config()` (an ml_collections ConfigDict) and states what differs.
-All other code reads the frozen `Config`, which `lm/config/loading.py` makes from a file and overrides.
-This module imports no jax: a misspelled key must not cost two seconds.
+A config file starts from `default_config()` and states what differs. All other code reads the frozen `Config`.
+`--help` and docs/configuration.md are generated from here. This module imports no jax: a misspelled key must not cost
+two seconds.
 """
 
 import dataclasses
-import difflib
-import math
-import types
 import typing
 from typing import Any
-
-import ml_collections
-
-from lm.errors import UserError
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
 
 
 def key(default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, execution=False):
-    """A config key: default, meaning, range (low <= v <= high, above < v < below), choices, or forms ("name:ARGUMENT").
+    """Declare a config key.
 
-    execution=True marks what may change when a run is resumed, because it changes how the run is carried out, not
-    what is computed (beyond rounding).
+    Args:
+      default: the value if neither the file nor the command line sets it.
+      doc: the meaning, for --help and docs/configuration.md. "NAME: ..." limits it to runs that use NAME.
+      low, above, high, below: the range: low <= value <= high and above < value < below.
+      choices: the allowed strings.
+      forms: the allowed strings with an argument, such as "bpe:SIZE" or "text:PATH".
+      execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
+        key may change when a run is resumed, and is left out of the digest that identifies an experiment.
     """
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
     return dataclasses.field(default=default, metadata={"doc": doc, "execution": execution, **limits})
@@ -32,210 +31,273 @@ def key(default, doc, *, low=None, above=None, high=None, below=None, choices=No
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
+    """The Transformer: sizes, layers, initial values and how they are computed."""
+
     d_model: int = key(256, "width of the residual stream", low=1)
     n_layers: int = key(4, "number of blocks", low=1)
-    n_heads: int = key(4, "query heads", low=1)
-    n_kv_heads: int | None = key(None, "key/value heads; none: n_heads", low=1)
+    n_heads: int = key(4, "number of query heads", low=1)
+    n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1)
     d_head: int | None = key(None, "width of a head; none: d_model / n_heads", low=1)
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
-    norm: str = key("rms", "normalization", choices=("rms", "layer"))
-    norm_eps: float = key(1e-5, "added to the variance inside the root", above=0.0)
-    norm_bias: bool = key(True, "LayerNorm has a bias beside its gain (RMSNorm never has)")
+    norm: str = key("rms", "normalization layer: RMSNorm or LayerNorm", choices=("rms", "layer"))
+    norm_eps: float = key(1e-5, "epsilon added to the variance or mean square before the root", above=0.0)
+    norm_bias: bool = key(True, "layer: add a bias (RMSNorm never has one)")
     norm_algorithm: str = key(
         "two_pass",
-        "how LayerNorm finds its variance",
+        "layer: algorithm that computes the variance",
         choices=("two_pass", "welford", "chan", "running_mean"),
     )
-    norm_ddof: int = key(0, "LayerNorm divides by width - ddof", low=0, high=1)
+    norm_ddof: int = key(0, "layer: divide the sum of squares by d_model - norm_ddof", low=0, high=1)
     norm_placement: str = key(
-        "pre", "where the norms stand in a block", choices=("pre", "post", "sandwich", "parallel", "none")
+        "pre", "position of the norms in a block", choices=("pre", "post", "sandwich", "parallel", "none")
     )
-    ffn: str = key("glu", "feed-forward layer", choices=("mlp", "glu"))
+    ffn: str = key("glu", "feed-forward layer: two matrices, or gated with three", choices=("mlp", "glu"))
     activation: str = key(
-        "silu", "feed-forward activation", choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared")
+        "silu", "activation of the feed-forward layer", choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared")
     )
-    d_ff: int | None = key(None, "feed-forward width; none: 4 d (mlp), 8/3 d rounded to 64 (glu)", low=1)
-    ffn_bias: bool = key(False, "biases in the feed-forward layer")
-    attn_bias: bool = key(False, "biases of the query, key, value and output projections")
-    head_bias: bool = key(False, "bias of the output head")
-    positions: str = key("rope", "how positions enter", choices=("rope", "sinusoidal", "learned", "none"))
-    rope_theta: float = key(10_000.0, "RoPE's base wavelength", above=0.0)
-    rope_pairing: str = key("adjacent", "which features RoPE rotates together", choices=("adjacent", "halves"))
+    d_ff: int | None = key(
+        None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a multiple of 64 (glu)",
+        low=1,
+    )  # fmt: skip
+    ffn_bias: bool = key(False, "add biases in the feed-forward layer")
+    attn_bias: bool = key(False, "add biases to the query, key, value and output projections")
+    head_bias: bool = key(False, "add a bias to the output head")
+    positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
+    rope_theta: float = key(10_000.0, "rope: base of the wavelengths", above=0.0)
+    rope_pairing: str = key("adjacent", "rope: which features are rotated together", choices=("adjacent", "halves"))
     sinusoidal_order: str = key(
         "sine_first",
-        "which of each pair of sinusoidal features comes first",
+        "sinusoidal: order of the features in each pair",
         choices=("sine_first", "cosine_first"),
     )
-    max_positions: int | None = key(None, "rows of the learned position table; none: train.seq_len", low=1)
-    qk_norm: bool = key(False, "RMSNorm on each head's queries and keys, before RoPE")
+    max_positions: int | None = key(
+        None, "learned: rows of the position table, to train longer sequences from it later; none: train.seq_len", low=1
+    )
+    qk_norm: bool = key(False, "apply RMSNorm to each head's queries and keys, before RoPE")
     window_pattern: tuple[int, ...] = key(
-        (0,), "keys a query sees (itself included), layer by layer, repeated over the depth; 0: all", low=0
-    )
-    attn_softcap: float | None = key(None, "scores become c tanh(scores / c)", above=0.0)
-    logit_softcap: float | None = key(None, "logits become c tanh(logits / c)", above=0.0)
-    tie_embeddings: bool = key(False, "the head is the embedding table")
-    dropout: float = key(0.0, "rate, on the embeddings and each residual branch", low=0.0, below=1.0)
+        (0,), "sliding-window attention: keys a query sees (including itself) in each layer, repeated over the depth; "
+        "0: all", low=0,
+    )  # fmt: skip
+    attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0)
+    logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
+    tie_embeddings: bool = key(False, "use the embedding table as the output head")
+    dropout: float = key(0.0, "dropout rate on the embeddings and each residual branch", low=0.0, below=1.0)
     init: str = key(
-        "glorot",
-        "weights: N(0, 2/(d_in+d_out)) cut at 3 sigma | N(0, 2/d_in) | N(0, 0.02^2), residual projections / sqrt(2N)",
+        "glorot", "initial weights. glorot: N(0, 2 / (d_in + d_out)) truncated at 3 sigma; he: N(0, 2 / d_in); "
+        "gpt2: N(0, 0.02^2), residual projections divided by sqrt(2 n_layers)",
         choices=("glorot", "he", "gpt2"),
-    )
+    )  # fmt: skip
     embed_std: float | None = key(
-        None, "std of the embeddings; none: 0.02 for gpt2, else 1 (too large for a tied head)", above=0.0
-    )
-    zero_init_residual: bool = key(False, "projections back into the residual stream start at zero")
+        None, "standard deviation of the initial embeddings; none: 0.02 (gpt2), else 1 (too large for a tied head)",
+        above=0.0,
+    )  # fmt: skip
+    zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")
     parametrization: str = key(
-        "standard", "how initial values and learning rates follow the width: muP keeps the best rate where it is",
+        "standard", "scaling of initial values and learning rates with width; under mup (muP) the best learning rate "
+        "does not depend on it",
         choices=("standard", "mup"),
     )  # fmt: skip
     mup_base_d_model: int = key(
-        64, "mup: the d_model at which both parametrizations are the same; d_ff must grow with it", low=1
+        64, "mup: d_model at which both parametrizations are the same; d_ff must grow in proportion to d_model", low=1
     )
-    mup_base_d_head: int = key(16, "mup: the d_head at which both are the same", low=1)
+    mup_base_d_head: int = key(16, "mup: d_head at which both parametrizations are the same", low=1)
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
-    compute_dtype: str = key("float32", "dtype of activations and products", choices=("float32", "bfloat16"))
+    compute_dtype: str = key("float32", "dtype of activations and matrix products", choices=("float32", "bfloat16"))
     scan_layers: bool = key(
-        False, "one compiled block scanned over the depth: compiles faster, runs slower on CPU", execution=True
+        False, "compile one block and scan it over the depth: compiles faster, runs slower on CPU", execution=True
     )
     attention: str = key(
         "auto", "implementation of attention", choices=("auto", "einsum", "chunked", "xla", "cudnn"), execution=True
     )
     remat: str = key(
-        "none", "what is recomputed in the backward pass: nothing | all but products with weights | the whole block",
+        "none", "rematerialization: recompute nothing, all but products with weights, or the whole block in the "
+        "backward pass",
         choices=("none", "dots", "block"), execution=True,
     )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
+    """The text, the tokenizer, and how tokens become training sequences."""
+
     source: str = key(
-        "tfds:tiny_shakespeare", "where the text comes from",
+        "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a text file or a folder of them, a folder of "
+        "token shards, Python's own documentation, or synthetic text of known entropy",
         forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov"),
     )  # fmt: skip
     data_dir: str | None = key(
-        None, "prepared TFDS directories; none: TFDS_DATA_DIR, then TFDS's default", execution=True
+        None, "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default", execution=True
     )
     offline: str | None = key(
-        None, "the text to fall back to, loudly, where the source cannot be reached",
+        None, "fall back to this corpus, with a warning, if the source cannot be downloaded; none: fail",
         choices=("python_docs",), execution=True,
     )  # fmt: skip
-    tokenizer: str = key("char", "how text becomes ids", forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"))
-    vocabulary_from: str = key("train", "the text whose characters or words are known", choices=("train", "all"))
-    unk: bool = key(False, "char, word: what is not in the vocabulary becomes <unk>, not an error")
+    tokenizer: str = key(
+        "char", "characters, bytes, words, a byte-level BPE of SIZE tokens trained on the text, or a Hugging Face "
+        "tokenizer.json; none: the source holds token ids",
+        forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"),
+    )  # fmt: skip
+    vocabulary_from: str = key(
+        "train", "char, word: the splits whose characters or words are in the vocabulary", choices=("train", "all")
+    )
+    unk: bool = key(False, "char, word: replace what is not in the vocabulary by <unk>; false: fail")
     splits: tuple[float, ...] | None = key(
         None,
-        "fractions (train, validation, test) of the text, in order; none: the source's own",
+        "fractions (train, validation, test) of the text, in this order; none: the source's own splits",
         low=0.0,
         high=1.0,
     )
-    order: str = key("crops", "independent random windows | every window once an epoch", choices=("crops", "epochs"))
+    order: str = key(
+        "crops", "training sequences: independent random windows, or every window once per epoch",
+        choices=("crops", "epochs"),
+    )  # fmt: skip
     shuffle: bool = key(True, "epochs: visit the windows in random order")
-    stride: int | None = key(None, "epochs: distance of two windows' starts; none: seq_len", low=1)
-    packing: str = key("none", "documents: windows never mix documents", choices=("none", "documents"))
+    stride: int | None = key(None, "epochs: distance between the starts of two windows; none: train.seq_len", low=1)
+    packing: str = key(
+        "none", "documents: pack whole documents into rows, and attend within a document only",
+        choices=("none", "documents"),
+    )  # fmt: skip
     cache_dir: str | None = key(
-        None, "tokens, tokenizers and compiled programs; none: the user's cache directory", execution=True
+        None, "folder for tokens, tokenizers and compiled programs; none: the user's cache folder", execution=True
     )
-    device_bytes: int = key(2**29, "corpora up to this size are kept on the device", low=0, execution=True)
+    device_bytes: int = key(
+        2**29, "keep a corpus of up to this many bytes in device memory", low=0, high=2**63 - 1, execution=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
+    """The update rule, the learning-rate schedule, weight decay and clipping."""
+
     name: str = key("adamw", "update rule", choices=("adamw", "sgd", "muon", "lion"))
     learning_rate: float = key(1e-3, "peak learning rate", above=0.0)
-    schedule: str = key("cosine", "after the warm-up", choices=("constant", "linear", "cosine", "wsd"))
-    warmup_steps: int = key(0, "steps of linear warm-up", low=0)
-    decay_steps: int | None = key(None, "step at which the decay ends; none: train.steps", low=1)
-    decay_fraction: float = key(0.2, "wsd: the last part of decay_steps that decays", above=0.0, high=1.0)
-    final_fraction: float = key(0.1, "final over peak learning rate", low=0.0, high=1.0)
-    b1: float = key(0.9, "adamw (muon's too), lion: decay of the first moment", low=0.0, below=1.0)
-    b2: float = key(0.95, "adamw (muon's too), lion: decay of the second moment", low=0.0, below=1.0)
-    eps: float = key(1e-8, "adamw, muon: added to a denominator", above=0.0)
-    momentum: float = key(0.0, "sgd: decay of the momentum; 0: none", low=0.0, below=1.0)
-    nesterov: bool = key(True, "sgd with momentum, muon (also the AdamW beside it): look ahead")
-    muon_beta: float = key(0.95, "muon: decay of the momentum", low=0.0, below=1.0)
+    schedule: str = key(
+        "cosine", "course of the learning rate after the warm-up (wsd: warm-up, stable, decay)",
+        choices=("constant", "linear", "cosine", "wsd"),
+    )  # fmt: skip
+    warmup_steps: int = key(
+        0,
+        "steps of linear warm-up; shortened, with a warning, if train.steps on the command line leaves no room",
+        low=0,
+    )
+    decay_steps: int | None = key(
+        None, "step at which the decay ends; none: train.steps. With a number, a finished run may be resumed with more "
+        "steps", low=1,
+    )  # fmt: skip
+    decay_fraction: float = key(0.2, "wsd: fraction of decay_steps that decays, at the end", above=0.0, high=1.0)
+    final_fraction: float = key(0.1, "final learning rate / peak learning rate", low=0.0, high=1.0)
+    b1: float = key(0.9, "adamw, muon's adamw, lion: decay rate of the first moment", low=0.0, below=1.0)
+    b2: float = key(0.95, "adamw, muon's adamw, lion: decay rate of the second moment", low=0.0, below=1.0)
+    eps: float = key(1e-8, "adamw, muon: epsilon added to the denominator", above=0.0)
+    momentum: float = key(0.0, "sgd: decay rate of the momentum; 0: no momentum", low=0.0, below=1.0)
+    nesterov: bool = key(True, "sgd with momentum, muon and its adamw: use Nesterov momentum")
+    muon_beta: float = key(0.95, "muon: decay rate of the momentum", low=0.0, below=1.0)
     adam_learning_rate: float | None = key(
-        None, "muon: peak rate of the parameters left to AdamW (embeddings, head, gains, biases); none: learning_rate",
-        above=0.0,
+        None, "muon: peak learning rate of embeddings, head, gains and biases, which adamw updates; none: "
+        "learning_rate", above=0.0,
     )  # fmt: skip
     weight_decay: float = key(
-        0.1,
-        "decoupled weight decay, times learning_rate and schedule (also where muon has AdamW do the update)",
-        low=0.0,
+        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate (for muon's adamw too)", low=0.0
     )
-    decay_norms: bool = key(False, "weight decay on norm gains")
-    decay_biases: bool = key(False, "weight decay on biases")
-    decay_embeddings: bool = key(False, "weight decay on token and position embeddings")
-    clip_norm: float | None = key(1.0, "global gradient norm is clipped to this; none: never", above=0.0)
+    decay_norms: bool = key(False, "apply weight decay to the gains of norms")
+    decay_biases: bool = key(False, "apply weight decay to biases")
+    decay_embeddings: bool = key(False, "apply weight decay to token and position embeddings")
+    clip_norm: float | None = key(1.0, "clip gradients to this global norm; none: do not clip", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: int = key(1000, "optimizer steps; 0: only evaluate, init_from for example", low=0)
-    batch_size: int = key(32, "sequences a step, over all devices", low=1)
-    seq_len: int = key(256, "tokens a sequence", low=1)
-    seed: int = key(0, "initial values, data order and dropout follow from it", low=0, high=2**32 - 1)
-    z_loss: float = key(0.0, "weight of the squared log-partition", low=0.0)
+    """The length and size of training, and how steps are executed."""
+
+    steps: int = key(1000, "optimizer steps; 0: evaluate only, with init_from for example", low=0)
+    batch_size: int = key(32, "sequences per step, over all devices", low=1)
+    seq_len: int = key(256, "tokens per sequence", low=1)
+    seed: int = key(0, "seed of initial values, data order and dropout", low=0, high=2**32 - 1)
+    z_loss: float = key(0.0, "weight of the squared log-partition function in the loss, as in PaLM", low=0.0)
     accumulation: int = key(1, "micro-batches a step", low=1, execution=True)
     micro_batch_size: int | None = key(
         None, "sequences a device takes at once, at most: as many micro-batches a step as that needs on the devices "
         "there are; none: train.accumulation says", low=1, execution=True,
     )  # fmt: skip
-    steps_per_dispatch: int = key(1, "steps the device makes before the host looks", low=1, execution=True)
-    loss_chunk: int = key(0, "tokens whose logits exist at once; 0: all", low=0, execution=True)
-    on_nonfinite: str = key("stop", "at a non-finite loss or gradient", choices=("stop", "skip"), execution=True)
-    deterministic: bool = key(False, "GPU: slower kernels whose sums always add in one order", execution=True)
-    profile: tuple[int, ...] | None = key(
-        None, "(first, last) step of an xprof trace in the workdir", low=1, execution=True
+    steps_per_dispatch: int = key(
+        1, "steps per call of the compiled program; more: less overhead", low=1, execution=True
     )
-    debug: bool = key(False, "no jit, layers unrolled: for print and the debugger", execution=True)
+    loss_chunk: int = key(
+        0, "compute the loss for this many tokens at a time, to save the memory of their logits; 0: all at once", low=0,
+        execution=True,
+    )  # fmt: skip
+    on_nonfinite: str = key(
+        "stop", "at a loss or gradient that is not finite: stop the run, or skip the update", choices=("stop", "skip"),
+        execution=True,
+    )  # fmt: skip
+    deterministic: bool = key(False, "GPU: use slower kernels that add in a fixed order", execution=True)
+    profile: tuple[int, ...] | None = key(
+        None, "(first, last) step of a profile (xprof trace), written to the workdir", low=1, execution=True
+    )
+    debug: bool = key(False, "run without jit, for print() and a debugger", execution=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    replica: int = key(-1, "copies of the model, each with its share of a batch; -1: the rest of the devices", low=-1,
+    """How the devices divide the work. At most one axis is -1: all devices that the others leave."""
+
+    replica: int = key(-1, "data parallelism: copies of the model, each with its share of the batch", low=-1,
                        execution=True)  # fmt: skip
-    fsdp: int = key(1, "devices that share parameters, optimizer state and batch; -1: the rest", low=-1, execution=True)
-    tensor: int = key(1, "devices that share heads, features and vocabulary; -1: the rest", low=-1, execution=True)
-    sequence: int = key(1, "devices that share the positions of a sequence; -1: the rest", low=-1, execution=True)
+    fsdp: int = key(1, "devices that share parameters, optimizer state and batch (FSDP)", low=-1, execution=True)
+    tensor: int = key(1, "tensor parallelism: devices that share heads, features and vocabulary", low=-1,
+                      execution=True)  # fmt: skip
+    sequence: int = key(1, "sequence parallelism: devices that share the positions of a sequence", low=-1,
+                        execution=True)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    every: int = key(0, "steps between validations; 0: only at the end", low=0, execution=True)
-    max_batches: int = key(0, "batches of a validation during training; 0: the whole split", low=0, execution=True)
-    batch_size: int | None = key(None, "sequences a batch; none: train.batch_size", low=1, execution=True)
+    """Evaluation during and after training, and the sample at the end."""
+
+    every: int = key(0, "steps between evaluations of the validation split; 0: only at the end", low=0, execution=True)
+    max_batches: int = key(0, "batches per evaluation during training; 0: the whole split", low=0, execution=True)
+    batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
     final_splits: tuple[str, ...] = key(
-        ("validation", "test"), "splits scored whole at the end; a+b joins two", execution=True
+        ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
     )
-    sample_tokens: int = key(300, "length of the sample written at the end; 0: none", low=0, execution=True)
-    sample_prompt: str = key("\n", "what the sample continues", execution=True)
-    sample_temperature: float = key(0.8, "of the sample; 0: the likeliest token", low=0.0, execution=True)
+    sample_tokens: int = key(300, "length of the sample written at the end; 0: no sample", low=0, execution=True)
+    sample_prompt: str = key("\n", "prompt of the sample", execution=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = key(1000, "steps between checkpoints (one is always made at the end); 0: only then", low=0,
+    """When to save, and how much to keep."""
+
+    every: int = key(1000, "steps between checkpoints, besides the one at the end; 0: only at the end", low=0,
                      execution=True)  # fmt: skip
-    keep: int = key(2, "newest checkpoints kept, beside the best by validation loss", low=1, execution=True)
+    keep: int = key(2, "number of newest checkpoints to keep, besides the best by validation loss", low=1,
+                    execution=True)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
+    """What is logged, how often and where."""
+
     every: int = key(10, "steps between metrics", low=1, execution=True)
-    detail_every: int = key(0, "steps between RMS per layer of gradients, parameters, updates, activations; 0: never",
-                            low=0, execution=True)  # fmt: skip
+    detail_every: int = key(
+        0, "steps between logs of the RMS per layer of gradients, parameters, updates and activations; 0: never", low=0,
+        execution=True,
+    )  # fmt: skip
     tensorboard: bool = key(True, "write TensorBoard events", execution=True)
-    wandb: bool = key(False, "log to Weights & Biases (needs the extra [wandb])", execution=True)
-    wandb_project: str = key("lm", "project the run is filed under", execution=True)
+    wandb: bool = key(False, "log to Weights & Biases, to the project WANDB_PROJECT (needs the extra [wandb])",
+                      execution=True)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    name: str = key("run", "names the run's directory", execution=True)
-    notes: str = key("", "a word to whoever ran it, printed at the end", execution=True)
+    """The name of an experiment, and what it starts from."""
+
+    name: str = key("run", "start of the name of the run's directory", execution=True)
+    notes: str = key("", "hint for whoever runs this config, printed at the end", execution=True)
     init_from: str | None = key(
-        None, "a run's directory: its best parameters are the initial values where they fit; {seed} in it is train.seed"
-    )
+        None, "workdir of a run whose best parameters are the initial values where names and shapes fit; {seed} in it "
+        "stands for train.seed; none: random initial values",
+    )  # fmt: skip
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -246,150 +308,25 @@ class Config:
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
 
 
+def sections() -> dict[str, type]:
+    """Return the dataclass of every section by its name."""
+    return {f.name: f.type for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.type)}
+
+
 def schema() -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Every key by its dotted name, with its type and field."""
-    leaves = {}
-    for field in dataclasses.fields(Config):
-        if not dataclasses.is_dataclass(field.type):
-            leaves[field.name] = (field.type, field)
-            continue
-        hints = typing.get_type_hints(field.type)
-        leaves |= {f"{field.name}.{f.name}": (hints[f.name], f) for f in dataclasses.fields(field.type)}
+    """Return every key by its dotted name, with its type and field."""
+    leaves = {f.name: (f.type, f) for f in dataclasses.fields(Config) if f.name not in sections()}
+    for name, section in sections().items():
+        hints = typing.get_type_hints(section)
+        leaves |= {f"{name}.{f.name}": (hints[f.name], f) for f in dataclasses.fields(section)}
     return leaves
 
 
-class _Sections(ml_collections.ConfigDict):
-    """A ConfigDict in which a misspelled section comes into being, so that `check` reports it with all else."""
-
-    def __getattr__(self, name):
-        if name not in self and not name.startswith("_"):
-            self[name] = ml_collections.ConfigDict(type_safe=False)
-        return super().__getattr__(name)
-
-
 def init_run(config: Config) -> str | None:
-    """The run that init_from names, for this seed."""
+    """Return the workdir that init_from names for this seed."""
     return config.init_from and config.init_from.replace("{seed}", str(config.train.seed))
 
 
 def layer_windows(model: ModelConfig) -> list[int]:
-    """The attention window of each layer (0: none), the pattern repeated over the layers."""
+    """Return the attention window of each layer (0: no window): the pattern, repeated over the layers."""
     return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]
-
-
-def default_config() -> ml_collections.ConfigDict:
-    """The schema's defaults, for a config file to change. Its keys are checked later, all at once."""
-    return _Sections(to_dict(Config()), type_safe=False)
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested plain dicts."""
-    return dataclasses.asdict(config)
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one dict with dotted names."""
-    flat = {}
-    for name, value in nested.items():
-        is_section = isinstance(value, dict | ml_collections.ConfigDict)
-        flat |= flatten(dict(value), f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
-    return flat
-
-
-def check(flat: dict[str, Any]) -> tuple[Config, dict[str, str]]:
-    """The Config of dotted names and values, and what is wrong by name; a default stands in for a wrong value."""
-    problems, leaves, sections = {}, schema(), {}
-    for name, value in flat.items():
-        if name not in leaves:
-            problems[name] = f"config.{name}: unknown {suggestion(name)}"
-            continue
-        section, _, leaf = name.rpartition(".")
-        try:
-            sections.setdefault(section, {})[leaf] = _checked(value, *leaves[name])
-        except ValueError as error:
-            problems[name] = f"config.{name}: {error}"
-    top = sections.pop("", {})
-    classes = {f.name: f.type for f in dataclasses.fields(Config)}
-    return Config(**top, **{name: classes[name](**values) for name, values in sections.items()}), problems
-
-
-def from_dict(nested: dict[str, Any]) -> Config:
-    """The Config that `to_dict` gave, also by way of JSON; raises UserError with everything that is wrong."""
-    config, problems = check(flatten(nested))
-    if problems:
-        raise UserError(*problems.values())
-    return config
-
-
-def suggestion(name: str) -> str:
-    """ "key; did you mean X?" or "section; ..." for a dotted name that is not in the schema."""
-    leaves = schema()
-    section, _, leaf = name.rpartition(".")
-    sections = sorted({n.rpartition(".")[0] for n in leaves})
-    if name in sections:
-        return f"key; {name} is a section, set its keys one by one"
-    if section not in sections:
-        near = difflib.get_close_matches(section, [s for s in sections if s], n=1, cutoff=0.5)
-        return f"section {section!r}; " + (
-            f"did you mean {near[0]}?" if near else f"there are {', '.join(sections[1:])}"
-        )
-    siblings = [n.rpartition(".")[2] for n in leaves if n.rpartition(".")[0] == section]
-    if near := difflib.get_close_matches(leaf, siblings, n=1):
-        return f"key; did you mean {near[0]}?"
-    elsewhere = [n for n in leaves if n.rpartition(".")[2] == leaf]
-    return "key; " + (f"did you mean {elsewhere[0]}?" if elsewhere else f"{section} has {', '.join(siblings)}")
-
-
-def _checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
-    """The value, if its type and range are the schema's (an int is a float, a list a tuple); raises ValueError."""
-    members = typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
-    if value is None and types.NoneType in members:
-        return None
-    kind = members[0]
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{value!r} is not a tuple; write it as (1, 2)")
-        if not value:
-            raise ValueError("() is empty; give at least one value")
-        return tuple(_checked(item, typing.get_args(kind)[0], field) for item in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        optional = " or none" if types.NoneType in members else ""
-        raise ValueError(f"{value!r} is not {_article(kind.__name__)}{optional}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    limits = field.metadata
-    if limits["choices"] and value not in limits["choices"]:
-        near = difflib.get_close_matches(value, limits["choices"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(limits['choices'])}{hint}")
-    if limits["forms"] and not any(_has_form(value, form) for form in limits["forms"]):
-        near = difflib.get_close_matches(value.partition(":")[0], [f.partition(":")[0] for f in limits["forms"]], n=1)
-        hint = "; did you mean " + next(f for f in limits["forms"] if f.startswith(near[0])) + "?" if near else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(limits['forms'])}{hint}")
-    for name, sign, fits in (
-        ("low", ">=", lambda v, bound: v >= bound),
-        ("above", ">", lambda v, bound: v > bound),
-        ("high", "<=", lambda v, bound: v <= bound),
-        ("below", "<", lambda v, bound: v < bound),
-    ):
-        if limits[name] is not None and not fits(value, limits[name]):
-            raise ValueError(f"{value!r} is out of range; it must be {sign} {limits[name]}")
-    return value
-
-
-def _has_form(value: str, form: str) -> bool:
-    """Whether value is the form's name alone, or name, colon and argument (a whole number where it says SIZE)."""
-    name, colon, argument = form.partition(":")
-    given, given_colon, rest = value.partition(":")
-    return (
-        given == name
-        and given_colon == colon
-        and bool(rest) == bool(colon)
-        and (argument != "SIZE" or rest.isdecimal())
-    )
-
-
-def _article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -1,10 +1,10 @@
-"""The data room: open_corpus(config) finds the text, makes the tokenizer, and gives the tokens of each split.
+"""From text to batches: sources -> tokenizers -> tokens -> batches.
 
-After that a batch is a pure function of (tokens, seed, step), see `lm/data/batches.py`. Nothing here holds iterator
-state, and nothing here imports jax.
+`open_corpus(config.data)` finds the text, makes the tokenizer, and returns the tokens of each split. From there a batch
+is a pure function of (tokens, seed, step), see `lm/data/batches.py`. Nothing here keeps iterator state or imports jax.
 """
 
-from lm.data.corpus import Corpus, Split, problems, unigram_loss
+from lm.data.corpus import Corpus, Split, check_corpus, unigram_loss
 from lm.data.tokens import open_corpus
 
-__all__ = ["Corpus", "Split", "open_corpus", "problems", "unigram_loss"]
+__all__ = ["Corpus", "Split", "check_corpus", "open_corpus", "unigram_loss"]

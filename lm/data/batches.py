@@ -4,7 +4,6 @@ A window is seq_len + 1 consecutive tokens: the inputs are all but the last, the
 split has rows of that length instead, and "window" means row. `train_batch` gives the batch of a step:
 
 >>> from lm.config import Config, DataConfig, TrainConfig
->>> from lm.data import Split
 >>> split = Split("train", np.arange(100, dtype=np.uint16), n_tokens=100, n_bytes=None)
 >>> config = Config(train=TrainConfig(seed=0, batch_size=2, seq_len=4), data=DataConfig(order="crops"))
 >>> train_batch(split, config, step=17)["tokens"]
@@ -22,15 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lm.config import Config
+from lm.data.corpus import Split
 from lm.data.permutation import hash_counters, permute
 
 
-def train_batch(split, config, step: int) -> dict:
+def train_batch(split: Split, config: Config, step: int) -> dict:
     """Return the whole batch of one training step.
 
     Args:
-        split: a `Split`.
-        config: a `Config`; reads train.{seed, batch_size, seq_len} and data.{order, shuffle, stride}.
+        split: the split's tokens.
+        config: reads train.{seed, batch_size, seq_len} and data.{order, shuffle, stride}.
         step: number of the step, from 0.
 
     Returns:
@@ -39,12 +40,12 @@ def train_batch(split, config, step: int) -> dict:
     return gather(split.arrays, window_starts(split, config, step), config.train.seq_len)
 
 
-def window_starts(split, config, steps) -> np.ndarray:
+def window_starts(split: Split, config: Config, steps) -> np.ndarray:
     """Draw the windows of training steps.
 
     Args:
-        split: a `Split`.
-        config: a `Config`, read as by `train_batch`.
+        split: the split's tokens.
+        config: reads the same keys as `train_batch`.
         steps: the number of a step, or an array of k steps.
 
     Returns:
@@ -55,7 +56,7 @@ def window_starts(split, config, steps) -> np.ndarray:
     return numbers if split.packed else numbers * _stride(config)
 
 
-def n_windows(split, config) -> int:
+def n_windows(split: Split, config: Config) -> int:
     """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed split."""
     if split.packed:
         return len(split.tokens)
@@ -63,7 +64,7 @@ def n_windows(split, config) -> int:
     return room // _stride(config) + 1 if room >= 0 else 0
 
 
-def _stride(config) -> int:
+def _stride(config: Config) -> int:
     """Return the distance of two neighbouring windows in tokens; random crops begin at any token."""
     return 1 if config.data.order == "crops" else config.data.stride or config.train.seq_len
 
@@ -130,13 +131,13 @@ def _windows(array, starts, seq_len: int):
     return array[index.clip(max=len(array) - 1)]
 
 
-def n_eval_batches(split, config) -> int:
+def n_eval_batches(split: Split, config: Config) -> int:
     """Return how many batches an evaluation of the whole split takes."""
     n = len(split.tokens) if split.packed else max(0, -(-(len(split.tokens) - 1) // config.train.seq_len))
     return -(-n // (config.eval.batch_size or config.train.batch_size))
 
 
-def eval_windows(split, config, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows of one evaluation batch.
 
     Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every token but the first
@@ -144,8 +145,8 @@ def eval_windows(split, config, batch: int) -> tuple[np.ndarray, np.ndarray]:
     windows beyond the last one, which fill up the last batch.
 
     Args:
-        split: a `Split`.
-        config: a `Config`; reads train.seq_len and eval.batch_size (none: train.batch_size).
+        split: the split's tokens.
+        config: reads train.seq_len and eval.batch_size (none: train.batch_size).
         batch: number of the batch, from 0.
 
     Returns:

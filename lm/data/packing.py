@@ -1,16 +1,26 @@
-"""Packing: documents laid into rows of seq_len + 1 tokens, so that attention can be kept inside a document.
+"""Packing: place documents into rows of seq_len + 1 tokens, so that attention can be kept within each document.
 
-Rows are numbered, so a packed batch is as much a function of (seed, step) as any other.
+Rows are numbered like windows, so a packed batch is a function of (seed, step) too.
 """
 
 import numpy as np
 
 
-def pieces(lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    """Cuts documents (D,) of these lengths into pieces (P, 2) of start and length, at most seq_len + 1 tokens each.
+def cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    """Cut documents into pieces of at most seq_len + 1 tokens.
 
-    The pieces of a long document share one token, the last target of one being the first input of the next, so every
+    Consecutive pieces of a document share one token, the last target of one and the first input of the next. So every
     token of a document but its first is a target exactly once. A document of one token has no target and is left out.
+
+    Args:
+        lengths: tokens of each document (D,), which are stored one after the other.
+        seq_len: T.
+
+    Returns:
+        Start and length of each piece (P, 2).
+
+    >>> cut_documents(np.array([3, 6]), seq_len=3).tolist()
+    [[0, 3], [3, 4], [6, 3]]
     """
     starts = np.cumsum(lengths) - lengths
     counts = np.maximum(0, -(-(lengths - 1) // seq_len))
@@ -20,21 +30,30 @@ def pieces(lengths: np.ndarray, seq_len: int) -> np.ndarray:
 
 
 def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (R, T+1) of tokens, and segment ids (R, T+1) uint16: 1, 2, ... in each row, 0 for padding (token 0).
+    """Pack documents into rows by next-fit, in their order: a piece that does not fit the current row begins the next.
 
-    tokens (n,): the documents one after the other; lengths (D,): theirs. Next-fit in the order of the documents: a
-    piece goes into the current row if it fits, or else begins the next.
+    Args:
+        tokens: the documents' tokens (n,), one document after the other.
+        lengths: tokens of each document (D,).
+        seq_len: T.
+
+    Returns:
+        Rows (R, T+1) of tokens, and segments (R, T+1) uint16: 1, 2, ... within each row, 0 for padding (token 0).
+
+    >>> rows, segments = pack(np.arange(1, 8), np.array([3, 2, 2]), seq_len=4)
+    >>> rows.tolist(), segments.tolist()
+    ([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]], [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]])
     """
-    row, filled, segment, plan = 0, 0, 0, []
-    for start, length in pieces(lengths, seq_len).tolist():
+    row, filled, segment, placed = 0, 0, 0, []
+    for start, length in cut_documents(lengths, seq_len).tolist():
         if filled + length > seq_len + 1:
             row, filled, segment = row + 1, 0, 0
         segment += 1
-        plan.append((row, filled, segment, start, length))
+        placed.append((row, filled, segment, start, length))
         filled += length
-    rows = np.zeros((row + 1 if plan else 0, seq_len + 1), tokens.dtype)
+    rows = np.zeros((row + 1 if placed else 0, seq_len + 1), tokens.dtype)
     segments = np.zeros(rows.shape, np.uint16)
-    for row, column, segment, start, length in plan:
+    for row, column, segment, start, length in placed:
         rows[row, column : column + length] = tokens[start : start + length]
         segments[row, column : column + length] = segment
     return rows, segments

@@ -1,8 +1,8 @@
 """The documentation text inside every CPython: about 1.4 MB of technical English that needs no network.
 
-It is the reference manual's topics (`pydoc_data.topics`, what `help("for")` shows) and the docstrings of the standard
-library, taken from its source without importing it. The text is a function of the Python release alone, as far as the
-installation is whole; a distribution that leaves modules out has a little less.
+It consists of the reference manual's topics (`pydoc_data.topics`, shown by `help("for")`) and the docstrings of the
+standard library, which is parsed but not imported. The text is a function of the Python release, except that some
+distributions leave modules out.
 """
 
 import ast
@@ -29,32 +29,36 @@ _ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "
 
 
 def files() -> list[Path]:
-    """The source files of MODULES, those of a package in the order of their paths."""
+    """Return the source files of MODULES; those of a package are sorted by path."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for name in MODULES:
-        found += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
-    return [file for file in found if file.is_file() and not {"test", "tests"} & set(file.parts)]
+        paths += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    return [file for file in paths if file.is_file() and not {"test", "tests"} & set(file.parts)]
 
 
 def version() -> list:
-    """What tells one text from another without reading it: the Python release, the modules found and their sizes."""
+    """Return what identifies the text without reading it: the Python release, the files and their sizes."""
     library = sysconfig.get_path("stdlib")
     return [1, sys.version_info[:3], [[str(file.relative_to(library)), file.stat().st_size] for file in files()]]
 
 
 def documents() -> list[str]:
-    """The topics, and the docstrings of each file as one document; printable ASCII and newlines only.
+    """Return the topics, and the docstrings of each file as one document, in printable ASCII and newlines.
 
-    Their order is that of a hash of their names, so that a split by position has every kind in every part.
-    Raises UserError where the installation has no such text.
+    They are ordered by a hash of their names, so that each part of a split by position has every kind of text.
+
+    Raises:
+        UserError: this Python has no pydoc_data.
     """
     library = sysconfig.get_path("stdlib")
     named = {str(file.relative_to(library)): _docstrings(file) for file in files()}
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise UserError('config.data.source: "python_docs" needs pydoc_data, which this Python lacks') from None
+        raise UserError(
+            'config.data.source: "python_docs" needs pydoc_data, which this Python does not have; use another source'
+        ) from None
     named |= {f"topic {name}": text for name, text in topics.items()}
     ordered = sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest())
     return [f"{text}\n" for name in ordered if (text := _ascii(named[name]))]
@@ -63,8 +67,8 @@ def documents() -> list[str]:
 def _docstrings(path: Path) -> str:
     nodes = ast.walk(ast.parse(path.read_bytes()))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)]
-    return "\n\n".join(inspect.cleandoc(docstring) for docstring in found if docstring)
+    docstrings = [ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)]
+    return "\n\n".join(inspect.cleandoc(docstring) for docstring in docstrings if docstring)
 
 
 def _ascii(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Tiny Shakespeare: downloaded once and prepared as the TFDS directory that TFDS's own builder would write.
+"""Tiny Shakespeare: downloaded once and prepared as the same TFDS directory that TFDS's own builder writes.
 
-TFDS's builder needs TensorFlow, and without a network its download retries for minutes; this does neither.
+TFDS's builder needs TensorFlow, and retries for minutes without a network. This module avoids both.
 """
 
 import hashlib
@@ -18,14 +18,23 @@ from lm.errors import Unavailable
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SIZE = 1_115_394  # bytes; the text is ASCII
-TIMEOUT = 10.0  # seconds without an answer
+TIMEOUT = 10.0  # seconds for each answer
 DEADLINE = 60.0  # seconds for the whole file
 
 
 def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """Downloads Tiny Shakespeare into a TFDS root; returns the prepared directory, which appears whole or not at all.
+    """Download Tiny Shakespeare into a TFDS root.
 
-    Raises Unavailable, naming the ways out, when the text cannot be had; UserError when the root cannot be written.
+    Args:
+        root: TFDS root directory.
+        say: receives one line of information.
+
+    Returns:
+        The prepared directory, which appears complete or not at all.
+
+    Raises:
+        Unavailable: the text cannot be downloaded; the message lists alternatives.
+        UserError: the root cannot be written.
     """
     say(f"downloading Tiny Shakespeare (1.1 MB, once) into {root}")
     text = download().decode("ascii")
@@ -35,7 +44,7 @@ def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
 
 
 def download() -> bytes:
-    """The file at URL, its checksum verified; raises Unavailable."""
+    """Download the file at URL and verify its checksum; raises Unavailable."""
     start = time.monotonic()
     content = b""
     try:
@@ -44,29 +53,29 @@ def download() -> bytes:
                 content += chunk
                 if time.monotonic() - start > DEADLINE:
                     raise TimeoutError(f"{len(content)} of {SIZE} bytes in {DEADLINE:.0f} s")
-    except (OSError, http.client.HTTPException) as e:  # URLError, time-outs, TLS errors; answers that are not HTTP
-        reason = " ".join(str(getattr(e, "reason", e)).split())  # an answer quoted may end its line
+    except (OSError, http.client.HTTPException) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
+        reason = " ".join(str(getattr(e, "reason", e)).split())  # a quoted answer may contain line ends
         raise _unavailable(reason or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise _unavailable(f"what came is not the file of sha256 {SHA256[:12]}..., but {len(content)} other bytes")
+        raise _unavailable(f"wrong checksum of the {len(content)} bytes received; expected sha256 {SHA256[:12]}...")
     return content
 
 
 def _unavailable(reason: str) -> Unavailable:
     return Unavailable(
         f"Tiny Shakespeare is not on this machine and cannot be downloaded from {URL} ({reason}).",
-        "Ways out: 1. connect to the network for one start: it is kept from then on;",
-        "2. set TFDS_DATA_DIR or config.data.data_dir to a directory in which TFDS prepared tiny_shakespeare;",
+        "Do one of the following: 1. run once with a network connection; the text is then kept;",
+        "2. set TFDS_DATA_DIR or config.data.data_dir to a TFDS root that contains a prepared tiny_shakespeare;",
         '3. train on another text: config.data.source="text:PATH", or config.data.offline="python_docs" to fall back '
-        "to the documentation inside Python whenever there is no network.",
+        "to the documentation inside Python without a network.",
     )
 
 
 def _prepare(text: str, work: Path) -> None:
-    """Writes the files of the TFDS directory of version 1.0.0 into `work`."""
+    """Write the files of the TFDS directory of version 1.0.0 into `work`."""
     import tensorflow_datasets as tfds
 
-    # The boundaries of TFDS's builder.
+    # The same boundaries as in TFDS's builder.
     i = int(len(text) * 0.9)
     j = i + int((len(text) - i) * 0.5)
 

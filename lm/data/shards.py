@@ -1,4 +1,7 @@
-"""tokens:PATH: token ids that were prepared elsewhere, memory-mapped where they lie."""
+"""Token shards (`tokens:PATH`): token ids that were prepared in advance, memory-mapped without copying.
+
+`lm/data/shard_writer.py` writes them; files of nanoGPT and llm.c work too.
+"""
 
 import glob
 import json
@@ -12,111 +15,149 @@ from lm.data import cache
 from lm.data.concatenated import ConcatenatedArray
 from lm.errors import UserError
 
-MANIFEST = "manifest.json"  # of lm.data.prepare
-LLMC_HEADER = 256  # int32 words: magic, version, number of tokens, zeros
+MANIFEST = "manifest.json"  # written by lm.data.prepare
+SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
+LLMC_HEADER = 256  # int32 numbers: magic, version, number of tokens, zeros
 LLMC_MAGIC = 20240520
-LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # GPT-2's and Llama 3's vocabulary
-_SPLIT = re.compile(r"train|val|test")
-_NAMES = {"train": "train", "val": "validation", "test": "test"}
+LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # for the vocabularies of GPT-2 and Llama 3
 
 
-class Found(NamedTuple):
-    """Token shards: the tokens by split, and what lm.data.prepare recorded of them where it made them."""
+class TokenShards(NamedTuple):
+    """The shards of a folder.
+
+    name: of the folder; digest: sha256 of everything that determines the tokens; tokens: by split; text_bytes: UTF-8
+    bytes by split, and tokenizer: fingerprint, where a manifest records them.
+    """
 
     name: str
     digest: str
     tokens: dict[str, np.ndarray | ConcatenatedArray]
-    text_bytes: dict[str, int]  # by split
-    tokenizer: str | None  # fingerprint
+    text_bytes: dict[str, int]
+    tokenizer: str | None
 
 
-def find(path: str, cache_dir: Path) -> Found:
-    """What a folder, a glob or one file of token shards holds.
+def open_shards(path: str, cache_dir: Path) -> TokenShards:
+    """Memory-map the token shards of a folder, a glob or one file.
 
-    A shard's split is the first "train", "val" or "test" in its file name; the shards of a split are joined in
-    the order of their names, without copying. Raises UserError when there is none, or one of them is not readable.
+    A shard's split is the first "train", "val" or "test" in its file name. The shards of a split are joined in the
+    order of their names.
+
+    Raises:
+        UserError: there are no shards, or one cannot be read.
     """
     location = Path(path).expanduser()
-    names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
-    files = sorted(f for f in names if f.suffix in (".npy", ".bin") and f.is_file() and _SPLIT.search(f.name))
-    if not files:
+    splits = _find_files(location)
+    if not splits:
         raise UserError(
-            f'config.data.source: "tokens:{path}" has no token shards; it must name a folder, glob or file of .npy or '
+            f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob or file of .npy or '
             '.bin shards with "train", "val" or "test" in their names'
         )
-    splits = {}
-    for file in files:
-        splits.setdefault(_NAMES[_SPLIT.search(file.name)[0]], []).append(file)
-    _allow_open(len(files))
-    tokens = {split: [open_shard(file) for file in splits[split]] for split in _NAMES.values() if split in splits}
-    tokenizer, known = manifest(location) if location.is_dir() else (None, {})
-    if missing := known.keys() - {file.name for file in files}:
-        raise UserError(f"{location}: {min(missing)} is in {MANIFEST} and not there; prepare it anew, or bring it back")
-    digests = {f: _digest(f, known.get(f.name), cache_dir) for files in splits.values() for f in files}
-    digest = cache.key_of("tokens", {split: [digests[f] for f in splits[split]] for split in splits})
-    joined = {split: parts[0] if len(parts) == 1 else ConcatenatedArray(parts) for split, parts in tokens.items()}
-    text_bytes = {
-        split: sum(known[f.name]["text_bytes"] for f in splits[split])
-        for split in splits
-        if all(f.name in known for f in splits[split])
+    files = [file for split in splits.values() for file in split]
+    _raise_open_file_limit(len(files))
+    parts = {split: [open_shard(file) for file in files] for split, files in splits.items()}
+    tokenizer, records = read_manifest(location) if location.is_dir() else (None, {})
+    if missing := records.keys() - {file.name for file in files}:
+        raise UserError(
+            f"{location}: {min(missing)} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
+            "again"
+        )
+    digests = {
+        split: [_digest(file, records.get(file.name), cache_dir) for file in files] for split, files in splits.items()
     }
-    return Found(location.name, digest, joined, text_bytes, tokenizer)
+    return TokenShards(
+        location.name,
+        cache.key_of("tokens", digests),
+        {split: arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays) for split, arrays in parts.items()},
+        {
+            split: sum(records[file.name]["text_bytes"] for file in files)
+            for split, files in splits.items()
+            if all(file.name in records for file in files)
+        },
+        tokenizer,
+    )
 
 
-def _allow_open(n_files: int) -> None:
-    """Have the system let so many files be open, since each map keeps one; raises UserError if it does not."""
+def _find_files(location: Path) -> dict[str, list[Path]]:
+    """Return the shard files by split, in the order of their names."""
+    names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
+    splits = {split: [] for split in SPLIT_IN_FILE_NAME}
+    for file in sorted(names):
+        match = re.search("train|val|test", file.name)
+        if match and file.suffix in (".npy", ".bin") and file.is_file():
+            split = next(split for split, name in SPLIT_IN_FILE_NAME.items() if name == match[0])
+            splits[split].append(file)
+    return {split: files for split, files in splits.items() if files}
+
+
+def _raise_open_file_limit(n_files: int) -> None:
+    """Raise this process's limit of open files, because each memory map keeps its file open.
+
+    Raises:
+        UserError: the system does not allow that many.
+    """
     import resource  # POSIX only
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = n_files + 512  # checkpoints, logs and programs are files too
+    needed = n_files + 512  # leave room for checkpoints and logs
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
-            f"config.data.source: {n_files} token shards need {needed} open files and the system allows {hard} "
-            "(ulimit -Hn); raise that, or make larger shards (lm.data.prepare --unit_mb)"
+            f"config.data.source: {n_files} token shards need {needed} open files, but the system allows {hard} "
+            "(ulimit -Hn); raise the limit, or make larger shards (lm.data.prepare --unit_mb)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
-    """The tokenizer's fingerprint and the record of each shard, by file name; nothing where others made them."""
+def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
+    """Return the tokenizer's fingerprint and the records of the shards by file name; (None, {}) without a manifest.
+
+    Raises:
+        UserError: the manifest is corrupted, or the preparation did not finish.
+    """
     try:
-        recorded = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         if (directory / "units").is_dir():
-            raise UserError(f"{directory} was not prepared to its end; the command that began it goes on") from None
+            raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume") from None
         return None, {}
     except ValueError as e:
-        raise UserError(f"{directory / MANIFEST} is damaged ({e}); prepare it anew") from None
-    return recorded["tokenizer"], {shard["file"]: shard for shard in recorded["shards"]}
+        raise UserError(f"{directory / MANIFEST} is corrupted ({e}); prepare the corpus again") from None
+    return manifest["tokenizer"], {shard["file"]: shard for shard in manifest["shards"]}
 
 
-def _digest(path: Path, recorded: dict | None, cache_dir: Path) -> str:
-    """sha256 of a shard: as recorded when it was made, where it still has that size, since reading all takes long."""
-    if recorded is None:
+def _digest(path: Path, record: dict | None, cache_dir: Path) -> str:
+    """Return a shard's sha256; a recorded one is trusted if the size is right, because reading all shards is slow."""
+    if record is None:
         return cache.digest_of(path, cache_dir)
-    if (size := path.stat().st_size) != recorded["size"]:
-        raise UserError(f"{path} has {size} bytes and {MANIFEST} says {recorded['size']}; prepare it anew")
-    return recorded["sha256"]
+    if (size := path.stat().st_size) != record["size"]:
+        raise UserError(f"{path} has {size} bytes, but {MANIFEST} lists {record['size']}; prepare the corpus again")
+    return record["sha256"]
 
 
 def open_shard(path: Path) -> np.ndarray:
-    """Memory-maps a shard (n,): .npy of uint16 or uint32, llm.c's .bin (told by its header), or flat little-endian ids.
+    """Memory-map one shard.
 
-    Flat files are uint16, as nanoGPT writes them, unless their name ends in .uint32.bin. Raises UserError for a file
-    that is damaged or not a shard.
+    Args:
+        path: .npy of uint16 or uint32; llm.c's .bin, recognized by its header; or a flat .bin of little-endian ids,
+            uint32 if the name ends in .uint32.bin, else uint16 (as nanoGPT writes them).
+
+    Returns:
+        The ids (n,).
+
+    Raises:
+        UserError: the file is corrupted or not a token shard.
     """
     try:
         return _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
-    except Exception as e:  # NumPy's reader of .npy headers raises what Python's tokenizer does, among others
-        raise UserError(f"{path} is not a whole token shard ({e}); put a whole one in its place") from None
+    except Exception as e:  # NumPy's parser of .npy headers raises many types
+        raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None
 
 
 def _map_npy(path: Path) -> np.ndarray:
-    tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take what is no .npy for a pickle
+    tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take other files for pickles
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
-        raise ValueError(f"it holds {tokens.dtype} of shape {tokens.shape} and not one row of uint16 or uint32")
+        raise ValueError(f"expected a 1-D array of uint16 or uint32, got {tokens.dtype} of shape {tokens.shape}")
     return tokens
 
 
@@ -128,14 +169,14 @@ def _map_bin(path: Path) -> np.ndarray:
             return cache.map_tokens(path, LLMC_DTYPES[version], (n_tokens,), 4 * LLMC_HEADER)
     dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
-        raise ValueError(f"its {size} bytes are no whole number of {dtype.name}")
+        raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
     return cache.map_tokens(path, dtype, (size // dtype.itemsize,))
 
 
-def largest_id(tokens, most: int = 2**28) -> int:
-    """The largest id among the tokens; where they are more than `most`, among as many in 64 evenly spaced blocks."""
-    n_blocks = 64 if len(tokens) > most else 1
-    block = min(len(tokens), most) // n_blocks
+def largest_id(tokens, max_read: int = 2**28) -> int:
+    """Return the largest id; of more than max_read tokens only 64 evenly spaced blocks are read."""
+    n_blocks = 64 if len(tokens) > max_read else 1
+    block = min(len(tokens), max_read) // n_blocks
     largest, chunk = 0, 2**22
     for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
         for i in range(start, start + block, chunk):

@@ -1,4 +1,4 @@
-"""Where text comes from: a source has a name and a digest, and gives documents by split if and when it is read."""
+"""Sources of text. A source has a name and a digest; its documents are only read if the cache lacks their tokens."""
 
 import json
 import os
@@ -14,14 +14,18 @@ from lm.data import cache, shakespeare
 from lm.errors import UserError
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
+MAX_LISTED_FILES = 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text that has been found but not read.
+    """A text that exists but is not read yet.
 
-    digest: sha256 of all that determines the text; read: gives the documents of each split, re-iterable;
-    entropy_rate: nats per character, where known.
+    Attributes:
+        name: shown to the user.
+        digest: sha256 of everything that determines the text.
+        read: returns the documents of each split, which can be iterated over repeatedly.
+        entropy_rate: nats per character, where known.
     """
 
     name: str
@@ -31,30 +35,51 @@ class Source:
 
     @cached_property
     def documents(self) -> dict[str, Iterable[str]]:
-        """The documents of each split, read at the first use."""
+        """The documents of each split, read at first use."""
         return self.read()
 
 
-def find(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
-    """The source that config.data.source names; raises UserError, and Unavailable if a network is all that lacks."""
+def find_source(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+    """Find the text of config.data.source.
+
+    Args:
+        config: a `DataConfig`.
+        cache_dir: caches the digests of large files.
+        say: receives lines of information.
+
+    Raises:
+        Unavailable: the text must be downloaded, and cannot be.
+        UserError: any other reason that it cannot be read.
+    """
     kind, _, argument = config.source.partition(":")
     if kind == "tfds" and argument:
         return find_tfds(argument, config, cache_dir, say)
     if kind == "text" and argument:
-        return find_text(Path(argument).expanduser(), config, cache_dir)
+        return find_text(Path(argument).expanduser(), config, cache_dir, say)
     if config.source == "python_docs":
         return find_python_docs(config)
     if config.source == "markov":
         return find_markov(config)
     raise UserError(
-        f'config.data.source: "{config.source}" is none of tfds:NAME, text:PATH, tokens:PATH, python_docs, markov'
+        f'config.data.source: "{config.source}" is not one of tfds:NAME, text:PATH, tokens:PATH, python_docs, markov'
+        + _suggest(config.source)
     )
 
 
-def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[str]]:
-    """Splits the documents, taken in order as one text, at the characters where the fractions end.
+def _suggest(source: str) -> str:
+    if source.startswith(("jsonl:", "arrayrecord:")):
+        return f"; tokenize it first: python -m lm.data.prepare --input {source} --tokenizer bpe:32000 --output DIR"
+    return f"; did you mean text:{source}?" if Path(source).expanduser().exists() else ""
 
-    Boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare exactly where TFDS does.
+
+def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[str]]:
+    """Split documents, concatenated in order, at the characters where the fractions end.
+
+    The boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare where TFDS does. A fraction
+    of 0 gives no split.
+
+    >>> cut(["abcd", "efgh"], (0.75, 0.25, 0.0))
+    {'train': ['abcd', 'ef'], 'validation': ['gh']}
     """
     n = sum(map(len, documents))
     ends = [int(n * round(sum(fractions[: i + 1]), 9)) for i in range(len(fractions))]
@@ -73,29 +98,36 @@ def _slice(documents, start, end) -> Iterator[str]:
         offset += len(document)
 
 
-# text:PATH
+# ---- text:PATH -------------------------------------------------------------------------------------------------------
 
 
-def find_text(path: Path, config, cache_dir: Path) -> Source:
-    """One UTF-8 file, or every file below a folder (hidden ones aside) in the order of their paths, each a document."""
-    files = files_of(path)
+def find_text(path: Path, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+    """Find text files, each of which is one document in UTF-8."""
+    files = list_files(path)
     if not files:
-        raise UserError(
-            f'config.data.source: "{config.source}" has no file to read; it must name a text file or a folder'
-        )
+        raise UserError(f'config.data.source: "{config.source}" is not a file, nor a folder with files')
+    if path.is_dir():
+        say(f"reading {len(files)} file{'s' * (len(files) > 1)} of {path}: {_shorten(files, path)}")
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("text", [cache.digest_of(file, cache_dir) for file in files], fractions)
     return Source(path.resolve().name, digest, lambda: cut([_read(file) for file in files], fractions))
 
 
-def files_of(path: Path) -> list[Path]:
-    """The file, or every file below the folder (hidden ones aside) in the order of their paths."""
+def _shorten(files: list[Path], folder: Path) -> str:
+    names = [str(file.relative_to(folder)) for file in files]
+    if len(names) > MAX_LISTED_FILES:
+        names[MAX_LISTED_FILES - 1 : -1] = ["..."]
+    return ", ".join(names)
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the file itself, or every file below a folder except hidden ones, in the order of their paths."""
     if path.is_dir():
-        return sorted(f for f in path.rglob("*") if f.is_file() and not _hidden(f.relative_to(path)))
+        return sorted(f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path)))
     return [path] if path.is_file() else []
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
@@ -104,17 +136,20 @@ def _read(path: Path) -> str:
         content = path.read_bytes()
         return content.decode()
     except OSError as e:
-        raise UserError(f"{path} cannot be read ({e.strerror})") from None
+        raise UserError(f"cannot read {path} ({e.strerror})") from None
     except UnicodeDecodeError as e:
-        raise UserError(f"{path} is not UTF-8 (byte {content[e.start]:#04x} at offset {e.start})") from None
+        raise UserError(
+            f"{path} is not UTF-8 (byte {content[e.start]:#04x} at offset {e.start}); convert it, or move it out of "
+            "the folder"
+        ) from None
 
 
-# tfds:NAME
+# ---- tfds:NAME -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Records:
-    """The text of each record of one split of a prepared TFDS directory, read through TFDS without TensorFlow."""
+    """The texts of one split of a prepared TFDS directory, read through TFDS without TensorFlow."""
 
     directory: Path
     split: str
@@ -124,7 +159,7 @@ class Records:
         return self.between(0, self.n_records)
 
     def between(self, start: int, end: int) -> Iterator[str]:
-        """The texts of the records [start, end)."""
+        """Yield the texts of the records [start, end)."""
         import tensorflow_datasets as tfds
 
         try:
@@ -133,12 +168,14 @@ class Records:
                 raise ValueError(f"{len(records)} records instead of {self.n_records}")
             for i in range(start, end):
                 yield records[i]["text"].decode()
-        except Exception as e:  # ArrayRecord's errors come in many types
-            raise UserError(f"{self.directory}: the {self.split} split cannot be read ({e}); prepare it anew") from e
+        except Exception as e:  # ArrayRecord raises many types
+            raise UserError(
+                f"{self.directory}: cannot read the {self.split} split ({e}); delete the directory and prepare it again"
+            ) from e
 
 
-def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
-    """A text dataset in a prepared TFDS directory; tiny_shakespeare is downloaded and prepared when it is not there."""
+def find_tfds(name: str, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+    """Find a text dataset in a prepared TFDS directory; download and prepare tiny_shakespeare if it is missing."""
     root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     directory = prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":
@@ -146,7 +183,7 @@ def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
     if directory is None:
         raise UserError(
             f'config.data.source: "tfds:{name}" is not prepared in {root}; set TFDS_DATA_DIR or config.data.data_dir, '
-            f"or prepare it, where TensorFlow is: tfds build {name} --file_format=array_record --data_dir={root}"
+            f"or prepare it (needs TensorFlow): tfds build {name} --file_format=array_record --data_dir={root}"
         )
     splits = check_prepared(directory)
     files = {split: [cache.digest_of(file, cache_dir) for file in shards] for split, (shards, _) in splits.items()}
@@ -158,7 +195,7 @@ def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
             return records
         ordered = [split for split in SPLITS if split in records] + [split for split in records if split not in SPLITS]
         documents = list(chain.from_iterable(records[split] for split in ordered))
-        if len(documents) == len(records):  # one record a split, as in tiny_shakespeare, is one text cut into splits
+        if len(documents) == len(records):  # one record per split, as in tiny_shakespeare: one text cut into splits
             documents = ["".join(documents)]
         return cut(documents, config.splits)
 
@@ -166,17 +203,21 @@ def find_tfds(name: str, config, cache_dir: Path, say) -> Source:
 
 
 def prepared_directory(root: Path, name: str) -> Path | None:
-    """The directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root, the newest version where none is named."""
+    """Return the directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root (default: the newest version)."""
     name, _, version = name.partition(":")
     parent = root / name
     if not parent.is_dir():
         return None
-    found = [d for d in parent.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)]
-    return max(found, key=lambda d: tuple(map(int, d.name.split("."))), default=None)
+    versions = [d for d in parent.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)]
+    return max(versions, key=lambda d: tuple(map(int, d.name.split("."))), default=None)
 
 
 def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
-    """The shards and the number of records of each split; raises UserError for a directory not whole or not of text."""
+    """Return the files and the number of records of each split of a prepared TFDS directory.
+
+    Raises:
+        UserError: the directory is incomplete, has no texts, or can only be read by TensorFlow.
+    """
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
         features = json.loads((directory / "features.json").read_text())
@@ -184,31 +225,31 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     except (OSError, ValueError, KeyError) as e:
         reason = f"dataset_info.json has no {e}" if isinstance(e, KeyError) else e
         raise UserError(
-            f"{directory} is not a whole prepared TFDS directory ({reason}); delete it and prepare it anew"
+            f"{directory} is not a complete prepared TFDS directory ({reason}); delete it and prepare it again"
         ) from None
     if info.get("fileFormat") != "array_record":
         raise UserError(
-            f"{directory} is stored as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow reads; "
-            "prepare it anew with --file_format=array_record"
+            f"{directory} is stored as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow can read; "
+            "prepare it again with --file_format=array_record"
         )
     names = sorted(features.get("featuresDict", {}).get("features", {}))
     if "text" not in names:
-        raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}): it is not a text dataset')
-    found = {}
+        raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}), so it is not a text dataset')
+    prepared = {}
     for split, lengths in splits.items():
         stem, n_shards = f"{dataset}-{split}.array_record", len(lengths)
         shards = [directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it anew")
-        found[split] = shards, sum(lengths)
-    return found
+            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it again")
+        prepared[split] = shards, sum(lengths)
+    return prepared
 
 
-# python_docs, markov
+# ---- python_docs, markov ---------------------------------------------------------------------------------------------
 
 
 def find_python_docs(config) -> Source:
-    """The documentation text inside every CPython, (`lm/data/python_docs.py`)."""
+    """Return the documentation text inside every CPython (`lm/data/python_docs.py`)."""
     from lm.data import python_docs
 
     fractions = config.splits or DEFAULT_FRACTIONS
@@ -217,7 +258,7 @@ def find_python_docs(config) -> Source:
 
 
 def find_markov(config) -> Source:
-    """Synthetic text of exactly known entropy rate (`lm/data/markov.py`)."""
+    """Return synthetic text with an exactly known entropy rate (`lm/data/markov.py`)."""
     from lm.data import markov
 
     fractions = config.splits or DEFAULT_FRACTIONS

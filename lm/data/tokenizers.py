@@ -1,6 +1,7 @@
-"""Text to ids and back. A tokenizer is its JSON: it is saved with the run and loads without the data it came from.
+"""Tokenizers: text to ids and back.
 
-Every tokenizer has encode(text) -> ids, decode(ids) -> text, vocab_size, end_of_text (an id, or None) and to_json().
+Every tokenizer has encode(text) -> ids, decode(ids) -> text, vocab_size, end_of_text (an id or None) and to_json().
+The JSON is saved with a run, so its model can be sampled without the data.
 """
 
 import hashlib
@@ -15,25 +16,30 @@ from lm.errors import UserError
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
-SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # what a lossless tokenizer gives back
-# A word takes the space before it along, as in GPT-2; every other character stands alone. The alternatives cover every
-# character, so the pieces of a text joined are the text.
+SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
+# A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
+# every character, so joining the pieces of a text returns the text.
 WORD = re.compile(r" ?\w+(?:['-]\w+)*|[^\w\s]|\s")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32 that holds every id of a vocabulary."""
+    """Return the smaller of uint16 and uint32 that holds every id of a vocabulary.
+
+    >>> token_dtype(65536), token_dtype(65537)
+    (dtype('uint16'), dtype('uint32'))
+    """
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
 class Tokenizer:
-    """What all tokenizers share. Subclasses define kind, vocab_size, encode, decode and state (what to_json saves)."""
+    """Base class. Subclasses define kind, vocab_size, encode, decode and state (the content of the JSON)."""
 
     kind: str
     vocab_size: int
     end_of_text: int | None = None
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
+        """Encode several texts."""
         return [self.encode(text) for text in texts]
 
     def to_json(self) -> str:
@@ -41,7 +47,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the JSON: equal fingerprints give equal ids."""
+        """The sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
@@ -50,7 +56,11 @@ class Tokenizer:
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8: 256 ids, round-trips every string that UTF-8 can encode."""
+    """The bytes of UTF-8: 256 ids, lossless for every string that UTF-8 can encode.
+
+    >>> ByteTokenizer().encode("né").tolist()
+    [110, 195, 169]
+    """
 
     kind = "byte"
     vocab_size = 256
@@ -62,12 +72,16 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(_utf8(text), np.uint8).astype(self.dtype)
 
     def decode(self, ids) -> str:
-        """Bytes that are not UTF-8, as an untrained model writes them, become U+FFFD."""
+        """Decode ids; bytes that are not UTF-8, such as those of an untrained model, become U+FFFD."""
         return bytes(np.asarray(ids).tolist()).decode(errors="replace")
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each character of an alphabet, in the order of their code points; <unk>, where configured, is last."""
+    """One id per character of an alphabet, in the order of their code points; <unk>, if enabled, is last.
+
+    >>> CharTokenizer("hello").encode("hole").tolist()
+    [1, 3, 2, 0]
+    """
 
     kind = "char"
 
@@ -75,7 +89,7 @@ class CharTokenizer(Tokenizer):
         self.chars, self.unk = "".join(sorted(set(chars))), unk
         self.vocab_size = len(self.chars) + unk
         code_points = [ord(c) for c in self.chars]
-        # The id of each code point up to the alphabet's last, and one more entry for all beyond it.
+        # The id of each code point up to the alphabet's last; one more entry stands for all higher code points.
         self.table = np.full(max(code_points, default=-1) + 2, len(self.chars), np.uint32)
         self.table[code_points] = np.arange(len(self.chars))
         self.pieces = np.array([*self.chars, *([UNK] if unk else [])], object)
@@ -88,7 +102,7 @@ class CharTokenizer(Tokenizer):
         ids = self.table[np.minimum(points, len(self.table) - 1)]
         unknown = ids == len(self.chars)
         if unknown.any() and not self.unk:
-            _unknown("character", sorted({chr(p) for p in points[unknown]}), "alphabet", len(self.chars))
+            _raise_unknown("character", sorted({chr(p) for p in points[unknown]}), "alphabet", len(self.chars))
         return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
@@ -96,7 +110,11 @@ class CharTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """Words (with the space before them), punctuation marks and other white space: the pieces that `WORD` finds."""
+    """Words (with the space before them), punctuation marks and other white space: the pieces that `WORD` matches.
+
+    >>> WORD.findall("To be, or not")
+    ['To', ' be', ',', ' or', ' not']
+    """
 
     kind = "word"
 
@@ -113,7 +131,7 @@ class WordTokenizer(Tokenizer):
         pieces = WORD.findall(text)
         ids = np.array([self.ids.get(piece, -1) for piece in pieces], np.int64)
         if (ids < 0).any() and not self.unk:
-            _unknown("word", sorted({pieces[i] for i in np.flatnonzero(ids < 0)}), "vocabulary", len(self.words))
+            _raise_unknown("word", sorted({pieces[i] for i in np.flatnonzero(ids < 0)}), "vocabulary", len(self.words))
         return np.where(ids < 0, len(self.words), ids).astype(self.dtype)
 
     def decode(self, ids) -> str:
@@ -121,7 +139,7 @@ class WordTokenizer(Tokenizer):
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`: trained here (`train_bpe`) or read from a tokenizer.json."""
+    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json."""
 
     kind = "hf"
 
@@ -130,7 +148,7 @@ class HFTokenizer(Tokenizer):
 
         self.json = tokenizer
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
-        # Text that happens to contain "<|endoftext|>" is text, not the end of a document.
+        # "<|endoftext|>" inside a text is encoded as text, not as the end of a document.
         self.model.encode_special_tokens = True
         vocabulary = self.model.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -144,7 +162,7 @@ class HFTokenizer(Tokenizer):
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of several texts, encoded on all cores."""
+        """Encode several texts on all cores."""
         for text in texts:
             _utf8(text)
         encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
@@ -158,34 +176,37 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as e:
-        raise UserError(f"tokenizer: UTF-8 cannot encode {text[e.start]!r}, a lone surrogate") from None
+        raise UserError(f"tokenizer: UTF-8 cannot encode the lone surrogate {text[e.start]!r}") from None
 
 
-def _unknown(what: str, unknown: list[str], known: str, size: int):
+def _raise_unknown(what: str, unknown: list[str], known: str, size: int):
     shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
     raise UserError(
         f"tokenizer: {len(unknown)} {what}{'s' * (len(unknown) > 1)} not in its {known} of {size}: {shown}; "
-        'for data, set data.vocabulary_from = "all" or data.unk = True, or use the byte tokenizer'
+        'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
     )
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
-    """Whether decoding does not give back SAMPLE: accents, runs of spaces, line ends, scripts, composed characters."""
+    """Return whether SAMPLE does not survive encoding and decoding: accents, spaces, line ends, scripts, emoji."""
     return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
 
 
 def from_json(text: str) -> Tokenizer:
-    """The tokenizer that `to_json` described."""
+    """Load a tokenizer from its `to_json`."""
     state = json.loads(text)
     kinds = {"byte": ByteTokenizer, "char": CharTokenizer, "word": WordTokenizer, "hf": HFTokenizer}
     return kinds[state.pop("kind")](**state)
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
-    """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) of at most vocab_size ids, the last for END_OF_TEXT.
+    """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); deterministic.
 
-    It knows all 256 bytes, so every string that UTF-8 can encode survives the round trip. The same documents give the
-    same tokenizer.
+    Its vocabulary includes all 256 bytes, so it is lossless for every string that UTF-8 can encode.
+
+    Args:
+        documents: the texts to train on.
+        vocab_size: at most this many ids; the last is END_OF_TEXT.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -200,10 +221,15 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
 
 
 def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
-    """The tokenizer of a config's "char", "byte", "word", "bpe:SIZE" or "hf:PATH".
+    """Make the tokenizer of config.data.tokenizer.
 
-    documents: what char and word take their vocabulary from, and bpe is trained on; byte and hf do not look at it.
-    Raises UserError for a file that is not a tokenizer.json.
+    Args:
+        spec: "char", "byte", "word", "bpe:SIZE" or "hf:PATH".
+        documents: the texts that char, word and bpe learn from; not used by byte and hf.
+        unk: char, word: encode what is not in the vocabulary as <unk> instead of raising.
+
+    Raises:
+        UserError: the spec is unknown, or its file is not a tokenizer.json.
     """
     kind, _, argument = spec.partition(":")
     if kind == "byte":
@@ -218,8 +244,8 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
         try:
             with open(argument, encoding="utf-8") as file:
                 return HFTokenizer(file.read())
-        except Exception as e:  # `tokenizers` raises bare Exception for text that it cannot read
+        except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(
-                f'config.data.tokenizer: "{spec}" cannot be read ({e}); it must name a tokenizer.json of Hugging Face'
+                f'config.data.tokenizer: cannot read "{spec}" ({e}); PATH must be a tokenizer.json of Hugging Face'
             ) from None
-    raise UserError(f'config.data.tokenizer: "{spec}" is none of char, byte, word, bpe:SIZE, hf:PATH')
+    raise UserError(f'config.data.tokenizer: "{spec}" is not one of char, byte, word, bpe:SIZE, hf:PATH')

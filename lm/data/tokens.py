@@ -1,6 +1,6 @@
-"""open_corpus(config): from a source to token files, each step computed once and kept in the cache.
+"""open_corpus: from a source to the tokens of each split. Each step is computed once and cached.
 
-source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed rows, where configured
+source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed rows (packing = "documents")
 """
 
 import contextlib
@@ -12,33 +12,37 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.data import cache, packing, sources, tokenizers
-from lm.data import shards as token_shards
+from lm.data import cache, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split
 from lm.errors import Unavailable, UserError
 
-FORMAT = 1  # of what the cache holds; part of its keys
-BATCH = 2**24  # characters of documents tokenized at once; BPE takes about 140 bytes of memory for each
+FORMAT = 1  # of the cached files; part of their keys
+MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
+MAX_BATCH_DOCUMENTS = 1024
 
 
 def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
-    """The corpus that a `DataConfig` describes, read from the cache where it has been prepared before.
+    """Open the corpus of a `DataConfig`, from the cache if it was tokenized before.
 
-    The config's keys must agree with each other, as `lm.config.loading.load` makes sure.
-    seq_len is needed for packing = "documents" alone. Notices for the user go to `say` and into the corpus.
-    Raises UserError for a source that is not there, a text that the tokenizer does not cover, or an unwritable cache.
+    Args:
+        config: a `DataConfig` that passed the checks of `lm.config.loading.load`.
+        seq_len: length of packed rows; only needed for packing = "documents".
+        say: receives lines of information and warnings.
+
+    Raises:
+        UserError: the source does not exist, the tokenizer does not cover the text, or the cache cannot be written.
     """
     notices = []
 
-    def notice(text: str) -> None:
+    def warn(text: str) -> None:
         notices.append(text)
         say(text)
 
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
-        return _prepare_shards(config, cache_dir, notice, notices)
-    source, name = _find(config, cache_dir, notice, say)
-    tokenizer = _tokenizer(config, source, cache_dir, notice, say)
+        return _open_token_shards(config, cache_dir, warn, notices)
+    source, name = _find_source(config, cache_dir, warn, say)
+    tokenizer = _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
     directory = cache_dir / "tokens" / fingerprint[:32]
     splits = _tokenize(source, tokenizer, directory, say)
@@ -51,66 +55,66 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed)
 
 
-def _prepare_shards(config, cache_dir, notice, notices) -> Corpus:
-    """The corpus of tokens:PATH, whose ids were made elsewhere; a tokenizer, where given, only decodes."""
-    found = token_shards.find(config.source.partition(":")[2], cache_dir)
-    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, notice)
-    if tokenizer and found.tokenizer and tokenizer.fingerprint != found.tokenizer:
+def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
+    """Open tokens:PATH; a tokenizer, if configured, only decodes."""
+    opened = shards.open_shards(config.source.partition(":")[2], cache_dir)
+    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, warn)
+    if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(
-            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer that made the shards of {found.name}; "
-            "use the one that lm.data.prepare named (byte, or the tokenizer.json beside them)"
+            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer of the shards in {opened.name}; "
+            "use the one that lm.data.prepare printed (byte, or the tokenizer.json beside the shards)"
         )
-    splits = {split: Split(split, ids, len(ids), found.text_bytes.get(split)) for split, ids in found.tokens.items()}
-    fingerprint = cache.key_of(FORMAT, found.digest, tokenizer and tokenizer.fingerprint)
-    return Corpus(found.name, splits, tokenizer, fingerprint, tuple(notices))
+    splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
+    fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
+    return Corpus(opened.name, splits, tokenizer, fingerprint, tuple(notices))
 
 
-def _find(config, cache_dir, notice, say) -> tuple[sources.Source, str]:
-    """The source and the name of the text that it really is, which is not always the text that was asked for."""
+def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
+    """Return the configured source, or its fallback if it needs a network; and the name that shows which it is."""
     try:
-        source = sources.find(config, cache_dir, say)
+        source = sources.find_source(config, cache_dir, say)
         return source, source.name
     except Unavailable as e:
         if config.offline is None:
             raise
-        notice(
-            f"NOTICE: {e.problems[0]}\n"
-            f'NOTICE: config.data.offline = "{config.offline}" lets this run train on {config.offline} INSTEAD of '
-            f"{config.source}: its losses say nothing about {config.source}."
+        warn(
+            f"WARNING: {e.problems[0]}\n"
+            f"WARNING: training on {config.offline} INSTEAD of {config.source}, because config.data.offline = "
+            f'"{config.offline}". The losses are not those of {config.source}.'
         )
-        source = sources.find(dataclasses.replace(config, source=config.offline), cache_dir, say)
+        source = sources.find_source(dataclasses.replace(config, source=config.offline), cache_dir, say)
         return source, f"{source.name} (fallback)"
 
 
-def _load_tokenizer(spec: str, notice) -> tokenizers.Tokenizer:
-    """A tokenizer that needs no text to learn from."""
+def _load_tokenizer(spec: str, warn) -> tokenizers.Tokenizer:
+    """Load a tokenizer that is not learned from the text."""
     tokenizer = tokenizers.make(spec, ())
     if tokenizers.is_lossy(tokenizer):
-        notice(f'NOTICE: the tokenizer "{spec}" is lossy: decoding does not always give back the text.')
+        warn(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
     return tokenizer
 
 
-def _tokenizer(config, source, cache_dir, notice, say) -> tokenizers.Tokenizer:
-    """The configured tokenizer; one that was learned from the text is remembered by the text's digest."""
+def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenizer:
+    """Return the configured tokenizer; one that is learned from the text is cached by the text's digest."""
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
-        return _load_tokenizer(config.tokenizer, notice)
+        return _load_tokenizer(config.tokenizer, warn)
     key = cache.key_of(FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
     path = cache_dir / "tokenizers" / f"{key[:32]}.json"
     if not path.exists():
         if kind == "bpe":
             say(f"training the tokenizer {config.tokenizer} on {source.name}")
         splits = source.documents
-        everything = config.vocabulary_from == "all" and kind != "bpe"
-        known = splits.values() if everything else [splits.get("train", ())]
-        documents = chain.from_iterable(map(_with_newlines, known))
+        use_all = config.vocabulary_from == "all" and kind != "bpe"
+        selected = splits.values() if use_all else [splits.get("train", ())]
+        documents = chain.from_iterable(map(_with_newlines, selected))
         tokenizer = tokenizers.make(config.tokenizer, documents, config.unk)
         cache.write_file(path, tokenizer.to_json())
     return tokenizers.from_json(path.read_text(encoding="utf-8"))
 
 
 def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
-    """The documents and the newlines between them that tokenizers without an end of text need to know."""
+    """Yield the documents and a newline between two of them: the separator of tokenizers without an end of text."""
     for i, document in enumerate(documents):
         if i:
             yield "\n"
@@ -118,11 +122,11 @@ def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _tokenize(source, tokenizer, directory: Path, say) -> dict[str, Split]:
-    """The memory-mapped tokens of each split, written on first use."""
+    """Return the memory-mapped tokens of each split; the first call writes them."""
     if not directory.is_dir():
         say(f"tokenizing {source.name}")
         cache.publish(directory, lambda work: _write_splits(source.documents, tokenizer, work))
-    with _whole(directory):
+    with _report_corruption(directory):
         meta = json.loads((directory / "meta.json").read_text())
         return {
             name: Split(
@@ -133,16 +137,16 @@ def _tokenize(source, tokenizer, directory: Path, say) -> dict[str, Split]:
 
 
 def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) -> None:
-    """Writes the tokens of each split, their documents one after the other, and the documents' lengths for packing.
+    """Write the tokens of each split, one document after the other, and the documents' lengths for packing.
 
-    Between two documents stands the tokenizer's end of text, or a newline where it has none, as part of the first.
+    Between two documents stands the tokenizer's end of text, or a newline if it has none, as part of the first.
     """
     end = tokenizer.end_of_text
     meta = {"dtype": tokenizer.dtype.name, "splits": {}}
     for name, documents in splits.items():
         n_bytes, lengths = 0, []
         with (directory / f"{name}.bin").open("wb") as file:
-            for texts in _batched(documents):
+            for texts in _batch_documents(documents):
                 try:
                     encoded = tokenizer.encode_all(texts)
                     separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
@@ -162,11 +166,11 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
 
 
 def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int) -> dict[str, Split]:
-    """The same splits as packed rows, memory-mapped, written on first use."""
+    """Return the splits as memory-mapped packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
         for name, split in splits.items():
-            with _whole(tokens):
+            with _report_corruption(tokens):
                 lengths = np.load(tokens / f"{name}.lengths.npy")
             rows, segments = packing.pack(split.tokens, lengths, seq_len)
             np.save(work / f"{name}.npy", rows)
@@ -174,7 +178,7 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int)
 
     if not directory.is_dir():
         cache.publish(directory, write)
-    with _whole(directory):
+    with _report_corruption(directory):
         return {
             name: dataclasses.replace(
                 split,
@@ -186,19 +190,19 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int)
 
 
 @contextlib.contextmanager
-def _whole(directory: Path) -> Iterator[None]:
-    """Around the reading of a cache entry, of which others (cleaners of temporary files, say) may have taken a part."""
+def _report_corruption(directory: Path) -> Iterator[None]:
+    """Turn errors while reading a cache entry into a UserError; cleaners of old files may have deleted parts of it."""
     try:
         yield
     except (OSError, ValueError) as e:
-        raise UserError(f"{directory} is damaged ({e}); delete it, and it will be made anew") from None
+        raise UserError(f"the cache entry {directory} is corrupted ({e}); delete it to rebuild it") from None
 
 
-def _batched(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of consecutive documents of up to BATCH characters together, or of one that is longer."""
+def _batch_documents(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lists of consecutive documents of at most MAX_BATCH_CHARACTERS in total, or of one longer document."""
     batch, size = [], 0
     for document in documents:
-        if batch and (len(batch) == 1024 or size + len(document) > BATCH):
+        if batch and (len(batch) == MAX_BATCH_DOCUMENTS or size + len(document) > MAX_BATCH_CHARACTERS):
             yield batch
             batch, size = [], 0
         batch.append(document)

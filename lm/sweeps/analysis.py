@@ -1,4 +1,4 @@
-"""From a sweep's finished runs to what they say: per variant, per comparison, and in one sentence each."""
+"""Analyze the finished runs of a sweep: results per variant, comparisons, and a sentence for each comparison."""
 
 import dataclasses
 import json
@@ -10,94 +10,151 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
-from lm.sweeps.results import STUCK, Results, at_edge, choose, identical, missing, stuck_above
+from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
 
 
 @dataclasses.dataclass(frozen=True)
 class VariantResult:
-    """One variant at its best learning rate; losses are of the test split in nats per token, None if diverged."""
+    """One variant at its best learning rate. Losses are on the test split, in nats per token.
+
+    Attributes:
+        name: the variant's name.
+        grid: the learning rates it could choose from.
+        rate: the best one; at_edge: whether it is the first or last of the grid.
+        runs: the runs at that rate, one per fresh seed; losses: their test losses, None if diverged.
+        n_params, flops: parameters, and training FLOPs per token.
+        steps, tokens_per_step: the length of one run.
+        loss: mean and interval over seeds; None if a run diverged.
+        median: the median loss, where a diverged run counts as infinite.
+        sampling_error: standard error of the loss over blocks of text, averaged over the runs; nan if all diverged.
+        tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
+        quartiles: the quartiles of the throughput.
+        n_stuck: how many runs ended above STUCK times the unigram baseline.
+    """
 
     name: str
-    grid: tuple[float, ...]  # the learning rates that it chose from
+    grid: tuple[float, ...]
     rate: float
-    at_edge: bool  # the best rate is the first or last of its grid: a better one may lie beyond
-    runs: list[dict]  # at the best rate, by fresh seed
+    at_edge: bool
+    runs: list[dict]
     losses: list[float | None]
     n_params: int
     flops: float
-    loss: statistics.Interval | None  # None if a run diverged: its mean would not mean anything
-    median: float  # a diverged run counts as infinite
-    sampling_error: float  # of the test loss, over blocks of text; the mean over the runs that finished
-    tokens_per_second: float  # not a number if some runs of the sweep failed: speeds are measured when all are there
-    quartiles: tuple[float, float]  # of it, over the rounds in which it was measured
-    n_stuck: int  # runs that finished, but at a loss above STUCK times that of counting tokens alone
+    steps: int
+    tokens_per_step: int
+    loss: statistics.Interval | None
+    median: float
+    sampling_error: float
+    tokens_per_second: float
+    quartiles: tuple[float, float]
+    n_stuck: int
 
     @property
     def n_diverged(self) -> int:
         return self.losses.count(None)
 
     @property
+    def tokens(self) -> int:
+        """Training tokens of one run."""
+        return self.steps * self.tokens_per_step
+
+    @property
     def label(self) -> str:
-        """Beside its curve, which is that of `middle`."""
+        """Return the legend entry of the curve that `center` computes."""
         return self.name + " (median)" * (self.n_stuck > 0)
 
-    def middle(self, losses: np.ndarray) -> np.ndarray:
-        """Of losses (runs, points): their mean, or the median where a stuck run would draw the mean away."""
+    def center(self, losses: np.ndarray) -> np.ndarray:
+        """Return the mean over runs of losses (runs, points), or the median if a run is stuck."""
         return (np.median if self.n_stuck else np.mean)(losses, axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """variant - against on the test split, paired by seed."""
+    """variant - against on the test split, paired by seed.
+
+    Attributes:
+        variant, against: the names of the two variants.
+        difference: None if runs of either diverged or failed; `missing` then says which of the two.
+        p_adjusted: the p-value after Holm's correction.
+        sampling_error: standard error of the difference over the same blocks of text.
+        answer: the result in one sentence.
+        missing: "runs diverged" or "runs failed" if there is no difference, else "".
+        same_tokens: whether both variants trained on the same number of tokens.
+    """
 
     variant: str
     against: str
-    difference: statistics.Difference | None  # None if runs of either diverged or failed
+    difference: statistics.Difference | None
     p_adjusted: float
-    sampling_error: float  # of the difference, over the same blocks of text
+    sampling_error: float
     answer: str
-    lost: str  # why there is no difference
+    missing: str = ""
+    same_tokens: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    record: dict  # sweep.json
+    """Everything a report shows.
+
+    Attributes:
+        record: sweep.json.
+        results: the runs.
+        variants: the variants whose runs are complete.
+        failed: by name, the error of each variant that is left out because runs of it failed.
+        comparisons: the declared comparisons.
+        warnings: what a reader should know before trusting the numbers.
+    """
+
+    record: dict
     results: Results
     variants: dict[str, VariantResult]
-    failed: dict[str, str]  # the variants that are not there because runs of theirs failed, and how
+    failed: dict[str, str]
     comparisons: list[Comparison]
-    notices: list[str]
+    warnings: list[str]
 
     @property
-    def claims(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether the budget supports conclusions."""
         return self.record["budget"] == "full"
 
 
-def analyse(workdir: Path) -> Analysis:
-    """Raises UserError where there is no sweep, or one that is not finished; variants of which runs failed are told."""
+def analyze(workdir: Path) -> Analysis:
+    """Analyze the sweep of a directory; variants whose runs failed are left out with a warning.
+
+    Raises:
+        UserError: the directory holds no sweep, or one that is not finished.
+    """
     path = workdir / "sweep.json"
     if not path.is_file():
         raise UserError(f"{workdir} holds no sweep; give the directory that python -m lm.sweep printed")
     record, results = json.loads(path.read_text(encoding="utf-8")), Results(workdir)
     failed = _failed(record, results, workdir)
     variants = {name: _variant(name, record, results) for name in record["variants"] if name not in failed}
-    notices = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
-    notices += identical(results, list(variants))
+    warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
+    warnings += identical_variants(results, list(variants))
     for a, b in record["comparisons"]:
         if _text(record, a) != _text(record, b):
-            notices.append(f"{a} and {b} have other data or tokenizers: their losses cannot be compared")
+            warnings.append(f"{a} and {b} use different data or tokenizers: their losses cannot be compared")
     for v in variants.values():
-        notices += dict.fromkeys(record["variants"][v.name]["data"]["notices"])
-        if v.at_edge and v.n_diverged < len(v.losses):
-            notices.append(f"{v.name}: the best learning rate, {v.rate:g}, is at the edge of its grid")
-        if v.n_diverged:
-            notices.append(f"{v.name}: {v.n_diverged} of {len(v.losses)} runs at learning rate {v.rate:g} diverged")
-        if v.n_stuck:
-            notices.append(
-                f"{v.name}: {v.n_stuck} of {len(v.losses)} runs at learning rate {v.rate:g} got stuck: they end above "
-                f"{STUCK} times the loss of counting tokens alone (median of all {v.median:.4f})"
-            )
-    return Analysis(record, results, variants, failed, _comparisons(record, variants), list(dict.fromkeys(notices)))
+        warnings += _warnings(v, record)
+    comparisons = _comparisons(record, variants)
+    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)))
+
+
+def _warnings(v: VariantResult, record: dict) -> list[str]:
+    found, n = list(record["variants"][v.name]["data"]["notices"]), len(v.losses)
+    if v.at_edge and v.n_diverged < n:
+        found.append(
+            f"{v.name}: the best learning rate, {v.rate:g}, is at the edge of its grid; a better one may exist"
+        )
+    if v.n_diverged:
+        found.append(f"{v.name}: {v.n_diverged} of {n} runs at learning rate {v.rate:g} diverged")
+    if v.n_stuck:
+        found.append(
+            f"{v.name}: {v.n_stuck} of {n} runs at learning rate {v.rate:g} got stuck: they end above {STUCK} times "
+            f"the loss of the unigram baseline (median of all runs: {v.median:.4f})"
+        )
+    return found
 
 
 def _text(record: dict, name: str) -> str:
@@ -105,42 +162,46 @@ def _text(record: dict, name: str) -> str:
 
 
 def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
-    """The variants that lack runs because they failed, and how; raises UserError where anything else is missing."""
-    lacking, failures = missing(results, record), results.failures()
-    unfinished = [f"{name} lacks runs" for name, keys in lacking.items() if not keys <= failures.keys()]
-    if not (lacking or results.speeds):
-        unfinished = ["speeds are not measured"]
+    """Return the variants that lack failed runs, and the error; raises UserError if anything else is missing."""
+    missing, failures = missing_runs(results, record), results.failures()
+    unfinished = [f"{name} lacks runs" for name, keys in missing.items() if not keys <= failures.keys()]
+    if not (missing or results.speeds):
+        unfinished = ["the throughput is not measured"]
     if unfinished:
-        begun = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
-        raise UserError(f"{workdir} is not finished: {', '.join(unfinished)}; go on with {begun}")
-    failed = {name: failures[min(keys)].split("\n")[0] for name, keys in lacking.items()}
+        command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
+        raise UserError(f"{workdir} is not finished: {', '.join(unfinished)}; resume with {command}")
+    failed = {name: failures[min(keys)].split("\n")[0] for name, keys in missing.items()}
     if failed.keys() == record["variants"].keys():
         raise UserError(f"{workdir}: every variant has runs that failed ({next(iter(failed.values()))})")
     return failed
 
 
 def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
-    """What the sweep declared; a comparison without a difference counts in Holm's correction all the same."""
+    """Return the declared comparisons; one without a difference still counts in Holm's correction."""
     declared, found = record["comparisons"], []
     differences = [
         _difference(variants[a], variants[b], len(declared)) if {a, b} <= variants.keys() else None for a, b in declared
     ]
     adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
     for (a, b), d, p in zip(declared, differences, adjusted, strict=True):
-        if gone := [name for name in (a, b) if name not in variants]:
-            answer = f"{a} against {b}: not known, because runs of {' and '.join(gone)} failed."
+        if failed := [name for name in (a, b) if name not in variants]:
+            answer = f"{a} against {b}: no result, because runs of {' and '.join(failed)} failed."
             found.append(Comparison(a, b, None, p, math.nan, answer, "runs failed"))
-        else:
-            v, w, lost = variants[a], variants[b], "" if d else "runs diverged"
-            found.append(Comparison(a, b, d, p, _paired_sampling_error(v, w), _answer(v, w, d, p, record), lost))
+            continue
+        v, w = variants[a], variants[b]
+        answer = _answer(v, w, d, p, record)
+        if v.tokens != w.tokens:
+            answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
+        missing = "" if d else "runs diverged"
+        found.append(Comparison(a, b, d, p, _paired_sampling_error(v, w), answer, missing, v.tokens == w.tokens))
     return found
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
     described = record["variants"][name]
-    grid = described["grid"]
-    rate = choose(results, record, name)
-    runs = [results.found["final", name, rate, seed] for seed in record["seeds"]]
+    grid, train = described["grid"], described["config"]["train"]
+    rate = best_rate(results, record, name)
+    runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
     return VariantResult(
@@ -152,6 +213,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         losses=losses,
         n_params=described["n_params"],
         flops=described["flops_per_token"],
+        steps=train["steps"],
+        tokens_per_step=train["batch_size"] * train["seq_len"],
         loss=None if None in losses else statistics.interval(losses),
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
@@ -168,7 +231,7 @@ def _difference(a: VariantResult, b: VariantResult, comparisons: int) -> statist
 
 
 def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
-    """Of the difference of two mean losses: what is hard for both cancels."""
+    """Return the sampling error of the difference of two mean losses; text that is hard for both cancels."""
     if a.n_diverged or b.n_diverged:
         return math.nan
     if a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:  # another text or tokenizer: nothing to pair
@@ -178,58 +241,69 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
 
 
 def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> str:
-    """One sentence that the numbers support."""
+    """Return one sentence that the numbers support."""
     n, budget = len(a.losses), record["budget"]
     if budget != "full":
-        return f"No claim about {a.name} and {b.name}: the budget was {budget}, which only proves the machinery."
+        return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
     if _text(record, a.name) != _text(record, b.name):
-        return f"No claim about {a.name} and {b.name}: losses on other data or tokens cannot be compared."
+        return f"No conclusion about {a.name} and {b.name}: losses on different data or tokens cannot be compared."
     if d is None:
         return (
             f"{a.name} against {b.name}: no mean difference, because runs diverged "
             f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
         )
-    if math.isnan(p):
-        return (
-            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: one measurement, of which no p-value follows."
-        )
     if d.low == d.high == 0:
         return f"{a.name} and {b.name} end at the same loss for every seed."
-    range_ = f"95 % CI {difference(d.low)} to {difference(d.high)}"
-    if p < 1 - statistics.LEVEL:
-        direction = "lower" if d.mean < 0 else "higher"
+    if math.isnan(p):
         return (
-            f"{a.name} ends {difference(abs(d.mean), sign='')} nats per token {direction} than {b.name} "
-            f"(n = {n} paired seeds, {range_}, p = {p:.2g} after Holm's correction)."
+            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
+            "p-value."
         )
-    detectable = f"a difference of {difference(d.detectable, sign='')} would have been found in 8 of 10 such sweeps"
-    if d.p < 1 - statistics.LEVEL:
-        detectable += f"; this interval alone excludes 0, too little among {len(record['comparisons'])} comparisons"
-    if a.n_stuck or b.n_stuck:
-        detectable += (
-            f"; {a.n_stuck} of {n} and {b.n_stuck} of {n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
-        )
+    return _significant(a, b, d, p) if p < 1 - statistics.LEVEL else _not_significant(a, b, d, p, record)
+
+
+def _significant(a: VariantResult, b: VariantResult, d: statistics.Difference, p: float) -> str:
+    direction = "lower" if d.mean < 0 else "higher"
     return (
-        f"No difference found between {a.name} and {b.name} at n = {n} ({range_}, p = {p:.2g} after Holm's "
-        f"correction; {detectable})."
+        f"{a.name} ends {difference(abs(d.mean), sign='')} nats per token {direction} than {b.name} "
+        f"(n = {d.n} paired seeds, {_range(d)}, p = {p:.2g} after Holm's correction)."
     )
 
 
+def _not_significant(a: VariantResult, b: VariantResult, d: statistics.Difference, p: float, record: dict) -> str:
+    remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}"]
+    if d.p < 1 - statistics.LEVEL:
+        remarks.append(
+            f"this interval alone excludes 0, which is not enough among {len(record['comparisons'])} comparisons"
+        )
+    if a.n_stuck or b.n_stuck:
+        remarks.append(
+            f"{a.n_stuck} of {d.n} and {b.n_stuck} of {d.n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
+        )
+    return (
+        f"No significant difference between {a.name} and {b.name} (n = {d.n} paired seeds, {_range(d)}, p = {p:.2g} "
+        f"after Holm's correction; {'; '.join(remarks)})."
+    )
+
+
+def _range(d: statistics.Difference) -> str:
+    return f"95 % CI {difference(d.low)} to {difference(d.high)}"
+
+
 def difference(x: float, sign: str = "+") -> str:
-    """A difference of losses with four decimals, or with one digit where it would be none of them."""
+    """Format a difference of losses with four decimals, or with one digit where these would all be 0.
+
+    >>> difference(0.25), difference(-4e-6)
+    ('+0.2500', '-4e-06')
+    """
     return f"{x:{sign}.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:{sign}.0e}"
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
-    """(steps, losses (runs, points)) of the runs' validations; nan where a run had diverged."""
+    """Return the evaluated steps and the validation losses (runs, steps), nan after a run diverged."""
     steps = sorted({step for run in runs for step, _ in run["validation"]})
     losses = np.full((len(runs), len(steps)), np.nan)
     for i, run in enumerate(runs):
         for step, loss in run["validation"]:
             losses[i, steps.index(step)] = loss
     return steps, losses
-
-
-def tokens_per_step(a: Analysis, v: VariantResult) -> int:
-    t = a.record["variants"][v.name]["config"]["train"]
-    return t["batch_size"] * t["seq_len"]

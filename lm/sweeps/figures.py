@@ -1,7 +1,13 @@
-"""The pictures of a sweep's report: readable by colour-blind eyes (Okabe and Ito 2008), and in grey."""
+"""The figures of a report, in colors that remain distinct for color-blind readers (Okabe and Ito 2008) and in gray.
+
+All figures are WIDTH inches wide, panels below each other and the legend below its panel, so that the text is legible
+on a screen of 400 pixels as well as on a wide one.
+"""
 
 import collections
 import io
+import math
+import textwrap
 
 import matplotlib
 
@@ -9,24 +15,30 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, curve, tokens_per_step
-from lm.sweeps.results import tuned
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
+from lm.sweeps.results import tuning_result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
-LOSS = "loss (nats per token)"
+LOSS = "validation loss (nats per token)"
+WIDTH = 4.8  # inches
+LETTERS = 58  # that fit into WIDTH
+MIN_GAP = 0.11  # between two labels of a logarithmic axis, as a fraction of its length
 
 plt.rcParams |= {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "legend.frameon": False, "figure.dpi": 110, "savefig.bbox": "tight", "svg.fonttype": "none",
+    "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "legend.fontsize": 9, "axes.titlesize": 10, "axes.titlelocation": "left",
+    "figure.dpi": 110, "savefig.dpi": 150, "svg.fonttype": "none",
+    "svg.hashsalt": "lm.report",  # else element ids differ from one report to the next
 }  # fmt: skip
 
 
-def figures(a: Analysis) -> dict[str, plt.Figure]:
-    """Every picture by its name."""
+def figures(a: Analysis) -> dict[str, Figure]:
+    """Return all figures by name."""
     return {
         "differences": differences(a),
         "curves": learning_curves(a),
@@ -35,148 +47,172 @@ def figures(a: Analysis) -> dict[str, plt.Figure]:
     }
 
 
-def to_bytes(figure: plt.Figure, kind: str) -> bytes:
-    """The picture as "png" or "svg"."""
+def to_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as "png" or "svg", the same bytes every time."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
-def panels(a: Analysis) -> list[list[str]]:
-    """The variants that are drawn together: those that choose from the same learning rates, those without a choice."""
+# ---- Differences -----------------------------------------------------------------------------------------------
+
+
+def differences(a: Analysis) -> Figure:
+    """Draw the mean, the interval and the single seeds of each comparison, its names and numbers above them."""
+    labels = [_comparison_label(c) for c in a.comparisons]
+    heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
+    figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + 0.38 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    low, high = _difference_limits(a)
+    top, white = 0.0, {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    for comparison, label, height in zip(a.comparisons, labels, heights, strict=True):
+        axes.text(0.0, top, label, transform=axes.get_yaxis_transform(), va="top", fontsize=9, bbox=white)
+        top -= height + 0.38
+        if comparison.difference:
+            _draw_difference(a, comparison, axes, top + 0.25, (low, high))
+    axes.axvline(0, color="black", linewidth=0.8, zorder=0)
+    axes.set(yticks=[], ylim=(top, 0), xlim=(low, high), xlabel="difference in test loss (nats per token)")
+    axes.spines["left"].set_visible(False)
+    axes.locator_params(axis="x", nbins=6)
+    return figure
+
+
+def _comparison_label(c: Comparison) -> str:
+    d, names = c.difference, f"{c.variant} − {c.against}:"
+    numbers = f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]" if d else c.missing
+    one_line = f"{names} {numbers}"
+    return one_line if len(one_line) <= LETTERS else f"{textwrap.fill(names, LETTERS)}\n{numbers}"
+
+
+def _difference_limits(a: Analysis) -> tuple[float, float]:
+    """Return an axis that shows 0 and all comparisons but outliers, which reach over 4 times as far as the median."""
+    found = [(c.difference, _seed_differences(a, c)) for c in a.comparisons if c.difference]
+    ranges = [(min(0, d.low, *seeds), max(0, d.high, *seeds)) for d, seeds in found if d.n > 2]
+    ranges += [(min(0, *seeds), max(0, *seeds)) for d, seeds in found if d.n == 2]  # an interval of n = 2 is huge
+    reach = [max(-low, high) for low, high in ranges]
+    shown = [r for r, far in zip(ranges, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]
+    low, high = min(low for low, _ in shown), max(high for _, high in shown)
+    margin = 0.06 * (high - low) or 1e-3
+    return low - margin, high + margin
+
+
+def _seed_differences(a: Analysis, c: Comparison) -> list[float]:
+    pairs = zip(a.variants[c.variant].losses, a.variants[c.against].losses, strict=True)
+    return [x - z for x, z in pairs]
+
+
+def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[float, float]) -> None:
+    (low, high), d, color = limits, c.difference, COLOURS[0]
+    seeds = np.clip(_seed_differences(a, c), low, high)
+    axes.plot(seeds, [y] * d.n, "|", color="#777777", markersize=9)
+    ends = max(d.low, low), min(d.high, high)
+    axes.plot(np.clip(ends, low, high), [y, y], color=color, linewidth=2)
+    if low <= d.mean <= high:
+        axes.plot(d.mean, y, "o", color=color, markersize=5)
+    if d.low < low:
+        axes.plot(low, y, "<", color=color, clip_on=False)
+    if d.high > high:
+        axes.plot(high, y, ">", color=color, clip_on=False)
+
+
+# ---- Curves ----------------------------------------------------------------------------------------------------
+
+
+def learning_curves(a: Analysis) -> Figure:
+    """Draw the validation loss during training, and its second half again, larger."""
+    curves, groups = _curves(a)
+    figure, panels = _panels(2 * len(groups), sum(map(len, groups)))
+    for names, whole, end in zip(groups, panels[::2], panels[1::2], strict=True):
+        drawn = [name for name in names if name in curves]
+        half = max((curves[name][0][-1] for name in drawn), default=0) / 2
+        for axes, first in ((whole, 0), (end, half)):
+            for i, name in enumerate(names):
+                if name in curves:
+                    steps, losses = curves[name]
+                    part = steps >= first
+                    _draw_curve(axes, a.variants[name], steps[part], losses[:, part], _look(i))
+            middles = [a.variants[n].center(curves[n][1])[curves[n][0] >= first] for n in drawn]
+            _fit(axes, np.concatenate(middles) if middles else np.zeros(0))
+        low, high = whole.get_ylim()
+        for unigram in {a.record["variants"][name]["data"]["unigram"]["validation"] for name in names} - {None}:
+            if low < unigram < high:
+                whole.axhline(unigram, label="unigram baseline", color="#777777", linestyle=":", linewidth=1)
+        whole.set(xlabel="step", ylabel=LOSS, title="whole training")
+        end.set(xlabel="step", ylabel=LOSS, title="second half")
+        _name_diverged(a, names, end)
+        _legend(end, whole)
+    return figure
+
+
+def _draw_curve(axes, v: VariantResult, steps: np.ndarray, losses: np.ndarray, look: dict) -> None:
+    """Draw the center of the runs, and their spread: a band for three seeds or more, else the single runs.
+
+    With two seeds a t interval is 12.7 standard errors wide and would fill the panel. A stuck run would do the same.
+    """
+    axes.plot(steps, v.center(losses), label=textwrap.fill(v.label, LETTERS - 8), **look)
+    if v.n_stuck or not len(steps):
+        return
+    if len(losses) < 3:
+        axes.plot(steps, losses.T, color=look["color"], alpha=0.4, linewidth=0.8)
+        return
+    intervals = [statistics.interval(losses[:, i]) for i in range(losses.shape[1])]
+    low, high = [i.low for i in intervals], [i.high for i in intervals]
+    axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _fit(axes, values: np.ndarray) -> None:
+    """Set the y axis to the values, so that a wide band does not squeeze the curves."""
+    values = values[np.isfinite(values)]
+    if len(values):
+        low, high = values.min(), values.max()
+        margin = 0.12 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _curves(a: Analysis) -> tuple[dict, list[list[str]]]:
+    """Return (steps, losses) of the variants that can be drawn, and the names in each group.
+
+    A variant with a diverged run has no curve, because the mean of the other runs would flatter it. A group without
+    any curve is not drawn; its names are in the last group.
+    """
+    curves = {name: curve(v.runs) for name, v in a.variants.items() if not v.n_diverged}
+    curves = {name: (np.array(steps), losses) for name, (steps, losses) in curves.items() if any(steps)}
+    drawn = [names for names in groups(a) if curves.keys() & set(names)] or [[]]
+    drawn[-1] = drawn[-1] + [name for name in a.variants if not any(name in names for names in drawn)]
+    return curves, drawn
+
+
+def groups(a: Analysis) -> list[list[str]]:
+    """Return the variants that share a panel: those with the same grid of learning rates, or without a choice."""
     by_grid = {}
     for name, v in a.variants.items():
         by_grid.setdefault(v.grid if len(v.grid) > 1 else None, []).append(name)
     return list(by_grid.values())
 
 
-def _look(i: int) -> dict:
-    """Of the i-th line of a panel; with a colour's second use everything else differs."""
-    again, i = divmod(i, len(COLOURS))
-    marker = MARKERS[(i + again) % len(MARKERS)]
-    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}
+# ---- Learning rates --------------------------------------------------------------------------------------------
 
 
-def _legend(axes) -> None:
-    """Beside the picture, where it hides nothing."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
-
-
-def _rows(n: int, **options):
-    """n rows of two pictures."""
-    figure, axes = plt.subplots(n, 2, figsize=(9, 3.2 * n), squeeze=False, **options)
-    return figure, list(axes)
-
-
-def _curves(a: Analysis):
-    """(steps, losses) of the variants that trained and of which no run diverged, and the names of each panel.
-
-    What diverged is named beside the picture; a mean over the other runs would flatter it. Panels without a curve are
-    not drawn: their names are in the last one.
-    """
-    curves = {name: curve(v.runs) for name, v in a.variants.items() if not v.n_diverged}
-    curves = {name: (np.array(steps), losses) for name, (steps, losses) in curves.items() if any(steps)}
-    rows = [names for names in panels(a) if curves.keys() & set(names)] or [[]]
-    rows[-1] = rows[-1] + [name for name in a.variants if not any(name in names for names in rows)]
-    return curves, rows
-
-
-def _name_diverged(a: Analysis, names: list[str], axes) -> None:
-    """In the legend, the variants that have no line."""
-    for v in (a.variants[name] for name in names):
-        if v.n_diverged:  # the others without a line trained nothing
-            axes.plot([], [], " ", label=f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged")
-
-
-def differences(a: Analysis) -> plt.Figure:
-    """The declared comparisons: the difference of each seed, their mean and its interval."""
-    figure, axes = plt.subplots(figsize=(6, 0.9 + 0.5 * len(a.comparisons)))
-    for y, comparison in enumerate(reversed(a.comparisons)):
-        d = comparison.difference
-        if d is None:
-            axes.text(0, y, f" {comparison.lost}", va="center")
-            continue
-        pairs = zip(a.variants[comparison.variant].losses, a.variants[comparison.against].losses, strict=True)
-        axes.plot([x - z for x, z in pairs], [y + 0.16] * d.n, "|", color="#777777", markersize=6)
-        axes.plot([d.low, d.high], [y, y], color=COLOURS[0], linewidth=2)
-        axes.plot(d.mean, y, "o", color=COLOURS[0])
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(a.comparisons)), [f"{c.variant} − {c.against}" for c in reversed(a.comparisons)])
-    axes.set_ylim(-0.5, len(a.comparisons) - 0.4)
-    axes.set_xlabel("difference in test loss (nats per token): mean, 95 % interval, each seed; left is better")
+def learning_rates(a: Analysis) -> Figure:
+    """Draw the final validation loss over the learning rate: mean of the tuning seeds, and each run on a fresh seed."""
+    drawn = [names for names in groups(a) if len(a.variants[names[0]].grid) > 1] or groups(a)
+    figure, panels = _panels(len(drawn), sum(map(len, drawn)))
+    for names, axes in zip(drawn, panels, strict=True):
+        _draw_rates(a, names, axes)
     return figure
 
 
-def learning_curves(a: Analysis) -> plt.Figure:
-    """Validation loss over training, with the band of the 95 % interval over seeds; and its last part, larger.
-
-    Of a variant of which runs got stuck the median is drawn: their band would cover the others.
-    """
-    curves, rows = _curves(a)
-    figure, pictures = _rows(len(rows))
-    for names, (whole, end) in zip(rows, pictures, strict=True):
-        half = max((curves[name][0][-1] for name in names if name in curves), default=0) / 2
-        means = []  # of the second half, which shorter runs do not reach
-        for i, name in enumerate(names):
-            if name not in curves:
-                continue
-            steps, losses = curves[name]
-            v = a.variants[name]
-            low, middle, high = (v.middle(losses),) * 3 if v.n_stuck else _band(losses)
-            means += list(middle[steps >= half])
-            for axes, part in ((whole, steps >= 0), (end, steps >= half)):
-                axes.plot(steps[part], middle[part], label=v.label, **_look(i))
-                axes.fill_between(steps[part], low[part], high[part], color=_look(i)["color"], alpha=0.15, linewidth=0)
-        low, high = whole.get_ylim()
-        for unigram in {a.record["variants"][name]["data"]["unigram"]["validation"] for name in names} - {None}:
-            if low < unigram < high:
-                whole.axhline(unigram, label="counting tokens alone", color="#777777", linestyle=":", linewidth=1)
-        whole.set(xlabel="step", ylabel=f"validation {LOSS}", title="learning curves")
-        end.set(xlabel="step", title="second half")
-        if means:  # a band of seeds that part may be wider than all else is high
-            lowest, highest = min(means), max(means)
-            margin = 0.15 * (highest - lowest) or 0.1
-            end.set_ylim(lowest - margin, highest + margin)
-        _name_diverged(a, names, end)
-        _legend(end)
-    figure.tight_layout()
-    return figure
-
-
-def _band(losses: np.ndarray):
-    intervals = [statistics.interval(losses[:, i]) for i in range(losses.shape[1])]
-    return tuple(np.array([getattr(i, field) for i in intervals]) for field in ("low", "mean", "high"))
-
-
-def learning_rates(a: Analysis) -> plt.Figure:
-    """Validation loss at the end over the learning rate: mean of the tuning seeds, and each fresh seed's run.
-
-    Variants of one rate are left out where others have a choice. What is above the picture stands at its upper edge.
-    """
-    rows = [names for names in panels(a) if len(a.variants[names[0]].grid) > 1] or panels(a)
-    figure, pictures = plt.subplots(len(rows), 1, figsize=(6, 3.4 * len(rows)), squeeze=False)
-    clipped = [_rates_of(a, names, axes) for names, axes in zip(rows, pictures[:, 0], strict=True)]
-    chosen = any(len(v.grid) > 1 for v in a.variants.values())
-    marks = ["triangles: above the picture"] * any(clipped)
-    marks += ["numbers: runs that diverged"] * any(axes.texts for axes in pictures[:, 0])
-    lines = ["line: tuning seeds; " * chosen + "dots: fresh seeds", "; ".join(marks)]
-    pictures[0, 0].set_title("\n".join(filter(None, lines)), pad=16, fontsize=9)
-    figure.tight_layout()
-    return figure
-
-
-def _rates_of(a: Analysis, names: list[str], axes) -> bool:
-    """The learning rates of one panel's variants; whether a loss is above the picture."""
+def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     grid = sorted({rate for name in names for rate in a.variants[name].grid})
-    ours = [run for run in a.results.found.values() if run["variant"] in names]
-    low, high = _limits([run["val_loss"] for run in ours if run["val_loss"] is not None])
-    clipped = False
+    ours = [run for run in a.results.runs.values() if run["variant"] in names]
+    unigram = max(a.record["variants"][name]["data"]["unigram"]["validation"] or math.inf for name in names)
+    low, high = _loss_limits([run["val_loss"] for run in ours if run["val_loss"] is not None], unigram)
+    is_clipped = False
     for i, name in enumerate(names):
         look = _look(i)
-        found = [tuned(a.results, a.record, name, r) for r in (grid if len(a.variants[name].grid) > 1 else ())]
-        means = [np.nan if t.n_diverged else t.loss for t in found]
-        axes.plot(grid[: len(means)], means, label=name, **look)  # a line may leave the picture
+        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if len(a.variants[name].grid) > 1 else ())]
+        means = [np.nan if t.n_diverged else t.loss for t in tuned]
+        axes.plot(grid[: len(means)], means, label=textwrap.fill(name, LETTERS - 8), **look)
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
         shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= high]
         above = [r["learning_rate"] for r in fresh if r["val_loss"] > high]
@@ -184,52 +220,131 @@ def _rates_of(a: Analysis, names: list[str], axes) -> bool:
         axes.plot([rate for rate, _ in shown], [loss for _, loss in shown], ".", alpha=0.35, color=look["color"])
         if above:
             axes.plot(above, [high] * len(above), "^", alpha=0.6, color=look["color"], clip_on=False)
-            clipped = True
+            is_clipped = True
     margin = max((grid[-1] / grid[0]) ** 0.05, 1.1)
     axes.set(xlim=(grid[0] / margin, grid[-1] * margin), ylim=(low, high), xscale="log")
-    for rate, n in collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None).items():
+    diverged = collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None)
+    for rate, n in diverged.items():
         axes.text(rate, 1.02, f"{n}", fontsize=8, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
-    if len(grid) <= 8:  # of more, the decades are enough
-        axes.minorticks_off()
-        axes.set_xticks(grid, [f"{rate:g}" for rate in grid])
-    axes.set(xlabel="learning rate", ylabel=f"validation {LOSS}")
+    _log_ticks(axes, grid)
+    marks = ["triangles: above the axis"] * is_clipped + ["numbers on top: runs that diverged"] * bool(diverged)
+    axes.set_title("; ".join(marks), pad=16 if diverged else 8, fontsize=9)
+    axes.set(xlabel="learning rate", ylabel=LOSS)
     _legend(axes)
-    return clipped
 
 
-def _limits(losses: list[float]) -> tuple[float, float]:
-    """Where the picture begins and ends: most of the runs fill it, whatever a few come to."""
+def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
+    """Return an axis for most of the losses, and not far beyond that of the unigram baseline."""
     if not losses:
         return 0.0, 1.0
     low, high = min(losses), np.percentile(losses, 95)
     margin = 0.05 * (high - low) or 0.05
-    return low - margin, min(max(losses) + margin, high + 10 * margin)
+    high = min(max(losses) + margin, high + 10 * margin, max(1.1 * unigram, np.percentile(losses, 75) + margin))
+    return low - 0.05 * (high - low), high
 
 
-def equal_cost(a: Analysis) -> plt.Figure:
-    """Validation loss over the floating-point operations spent, and over the seconds that they took here."""
-    curves, rows = _curves(a)
-    figure, pictures = _rows(len(rows), sharey="row")
-    for names, (by_flops, by_time) in zip(rows, pictures, strict=True):
-        _over_cost(a, curves, names, by_flops, lambda v: v.flops)
-        _over_cost(a, curves, names, by_time, lambda v: 1 / v.tokens_per_second)
-        by_flops.set(xlabel="training FLOPs", ylabel=f"validation {LOSS}", title="equal FLOPs")
-        by_time.set(xlabel="seconds of this machine a run", title="equal time")
-        _name_diverged(a, names, by_time)
-        _legend(by_time)
-    figure.tight_layout()
+# ---- Equal cost ------------------------------------------------------------------------------------------------
+
+
+def equal_cost(a: Analysis) -> Figure:
+    """Draw the validation loss over the FLOPs spent, and over the seconds that they took on this machine."""
+    curves, drawn = _curves(a)
+    has_time = bool(a.results.speeds)
+    n = 1 + has_time
+    figure, panels = _panels(n * len(drawn), sum(map(len, drawn)))
+    for names, axes in zip(drawn, [panels[i : i + n] for i in range(0, len(panels), n)], strict=True):
+        _draw_over_cost(a, curves, names, axes[0], lambda v: v.flops)
+        axes[0].set(xlabel="training FLOPs", ylabel=LOSS, title="equal FLOPs")
+        if has_time:
+            _draw_over_cost(a, curves, names, axes[1], lambda v: 1 / v.tokens_per_second)
+            axes[1].set(xlabel="seconds of training per run", ylabel=LOSS, title="equal time on this machine")
+        _name_diverged(a, names, axes[-1])
+        _legend(axes[-1])
     return figure
 
 
-def _over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token) -> None:
-    """The second halves of the curves, which tell ends apart; whole curves where costs are too far apart for that."""
-    costs = {n: curves[n][0] * tokens_per_step(a, v) * cost_per_token(v) for n, v in a.variants.items() if n in curves}
+def _draw_over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token) -> None:
+    """Draw the second halves of the curves, or whole curves where costs differ by more than a factor of 2."""
+    costs = {n: curves[n][0] * v.tokens_per_step * cost_per_token(v) for n, v in a.variants.items() if n in curves}
     ends = [costs[name][-1] for name in names if name in curves]
     far_apart = bool(ends) and max(ends) > 2 * min(ends)
+    shown = []
     for i, name in enumerate(names):
         if name in curves:
             steps, losses = curves[name]
             keep = (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
             v = a.variants[name]
-            axes.plot(costs[name][keep], v.middle(losses)[keep], label=v.label, **_look(i))
-    axes.set_xscale("log" if far_apart else "linear")
+            axes.plot(costs[name][keep], v.center(losses)[keep], label=textwrap.fill(v.label, LETTERS - 8), **_look(i))
+            shown += list(costs[name][keep])
+    if far_apart:
+        axes.set_xscale("log")
+        _log_ticks(axes, _round_numbers(min(shown), max(shown)))
+
+
+# ---- Parts of figures ------------------------------------------------------------------------------------------
+
+
+def _panels(n: int, n_labels: int):
+    """Return a figure of n panels below each other, with room for legends of so many entries in total."""
+    figure = Figure(figsize=(WIDTH, 2.9 * n + 0.2 * n_labels), layout="constrained")
+    return figure, list(figure.subplots(n, 1, squeeze=False)[:, 0])
+
+
+def _look(i: int) -> dict:
+    """Return the style of the i-th line of a panel; where a color is used again, all else differs."""
+    again, i = divmod(i, len(COLOURS))
+    marker = MARKERS[(i + again) % len(MARKERS)]
+    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}
+
+
+def _legend(axes, *others) -> None:
+    """Put the legend below the panel; it lists the lines of `axes` and those that only `others` have."""
+    entries = {}
+    for one in (axes, *others):
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        axes.legend(entries.values(), entries, loc="upper left", bbox_to_anchor=(-0.1, -0.18), borderaxespad=0)
+
+
+def _name_diverged(a: Analysis, names: list[str], axes) -> None:
+    """List in the legend the variants that have no line because runs diverged."""
+    for v in (a.variants[name] for name in names):
+        if v.n_diverged:
+            label = f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged"
+            axes.plot([], [], " ", label=textwrap.fill(label, LETTERS - 8))
+
+
+def _log_ticks(axes, candidates: list[float]) -> None:
+    """Label those of the candidates on the x axis that do not overlap."""
+    low, high = np.log(axes.get_xlim())
+    ticks = []
+    for tick in candidates:
+        if not ticks or math.log(tick / ticks[-1]) > MIN_GAP * (high - low):
+            ticks.append(tick)
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+
+
+def _short(x: float) -> str:
+    """Format a tick.
+
+    >>> _short(0.016), _short(2e12)
+    ('0.016', '2e12')
+    """
+    return f"{x:g}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Return the multiples 1, 2 and 5 of powers of ten from low to high, or fewer if their labels would overlap.
+
+    >>> _round_numbers(0.3, 6), _round_numbers(1, 3000)
+    ([0.5, 1.0, 2.0, 5.0], [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0])
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for multiples, gap in (((1, 2, 5), 2), ((1, 3), 3), ((1,), 10)):
+        numbers = [float(f"{m}e{decade}") for decade in decades for m in multiples]
+        numbers = [number for number in numbers if low <= number <= high]
+        if math.log(gap) > MIN_GAP * math.log(high / low):
+            break
+    return numbers

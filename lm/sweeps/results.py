@@ -1,10 +1,11 @@
-"""A sweep's directory: what it is (sweep.json), which runs are finished (results/), and what was chosen from them."""
+"""A sweep's directory: its description (sweep.json), the finished runs (results/), and the choice of learning rates."""
 
 import contextlib
 import itertools
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,22 +13,22 @@ from lm.config import Config, to_dict
 from lm.data import unigram_loss
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
-from lm.sweeps.spec import Plan
-from lm.training import workdir as runs
+from lm.sweeps.spec import SweepPlan
+from lm.training import workdir as workdirs
 
-STUCK = 0.95  # of the loss of counting tokens alone: a run that ends above it has hardly learned
+STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
 
-def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
-    """sweep.json: all that the runs follow from, and all that the report needs beside their results."""
+def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
+    """Return the contents of sweep.json: everything that the runs follow from and that the report needs."""
     described = {
         name: {
             "changes": {key: str(value) for key, value in plan.sweep.variants[name].items()},
             "grid": list(v.grid),
             "n_params": v.n_params,
             "flops_per_token": v.flops,
-            "identity": v.identity,
-            "carried": {str(seed): c.checksum() for seed, c in v.carried.items()},
+            "fingerprint": v.fingerprint,
+            "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
             "data": {
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
@@ -50,39 +51,41 @@ def describe_sweep(plan: Plan, variants: dict, jax) -> dict:
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "variants": described,
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "device": device,
         "starts": [],
     }
 
 
-def start(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
-    """Record this start of the sweep in its directory; raises UserError if that holds another sweep."""
+def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
+    """Create a sweep's directory, or check that it holds this sweep, and append this start to sweep.json.
+
+    Args:
+        workdir: the directory.
+        record: what `sweep_record` returned.
+        configs: by variant, its resolved config.
+
+    Raises:
+        UserError: the directory holds something else or cannot be created.
+    """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from None
-    here = runs.describe_start()
-    taken = _soon(workdir)
-    try:
-        _record(workdir, record, configs, here)
-    finally:
-        taken.release()
+        raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
+    here = workdirs.describe_start()
+    with _wait_for_lock(workdir):
+        path = workdir / "sweep.json"
+        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
+        if old is None and others:
+            raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
+        if old is not None and (found := differences(old, record, configs)):
+            raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
+        record = record | {"starts": [*(old["starts"] if old else []), here]}
+        write_text(path, to_json(record, indent=1) + "\n")
 
 
-def _record(workdir: Path, record: dict, configs: dict[str, Config], here: dict) -> None:
-    path = workdir / "sweep.json"
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
-    if old is None and others:
-        raise UserError(f"--workdir {workdir} holds something else ({others[0]}); give an empty or new directory")
-    if old is not None and (found := differences(old, record, configs)):
-        raise UserError(f"--workdir {workdir} holds another sweep; give another --workdir:", *found)
-    record = record | {"starts": [*(old["starts"] if old else []), here]}
-    write_text(path, to_json(record, indent=1) + "\n")
-
-
-def _soon(workdir: Path):
-    """The directory's lock, which others that start the same sweep hold for a moment."""
+def _wait_for_lock(workdir: Path):
+    """Lock the directory; other processes that start the same sweep hold the lock for a moment."""
     for _ in range(100):
         with contextlib.suppress(UserError):
             return lock(workdir)
@@ -90,27 +93,22 @@ def _soon(workdir: Path):
     return lock(workdir)
 
 
-def _measure(variant: dict) -> dict:
-    """The keys that say what is evaluated and when."""
-    return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}
-
-
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
-    """What makes the sweep of one sweep.json another than that of `record`, whose variants have these configs."""
+    """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
     fixed = ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
         was = old["variants"][name]
-        lines = runs.compare_configs(was["config"], configs[name])[0]
+        lines = workdirs.compare_configs(was["config"], configs[name])[0]
         lines += [
             f"{what}: {before} -> {after} (sweep -> now)"
             for what, before, after in (
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
                 ("learning rates", was["grid"], now["grid"]),
-                ("config.eval", _measure(was), _measure(now)),
-                ("initial values", was["carried"], now["carried"]),
+                ("config.eval", _evaluation(was), _evaluation(now)),
+                ("initial parameters", was["warm_starts"], now["warm_starts"]),
                 ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
             )
             if before != after
@@ -119,143 +117,161 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
     return found
 
 
+def _evaluation(variant: dict) -> dict:
+    """Return the config keys that decide what is evaluated and when."""
+    return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}
+
+
 class Results:
-    """The finished runs of a sweep by (phase, variant, learning rate, seed), in workdir/results."""
+    """The finished runs of a sweep, shared by the processes that train it.
+
+    Attributes:
+        runs: what each finished run ended with, by (phase, variant, learning rate, seed); phase is "tuning" or "final".
+        speeds: what lm.sweeps.throughput.measure_variants returned, None before it was measured.
+    """
 
     def __init__(self, workdir: Path):
-        self.workdir, self.found, self._read = workdir, {}, set()
+        self.workdir, self.runs, self._read = workdir, {}, set()
         self.reload()
 
     def reload(self) -> None:
-        """Take in what other processes have finished since."""
+        """Read what other processes have finished."""
         speeds = self.workdir / "speeds.json"
         self.speeds = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else None
         for path in sorted((self.workdir / "results").glob("*.json")):
             if path.name not in self._read:
-                self._take(json.loads(path.read_text(encoding="utf-8")))
+                self._remember(json.loads(path.read_text(encoding="utf-8")))
                 self._read.add(path.name)
 
     @contextlib.contextmanager
-    def claim(self, name: str):
-        """Whether the work of this name is this process's and no other's; what others have finished is then known."""
-        directory = self.workdir / ".claims" / name  # which stays: a lock whose file is deleted is none
+    def claim(self, name: str) -> Iterator[bool]:
+        """Try to lock the unit of work of this name; yields whether it succeeded, with the results reloaded if so."""
+        directory = self.workdir / ".claims" / name  # it stays: deleting a lock file would break the lock
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            taken = lock(directory)
+            held = lock(directory)
         except UserError:
             yield False
             return
-        try:
+        with held:
             self.reload()
             yield True
-        finally:
-            taken.release()
 
     def set_speeds(self, speeds: dict) -> None:
-        """What lm.sweeps.throughput.measure_variants found."""
+        """Save what lm.sweeps.throughput.measure_variants returned."""
         write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
         self.speeds = speeds
 
-    def fail(self, name: str, keys: list[tuple], error: str) -> None:
-        """Take down how these runs failed; it counts as long as they are missing."""
-        with contextlib.suppress(OSError):  # a full disk must not keep other runs from being tried
+    def add(self, name: str, runs: list[dict]) -> None:
+        """Save finished runs in results/NAME.json."""
+        (self.workdir / "results").mkdir(exist_ok=True)
+        write_text(self.workdir / "results" / f"{name}.json", to_json(runs) + "\n")
+        self._remember(runs)
+
+    def add_failure(self, name: str, keys: list[tuple], error: str) -> None:
+        """Save how these runs failed; it is reported as long as they are missing."""
+        with contextlib.suppress(OSError):  # a full disk must not stop the other runs
             (self.workdir / "failed").mkdir(exist_ok=True)
             write_text(self.workdir / "failed" / f"{name}.json", to_json({"runs": keys, "error": error}) + "\n")
 
     def failures(self) -> dict[tuple, str]:
-        """By the keys of runs how they failed the last time."""
+        """Return the latest error of each run that failed, by key."""
         paths = sorted((self.workdir / "failed").glob("*.json"), key=lambda path: path.stat().st_mtime)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         return {tuple(key): failure["error"] for failure in found for key in failure["runs"]}
 
-    def _take(self, members: list[dict]) -> None:
-        for member in members:
-            self.found[member["phase"], member["variant"], member["learning_rate"], member["seed"]] = member
-
-    def add(self, name: str, members: list[dict]) -> None:
-        (self.workdir / "results").mkdir(exist_ok=True)
-        write_text(self.workdir / "results" / f"{name}.json", to_json(members) + "\n")
-        self._take(members)
+    def _remember(self, runs: list[dict]) -> None:
+        for run in runs:
+            self.runs[run["phase"], run["variant"], run["learning_rate"], run["seed"]] = run
 
 
 def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
-    """(variant, rate, seed) of the runs that choose the learning rates; a grid of one rate leaves nothing to choose."""
+    """Return (variant, rate, seed) of all tuning runs; a variant with one learning rate needs none."""
     return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
 
 
+def final_runs(results: Results, record: dict, variant: str) -> list[tuple[str, float, int]]:
+    """Return (variant, rate, seed) of a tuned variant's runs on fresh seeds: at its best rate and the neighbors."""
+    rates = neighbors(record["variants"][variant]["grid"], best_rate(results, record, variant))
+    return [(variant, rate, seed) for rate in rates for seed in record["seeds"]]
+
+
+def missing_runs(results: Results, record: dict) -> dict[str, set[tuple]]:
+    """Return by variant the keys of the runs that are not finished; final runs are known once tuning is complete."""
+    found = {}
+    for name, described in record["variants"].items():
+        wanted = [("tuning", *run) for run in tuning_runs({name: described["grid"]}, record["tuning_seeds"])]
+        if results.runs.keys() >= set(wanted):
+            wanted = [("final", *run) for run in final_runs(results, record, name)]
+        if missing := set(wanted) - results.runs.keys():
+            found[name] = missing
+    return found
+
+
 def stuck_above(record: dict, variant: str, split: str) -> float:
-    """The loss on a split above which a run of the variant has hardly learned."""
+    """Return the loss above which a run of the variant counts as stuck."""
     return STUCK * record["variants"][variant]["data"]["unigram"][split]
 
 
-class Tuned(NamedTuple):
-    """What the tuning seeds of a variant came to at one learning rate."""
+class TuningResult(NamedTuple):
+    """The tuning runs of a variant at one learning rate.
+
+    loss: mean validation loss of the runs that learned; of the stuck ones if none learned; infinite if all diverged.
+    """
 
     n_diverged: int
     n_stuck: int
-    loss: float  # validation, mean of the seeds that learned; of those that got stuck where none did; else infinite
+    loss: float
 
 
-def tuned(results: Results, record: dict, variant: str, rate: float) -> Tuned:
-    """record: sweep.json."""
-    losses = [results.found["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
+def tuning_result(results: Results, record: dict, variant: str, rate: float) -> TuningResult:
+    """Summarize the tuning runs of a variant at one learning rate."""
+    losses = [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
     finite = [loss for loss in losses if loss is not None]
     learned = [loss for loss in finite if loss <= stuck_above(record, variant, "validation")]
-    of = learned or finite
-    return Tuned(losses.count(None), len(finite) - len(learned), math.fsum(of) / len(of) if of else math.inf)
+    used = learned or finite
+    mean = math.fsum(used) / len(used) if used else math.inf
+    return TuningResult(losses.count(None), len(finite) - len(learned), mean)
 
 
-def choose(results: Results, record: dict, variant: str) -> float:
-    """The rate at which the fewest tuning seeds diverged or got stuck; of such, that of the lowest loss.
-
-    A seed that got stuck has learned nothing, but is better than one that diverged.
-    """
+def best_rate(results: Results, record: dict, variant: str) -> float:
+    """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss."""
     grid = record["variants"][variant]["grid"]
     if len(grid) == 1:
         return grid[0]
 
     def rank(rate: float) -> tuple[int, int, float]:
-        t = tuned(results, record, variant, rate)
+        t = tuning_result(results, record, variant, rate)
         return t.n_diverged + t.n_stuck, t.n_diverged, t.loss
 
     return min(grid, key=rank)
 
 
-def final_runs(results: Results, record: dict, variant: str) -> list[tuple[str, float, int]]:
-    """(variant, rate, seed) of a tuned variant's runs on fresh seeds: the chosen rate and its neighbours."""
-    rates = around(record["variants"][variant]["grid"], choose(results, record, variant))
-    return [(variant, rate, seed) for rate in rates for seed in record["seeds"]]
-
-
-def missing(results: Results, record: dict) -> dict[str, set[tuple]]:
-    """By variant the keys of the runs that its plan lacks; those of fresh seeds are known once its tuning is done."""
-    found = {}
-    for name, described in record["variants"].items():
-        wanted = [("tuning", *run) for run in tuning_runs({name: described["grid"]}, record["tuning_seeds"])]
-        if results.found.keys() >= set(wanted):
-            wanted = [("final", *run) for run in final_runs(results, record, name)]
-        if lacking := set(wanted) - results.found.keys():
-            found[name] = lacking
-    return found
-
-
 def at_edge(grid, rate: float) -> bool:
-    """Whether a better rate may lie beyond the grid."""
+    """Return whether the rate is the first or last of its grid, so that a better one may lie beyond.
+
+    >>> at_edge([0.1, 0.2, 0.4], 0.4), at_edge([0.1], 0.1)
+    (True, False)
+    """
     return len(grid) > 1 and rate in (grid[0], grid[-1])
 
 
-def around(grid, rate: float) -> list[float]:
-    """The rate and its neighbours in the grid."""
+def neighbors(grid, rate: float) -> list[float]:
+    """Return the rate and its neighbors in the grid.
+
+    >>> neighbors([0.1, 0.2, 0.4], 0.1)
+    [0.1, 0.2]
+    """
     i = grid.index(rate)
     return list(grid[max(0, i - 1) : i + 2])
 
 
-def identical(results: Results, variants: list[str]) -> list[str]:
-    """Pairs of variants whose runs at the same rates and seeds all ended with the same loss, to the last bit."""
-    notices = []
+def identical_variants(results: Results, variants: list[str]) -> list[str]:
+    """Return a warning for each pair of variants whose final runs all have the same test losses, to the last bit."""
+    warnings = []
     for a, b in itertools.combinations(variants, 2):
-        ends = {n: {k[2:]: m["test_sums"] for k, m in results.found.items() if k[:2] == ("final", n)} for n in (a, b)}
+        ends = {n: {k[2:]: m["test_sums"] for k, m in results.runs.items() if k[:2] == ("final", n)} for n in (a, b)}
         shared = [key for key in ends[a].keys() & ends[b].keys() if ends[a][key] is not None]
         if shared and all(ends[a][key] == ends[b][key] for key in shared):
-            notices.append(f"{a!r} and {b!r} have identical losses for all seeds: check the switch")
-    return notices
+            warnings.append(f"{a!r} and {b!r} have identical losses for all seeds: check that the change has an effect")
+    return warnings

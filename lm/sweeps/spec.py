@@ -1,6 +1,6 @@
-"""What a sweep file says: the question, the base config, the variants, the seeds, the budgets and the comparisons.
+"""Sweep files: the question, the base config, the variants, the comparisons and the budgets.
 
-A file in configs/sweeps/ has a function `get_sweep()` that returns a Sweep. This module imports no jax.
+A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This module does not import jax.
 """
 
 import ast
@@ -17,7 +17,7 @@ from lm.errors import UserError
 
 LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
-MIN_SEEDS = 5  # of a budget that may make a claim
+MIN_SEEDS = 5  # of the full budget
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -25,49 +25,64 @@ Variants = dict[str, Values]
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The value of model.d_ff for which a variant has as many parameters ("params") or FLOPs a token as another."""
+    """A value of model.d_ff to be computed: it matches another variant's parameters ("params") or FLOPs ("flops")."""
 
     what: str
     variant: str
 
 
 def match_params(variant: str) -> Match:
-    """In place of model.d_ff: the width whose number of parameters is nearest to that of `variant`."""
+    """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
     return Match("params", variant)
 
 
 def match_flops(variant: str) -> Match:
-    """In place of model.d_ff: the width whose FLOPs a token are nearest to those of `variant`."""
+    """Set model.d_ff to the width whose FLOPs per token are nearest to those of `variant`."""
     return Match("flops", variant)
 
 
 def each(key: str, *values) -> Variants:
-    """One variant for each value of a key, named by the value; raises ValueError if there is none, or one twice."""
+    """Return one variant per value of a config key, named by the value.
+
+    Raises:
+        ValueError: there is no value, or one appears twice.
+
+    >>> each("model.norm", "rms", "layer")
+    {'rms': {'model.norm': 'rms'}, 'layer': {'model.norm': 'layer'}}
+    """
     if not values:
-        raise ValueError(f"each({key!r}): an axis without values")
+        raise ValueError(f"each({key!r}): no values")
     variants = {str(value): {key: value} for value in values}
     if len(variants) < len(values):
-        raise ValueError(f"each({key!r}): a value twice in {values}")
+        raise ValueError(f"each({key!r}): {values} has duplicates")
     return variants
 
 
 def product(*axes: Variants) -> Variants:
-    """Every combination of one variant from each axis, "a, b".
+    """Combine every variant of each axis with every variant of the others; names are joined by ", ".
 
-    Raises ValueError for an axis without variants, and for a key that two of them set.
+    Raises:
+        ValueError: an axis has no variants, or two axes set the same key.
+
+    >>> list(product(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
+    ['rms, 64', 'rms, 128', 'layer, 64', 'layer, 128']
     """
     if not all(axes):
-        raise ValueError("product: an axis without variants")
+        raise ValueError("product: an axis has no variants")
     return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
 
 
 def zipped(*axes: Variants) -> Variants:
-    """The first variants of all axes together, the second, and so on.
+    """Combine the first variants of all axes, then the second ones, and so on; names are joined by ", ".
 
-    Raises ValueError for unequal or no lengths, and for a key that two of them set.
+    Raises:
+        ValueError: axes have unequal lengths or no variants, or two axes set the same key.
+
+    >>> list(zipped(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
+    ['rms, 64', 'layer, 128']
     """
     if not all(axes):
-        raise ValueError("zipped: an axis without variants")
+        raise ValueError("zipped: an axis has no variants")
     return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
 
 
@@ -82,42 +97,63 @@ def _merged(axes, names) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much is spent: seeds to tune the learning rate with, fresh seeds for the result, and overrides (steps)."""
+    """How much to spend.
 
-    tuning_seeds: int
-    seeds: int
+    Attributes:
+        tuning_seeds: seeds per learning rate for choosing the rate.
+        seeds: fresh seeds for the result.
+        values: config values for all runs of this budget (`train.steps`, for example).
+        learning_rates: the grid of this budget, if not the sweep's.
+    """
+
+    tuning_seeds: int = None  # None: missing, which `load_sweep` reports together with all other mistakes
+    seeds: int = None
     values: Values = dataclasses.field(default_factory=dict)
-    learning_rates: tuple[float, ...] | None = None  # in place of the sweep's
+    learning_rates: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation.
+    """One ablation. All fields but `values` are required.
 
-    base: a config file, with `values` changed for all variants. variants: by name what each changes; the value of
-    optimizer.learning_rate may be a grid of the variant's own. comparisons: (variant, against) pairs, the
-    claims that the sweep is made for: the report corrects for their number.
+    Attributes:
+        question: what the sweep should answer, in one sentence.
+        base: the path of the config file that all variants start from.
+        variants: by name, the config values that each variant changes. The value of `optimizer.learning_rate` may be a
+            grid of the variant's own, and that of `model.d_ff` may be `match_params` or `match_flops`.
+        baseline: the variant whose speed is reported.
+        comparisons: pairs (variant, against). p-values are corrected for their number.
+        learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
+        budgets: "quick", "full" or both.
+        values: config values for all variants.
     """
 
-    question: str
-    base: str
-    variants: Variants
-    baseline: str
-    comparisons: tuple[tuple[str, str], ...]
-    learning_rates: tuple[float, ...]
-    budgets: dict[str, Budget]
+    question: str = None
+    base: str = None
+    variants: Variants = None
+    baseline: str = None
+    comparisons: tuple[tuple[str, str], ...] = None
+    learning_rates: tuple[float, ...] = None
+    budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """A sweep under one budget: each variant's grid of learning rates, and its config at the first of them.
+class SweepPlan:
+    """A sweep under one budget.
 
-    `matches` holds the widths that are still to be computed; the configs have the base's in their place.
+    Attributes:
+        name: the file's name without ".py".
+        background: the file's docstring.
+        budget_name, budget: the chosen budget.
+        sweep: what the file returned.
+        configs: by variant, its config at the first learning rate of its grid. Matched widths are the base's.
+        grids: by variant, its learning rates.
+        matches: by variant, the widths that are still to be computed.
     """
 
     name: str
-    background: str  # what the file says of itself
+    background: str
     budget_name: str
     sweep: Sweep
     budget: Budget
@@ -134,48 +170,57 @@ class Plan:
         return range(self.budget.seeds)
 
 
-def load(path: str, budget_name: str) -> Plan:
-    """The plan of a sweep file under a budget; raises UserError with everything that is wrong with it."""
+def load_sweep(path: str, budget_name: str) -> SweepPlan:
+    """Load a sweep file under a budget; raises UserError with all mistakes in the file at once."""
     sweep = run_file(path, "get_sweep", "configs/sweeps")
     if not isinstance(sweep, Sweep):
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
-    if problems := list(_problems(sweep)):
+    if problems := list(_wrong_fields(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    budget, problems, configs, grids, matches = sweep.budgets[budget_name], {}, {}, {}, {}
+    problems = dict.fromkeys(_problems(sweep, budget_name))
+    grids_are_right = not any(_wrong_grids(sweep))
+    budget = sweep.budgets.get(budget_name, Budget())
+    configs, grids, matches = {}, {}, {}
     for name, changes in sweep.variants.items():
         values = sweep.values | budget.values | changes
         of_budget = sweep.learning_rates if budget.learning_rates is None else budget.learning_rates
         own = values.pop(LEARNING_RATE, None)
-        grid = tuple(float(rate) for rate in _grid(of_budget if own is None else own))  # NumPy's numbers too
+        grids[name] = _grid(of_budget if own is None else own)
         if isinstance(values.get("model.d_ff"), Match):
-            matches[name] = values.pop("model.d_ff")
-        for rate in reversed(grid):
+            matches[name] = values["model.d_ff"]
+        values = {key: value for key, value in values.items() if not isinstance(value, Match)}
+        for rate in reversed(grids[name]) if grids_are_right else [None]:
             try:
-                configs[name] = load_values(sweep.base, values | {LEARNING_RATE: rate})
+                configs[name] = load_values(sweep.base, values | ({} if rate is None else {LEARNING_RATE: rate}))
             except UserError as error:
-                problems |= {f"{path}: variant {name!r}: {problem}": None for problem in error.problems}
-        grids[name] = grid
+                problems |= {f"variant {name!r}: {problem}": None for problem in error.problems}
     for a, b in sweep.comparisons:
-        if len(grids[a]) != len(grids[b]):
+        if {a, b} <= grids.keys() and len(grids[a]) != len(grids[b]):
             problems[
-                f"{path}: comparisons: {a!r} has {len(grids[a])} learning rates to choose from and {b!r} "
-                f"{len(grids[b])}; give both as many"
+                f"comparisons: {a!r} has {len(grids[a])} learning rates to choose from and {b!r} has {len(grids[b])}; "
+                "give both the same number"
             ] = None
     if problems:
-        raise UserError(*problems)
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
     background = ast.get_docstring(ast.parse(Path(path).read_text(encoding="utf-8"))) or ""
-    return Plan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
+    return SweepPlan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
 
 
 def _grid(rates) -> tuple:
-    """Learning rates in any list, or a single one, as a tuple."""
-    return tuple(rates) if isinstance(rates, tuple | list) else (rates,)
+    """Return learning rates in any list, or a single one, as a tuple; NumPy's numbers become Python's."""
+    rates = tuple(rates) if isinstance(rates, tuple | list) else (rates,)
+    return tuple(float(rate) if _is_number(rate) else rate for rate in rates)
 
 
-def _misshapen(s: Sweep):
-    """What is not of its type: everything else may rely on it."""
+def _is_number(value) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _wrong_fields(s: Sweep):
+    """Yield the fields that are missing or of another type."""
     comparisons = isinstance(s.comparisons, tuple | list) and all(_is_pair(pair) for pair in s.comparisons)
     variants = _has_keys(s.variants) and all(_has_keys(changes) for changes in s.variants.values())
+    budgets = _has_keys(s.budgets) and all(isinstance(budget, Budget) for budget in s.budgets.values())
     for field, right, wanted in (
         ("question", isinstance(s.question, str), "a question"),
         ("base", isinstance(s.base, str), "the path of a config file"),
@@ -183,14 +228,21 @@ def _misshapen(s: Sweep):
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),
         ("comparisons", comparisons, "pairs (variant, against) of names"),
-        (
-            "budgets",
-            _has_keys(s.budgets) and all(map(_is_budget, s.budgets.values())),
-            "a dictionary of Budgets by name",
-        ),
+        ("learning_rates", s.learning_rates is not None, "a tuple of numbers"),
+        ("budgets", budgets, "a dictionary of Budgets by name"),
     ):
-        if not right:
-            yield f"{field}: {getattr(s, field)!r} is not {wanted}"
+        if getattr(s, field) is None:
+            yield f"{field} is missing: it must be {wanted}"
+        elif not right:
+            yield f"{field}: {getattr(s, field)!r} must be {wanted}"
+    for name, budget in s.budgets.items() if budgets else ():
+        for field in ("tuning_seeds", "seeds"):
+            value = getattr(budget, field)
+            if type(value) is not int:
+                found = f"{field} is missing" if value is None else f"{field} is {value!r}"
+                yield f"budget {name!r}: {found}: it must be an integer"
+        if not _has_keys(budget.values):
+            yield f"budget {name!r}: values: {budget.values!r} must be a dictionary of config keys and values"
 
 
 def _has_keys(found) -> bool:
@@ -201,18 +253,16 @@ def _is_pair(found) -> bool:
     return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(name, str) for name in found)
 
 
-def _is_budget(found) -> bool:
-    """Its learning rates are judged with all others."""
-    return (
-        isinstance(found, Budget) and type(found.tuning_seeds) is type(found.seeds) is int and _has_keys(found.values)
-    )
+def _problems(sweep: Sweep, budget_name: str):
+    """Yield the mistakes in a sweep whose fields have the right types, except for those in its configs."""
+    yield from _wrong_names(sweep)
+    yield from _wrong_comparisons(sweep)
+    yield from _wrong_values(sweep)
+    yield from _wrong_grids(sweep)
+    yield from _wrong_budgets(sweep.budgets, budget_name)
 
 
-def _problems(sweep: Sweep):
-    """What is wrong with a sweep apart from its configs."""
-    if problems := list(_misshapen(sweep)):
-        yield from problems
-        return
+def _wrong_names(sweep: Sweep):
     names = list(sweep.variants)
     if len(names) < 2:
         yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
@@ -220,32 +270,41 @@ def _problems(sweep: Sweep):
     where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
     for variant, changes in sweep.variants.items():
         where += [(f"variant {variant!r}", v.variant) for v in changes.values() if isinstance(v, Match)]
-        targets = [sweep.variants.get(v.variant, {}) for v in changes.values() if isinstance(v, Match)]
-        if any(isinstance(value, Match) for target in targets for value in target.values()):
-            yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
-        if any(isinstance(v, Match) and key != "model.d_ff" for key, v in changes.items()):
-            yield f"variant {variant!r}: only model.d_ff can be matched"
     for place, name in where:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             yield f"{place}: there is no variant {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _wrong_comparisons(sweep: Sweep):
     if not sweep.comparisons:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
     pairs = [frozenset(pair) for pair in sweep.comparisons]
     twice = (pair for i, pair in enumerate(sweep.comparisons) if pairs[i] in pairs[:i])
     yield from (f"comparisons: {a!r} and {b!r} are compared twice" for a, b in twice)
+
+
+def _wrong_values(sweep: Sweep):
+    """Yield the config keys that may not stand where they stand."""
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     for place, values in places.items():
         if any(isinstance(v, Match) for v in values.values()) or LEARNING_RATE in values:
-            yield f"{place}: learning rates and matched widths belong to learning_rates and to variants"
+            yield f"{place}: learning rates and matched widths belong in learning_rates and in variants"
     places |= {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
-    yield from (f"{place}: train.seed is the sweep's to set" for place, v in places.items() if "train.seed" in v)
+    for place, values in places.items():
+        if "train.seed" in values:
+            yield f"{place}: train.seed is set by the sweep; remove it"
     for variant, changes in sweep.variants.items():
-        measured = [key for key in changes if key.startswith("eval.")]
-        yield from (f"variant {variant!r}: {key} must be alike for all, in values" for key in measured)
-    yield from _wrong_grids(sweep)
-    yield from _wrong_budgets(sweep.budgets)
+        matches = {key: value for key, value in changes.items() if isinstance(value, Match)}
+        targets = [sweep.variants.get(match.variant, {}) for match in matches.values()]
+        if any(isinstance(value, Match) for target in targets for value in target.values()):
+            yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
+        if matches.keys() - {"model.d_ff"}:
+            yield f"variant {variant!r}: only model.d_ff can be matched"
+        for key in changes:
+            if key.startswith("eval."):
+                yield f"variant {variant!r}: {key} must be the same for all variants; set it in values"
 
 
 def _wrong_grids(sweep: Sweep):
@@ -254,20 +313,20 @@ def _wrong_grids(sweep: Sweep):
     grids = {"learning_rates": sweep.learning_rates} | {k: grid for k, grid in grids.items() if grid is not None}
     for place, given in grids.items():
         grid = _grid(given)
-        numbers = all(isinstance(rate, Real) and not isinstance(rate, bool) for rate in grid)
-        if not (grid and numbers and list(grid) == sorted(set(grid))):
-            yield f"{place}: {given} must be numbers in ascending order, at least one and none twice"
+        if not (grid and all(map(_is_number, grid)) and list(grid) == sorted(set(grid))):
+            yield f"{place}: {given} must be numbers in ascending order, at least one, without duplicates"
 
 
-def _wrong_budgets(budgets: dict[str, Budget]):
-    for name in BUDGETS:
-        if name not in budgets:
-            yield f"budgets: there is no {name!r}; a sweep has {' and '.join(BUDGETS)}"
+def _wrong_budgets(budgets: dict[str, Budget], wanted: str):
     for name, budget in budgets.items():
         if name not in BUDGETS:
-            yield f"budgets: unknown {name!r}; there are {' and '.join(BUDGETS)}"
+            yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         least = MIN_SEEDS if name == "full" else 2
         if budget.seeds < least:
-            yield f"budget {name!r}: {budget.seeds} seeds; it needs at least {least}"
+            yield f"budget {name!r}: seeds is {budget.seeds}; it must be at least {least}"
         if budget.tuning_seeds < 1:
-            yield f"budget {name!r}: tuning_seeds is {budget.tuning_seeds}; it needs at least 1"
+            yield f"budget {name!r}: tuning_seeds is {budget.tuning_seeds}; it must be at least 1"
+    if wanted not in budgets:
+        has = [name for name in BUDGETS if name in budgets]
+        other = f", or run it with --budget {has[0]}" if has else ""
+        yield f"budgets: there is no {wanted!r}; add it{other}"

@@ -1,7 +1,8 @@
-"""From a sweep's plan to variants that can be trained: resolved, matched in size, and known to differ."""
+"""The variants of a sweep, ready to train: config resolved, widths matched, cost counted, duplicates refused."""
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 from lm import data, parameters
 from lm.config import Config
@@ -9,26 +10,44 @@ from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
 from lm.parallel.mesh import with_accumulation
-from lm.sweeps.fingerprint import differing_keys, identity
+from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
-from lm.sweeps.spec import LEARNING_RATE, Match, Plan
+from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
+from lm.text import plural, table
 from lm.training.run import resolve_config
 from lm.training.warm_start import WarmStart, warm_start
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A variant with its config resolved, its data, and what it costs; `config` has the first rate of the grid."""
+    """A variant that can be trained.
+
+    Attributes:
+        config: the resolved config, at the first learning rate of the grid and seed 0.
+        corpus: its data.
+        grid: its learning rates.
+        n_params: the number of parameters.
+        flops: training FLOPs per token.
+        fingerprint: see lm.sweeps.fingerprint.
+        warm_starts: by seed, the parameters that a run starts from; empty where they are random.
+    """
 
     config: Config
     corpus: Corpus
     grid: tuple[float, ...]
     n_params: int
     flops: float
-    identity: str
-    carried: dict[int, WarmStart]  # by seed, where the variant starts from other runs; else empty
+    fingerprint: str
+    warm_starts: dict[int, WarmStart]
 
-    def member(self, rate: float, seed: int) -> Config:
+    @property
+    def tokens(self) -> int:
+        """Training tokens of one run."""
+        t = self.config.train
+        return t.steps * t.batch_size * t.seq_len
+
+    def run_config(self, rate: float, seed: int) -> Config:
+        """Return the config of one run."""
         return dataclasses.replace(
             self.config,
             optimizer=dataclasses.replace(self.config.optimizer, learning_rate=rate),
@@ -36,8 +55,25 @@ class Variant:
         )
 
 
-def prepare(plan: Plan, say) -> dict[str, Variant]:
-    """The variants, resolved and matched; raises UserError for data that is not there and variants that do nothing."""
+def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, Variant]:
+    """Resolve and match all variants of a plan; raises UserError with the problems of all of them."""
+    resolved = _resolve_configs(plan, say)
+    for name, match in plan.matches.items():
+        config, corpus = resolved[name]
+        resolved[name] = matched(config, match, resolved[match.variant][0]), corpus
+    variants = {}
+    for name, (config, corpus) in resolved.items():
+        n_params = parameters.count(parameters.parameter_table(config.model))
+        cost = flops.flops_per_token(config.model, config.train.seq_len)
+        variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
+        variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
+        found = fingerprint(config, corpus, variant.warm_starts.get(plan.seeds[0]))
+        variants[name] = dataclasses.replace(variant, fingerprint=found)
+    check_distinct(variants)
+    return variants
+
+
+def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
     corpora, resolved, problems = {}, {}, []
     for name, config in plan.configs.items():
         key = (config.data, config.train.seq_len)
@@ -52,37 +88,31 @@ def prepare(plan: Plan, say) -> dict[str, Variant]:
             problems.append(f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep needs")
     if problems:
         raise UserError(*problems)
-    for name, match in plan.matches.items():
-        config, corpus = resolved[name]
-        resolved[name] = matched(config, match, resolved[match.variant][0]), corpus
-    variants = {}
-    for name, (config, corpus) in resolved.items():
-        n_params = parameters.count(parameters.parameter_table(config.model))
-        cost = flops.flops_per_token(config.model, config.train.seq_len)
-        variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
-        if config.init_from is not None:
-            seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
-            configs = {seed: variant.member(variant.grid[0], seed) for seed in seeds}
-            carried = {s: warm_start(c, corpus, lambda text: None) for s, c in configs.items()}
-            for alike in _alike(carried):
-                say(f"{name}, {len(alike)} seeds: {carried[alike[0]].describe()}")
-            variant = dataclasses.replace(variant, carried=carried)
-        identified = identity(config, corpus, variant.carried.get(plan.seeds[0]))
-        variants[name] = dataclasses.replace(variant, identity=identified)
-    check_that_they_differ(variants)
-    return variants
+    return resolved
 
 
-def _alike(carried: dict[int, WarmStart]) -> list[list[int]]:
-    """The seeds, those together of whose runs the same parameters are carried over."""
+def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int, WarmStart]:
+    """Return by seed the parameters that the variant's runs start from."""
+    if variant.config.init_from is None:
+        return {}
+    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
+    configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
+    warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
+    for alike in _same_parameters(warm_starts):
+        say(f"{name}, {len(alike)} seeds: {warm_starts[alike[0]].describe()}")
+    return warm_starts
+
+
+def _same_parameters(warm_starts: dict[int, WarmStart]) -> list[list[int]]:
+    """Group the seeds whose warm starts load the same parameters."""
     groups = {}
-    for seed, c in carried.items():
-        groups.setdefault((tuple(c.values), tuple(c.fresh), tuple(c.left)), []).append(seed)
+    for seed, start in warm_starts.items():
+        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)
     return list(groups.values())
 
 
 def matched(config: Config, match: Match, target: Config) -> Config:
-    """The config with the width at which parameters or FLOPs come nearest to the target's: both are linear in it."""
+    """Return the config with the d_ff whose parameters or FLOPs, linear in d_ff, are nearest to the target's."""
 
     def with_width(d_ff: int) -> Config:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
@@ -96,55 +126,61 @@ def matched(config: Config, match: Match, target: Config) -> Config:
     return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
 
 
-def check_that_they_differ(variants: dict[str, Variant]) -> None:
-    """Raises UserError if two variants are one experiment, grids of learning rates aside."""
+def check_distinct(variants: dict[str, Variant]) -> None:
+    """Raise UserError if two variants are the same experiment, apart from their grids of learning rates."""
     problems = []
     for (a, first), (b, second) in itertools.combinations(variants.items(), 2):
-        if first.identity == second.identity:
+        if first.fingerprint == second.fingerprint:
             keys = differing_keys(first.config, second.config)
-            verbs = "differs and does" if len(keys) == 1 else "differ and do"
-            reason = f"; {', '.join(keys)} {verbs} nothing" if keys else ""
+            verb = "has" if len(keys) == 1 else "have"
+            reason = f"; {', '.join(keys)} {verb} no effect here" if keys else ""
             problems.append(f"variants {a!r} and {b!r} are the same experiment{reason}")
     if problems:
         raise UserError(*problems)
 
 
-def describe(plan: Plan, variants: dict[str, Variant]) -> str:
-    """The question and a table of the variants."""
+def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
+    """Return the question, a table of the variants, and the number of runs."""
     base = variants[plan.sweep.baseline]
-    rows = [("variant", "parameters", "FLOPs/token", "learning rates", "changes")]
+    same_tokens = len({v.tokens for v in variants.values()}) == 1
+    rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "learning rates", "changes"]]
     for name, v in variants.items():
-        changes = dict(plan.sweep.variants[name])
-        if name in plan.matches:
-            match, target = plan.matches[name], variants[plan.matches[name].variant]
-            more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
-            changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}: {more})"
-        changes.pop(LEARNING_RATE, None)
-        described = ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
-        grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})"
-        rows.append((name, f"{v.n_params:,}", f"{v.flops:,.0f}", grid, described))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = [
-        f"question: {plan.sweep.question}",
-        f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
-    ]
-    for *cells, last in rows:
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + "  " + last)
+        grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})" if len(v.grid) > 1 else f"{v.grid[0]:g}"
+        row = [name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", grid, _changes(name, plan, variants)]
+        rows.append(row)
+    if same_tokens:
+        rows = [row[:3] + row[4:] for row in rows]
     t = base.config.train
+    length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
-    lines.append(
-        f"{tuning} runs to tune the learning rate ({len(plan.tuning_seeds)} seeds), then at most {final} of the best "
-        f"rate and its neighbours ({len(plan.seeds)} fresh seeds); {t.steps} steps of {t.batch_size * t.seq_len:,} "
-        "tokens each"
+    return "\n".join(
+        [
+            f"question: {plan.sweep.question}",
+            f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
+            table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
+            f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
+            f"then at most {final} runs at the best rate and its neighbors ({len(plan.seeds)} fresh seeds); {length}",
+        ]
     )
-    return "\n".join(lines)
 
 
-def flops_of_runs(plan: Plan, variants: dict[str, Variant]) -> float:
-    """The floating-point operations of all training, at most; evaluations are left out."""
+def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
+    """Return what a variant changes, as in the sweep file, with a matched width and how near it comes."""
+    changes, v = dict(plan.sweep.variants[name]), variants[name]
+    if name in plan.matches:
+        match = plan.matches[name]
+        target = variants[match.variant]
+        more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
+        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}: {more})"
+    changes.pop(LEARNING_RATE, None)
+    return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
+
+
+def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
+    """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
     for v in variants.values():
         n_runs = len(tuning_runs({"": v.grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
-        total += n_runs * v.flops * v.config.train.steps * v.config.train.batch_size * v.config.train.seq_len
+        total += n_runs * v.flops * v.tokens
     return total

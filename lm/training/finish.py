@@ -34,7 +34,6 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
             corpus.tokenizer,
             prompt=config.eval.sample_prompt,
             n_tokens=config.eval.sample_tokens,
-            temperature=config.eval.sample_temperature,
             seed=config.train.seed,
         )
         workdir.write_text(f"samples/step_{step}.txt", text)

@@ -146,7 +146,7 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
 def open_metrics(run: Run, workdir: Workdir, resumed_at: int | None) -> MetricsWriter:
     """Open the run's metrics; only the first process writes."""
     log = run.config.log
-    wandb = {"project": log.wandb_project, "name": run.config.name, "config": to_dict(run.config)}
+    wandb = {"name": run.config.name, "config": to_dict(run.config)}
     return MetricsWriter(
         workdir.path,
         resume_step=resumed_at,

@@ -81,8 +81,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     if vocab_size is None:
         raise UserError("config.model.vocab_size: these token shards name no tokenizer; set the size of the vocabulary")
     resolved = parameters.resolve(config, vocab_size)
-    t = resolved.train
-    problems = data.problems(corpus, t.seq_len, t.batch_size, resolved.model.vocab_size)
+    problems = data.check_corpus(corpus, resolved.train.seq_len, resolved.model.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
     problems += _sample_problems(config, corpus)

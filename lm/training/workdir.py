@@ -234,7 +234,8 @@ class Workdir:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--workdir {self.path} cannot be created: {error.strerror}") from None
-        self._lock = lock(self.path)
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(lock(self.path))
         try:
             return self._record_start(config, data, resume)
         except BaseException:
@@ -279,7 +280,7 @@ class Workdir:
     def close(self) -> None:
         """Release the lock."""
         if self._lock:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
 

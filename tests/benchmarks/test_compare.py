@@ -9,7 +9,7 @@ import sys
 import pytest
 from running import ROOT
 
-from benchmarks import compare, layers, startup, time_to_loss, train_speed
+from benchmarks import compare, layers, shapes, startup, time_to_loss, train_speed
 
 TABLES = {
     "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
@@ -117,3 +117,16 @@ def test_shapes_that_nanogpt_lacks_are_refused():
     for name in ("H", "1B"):
         with pytest.raises(ValueError, match=f"nanoGPT cannot build {name}"):
             train_speed.check_shapes([name], nanogpt="nanoGPT")
+
+
+def test_the_flops_of_a_step_are_those_of_the_recorded_results():
+    rows = json.loads((compare.RESULTS / "train_speed.json").read_text())["rows"]
+    for row in rows:
+        config = shapes.config_of(row["shape"], "unread", row["overrides"])
+        assert train_speed.flops_per_step(config, full_square=False) == pytest.approx(row["flops_per_step"])
+        assert train_speed.flops_per_step(config, full_square=True) > row["flops_per_step"]
+
+
+def test_a_device_whose_peak_is_unknown_has_no_utilization():
+    assert train_speed.fraction_of_vendor_peak(1e12, "unknown", "float32") is None
+    assert train_speed.fraction_of_vendor_peak(989.4e12 / 2, "NVIDIA H100 80GB HBM3", "bfloat16") == pytest.approx(0.5)

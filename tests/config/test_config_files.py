@@ -1,19 +1,18 @@
-"""The configs that ship: they load, have the sizes they claim, fail in one line without data, and train."""
+"""The files in configs/: they have the sizes they claim, report missing data in one line, and train."""
 
-import ast
 import json
+from runpy import run_path
 
 import numpy as np
 import pytest
 from running import ROOT
 
 from lm import parameters
-from lm.config import Config, flatten, to_dict
 from lm.config.loading import load
 from lm.train import main
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-# What makes a config small enough for 20 steps here; everything else stays as it is.
+# Overrides that make a config small enough for a test; all other keys stay as they are.
 SMALL = {
     "model.d_model": 32,
     "model.n_heads": 2,
@@ -24,7 +23,6 @@ SMALL = {
     "train.micro_batch_size": 2,
     "train.seq_len": 31,
     "train.steps_per_dispatch": 5,
-    "optimizer.warmup_steps": 2,
     "eval.every": 10,
     "eval.sample_tokens": 5,
     "log.every": 10,
@@ -50,19 +48,19 @@ def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count
 
 
 @pytest.mark.parametrize("name", ["cs336_tinystories", "gpt2_124m"])
-def test_without_its_data_a_config_fails_in_one_line(name, tmp_path, monkeypatch, capsys):
+def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(arguments(name)) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "config.data.source" in said
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1
+    assert "config.data.source" in printed
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_trains_on_a_stand_in(name, train_in, tmp_path):
+def test_a_config_trains_on_other_data(name, train_in, tmp_path):
     keys = dict(SMALL)
     if name == "gpt2_124m":
         ids = np.random.default_rng(0).integers(0, 50_257, 3000).astype(np.uint16)
@@ -83,13 +81,13 @@ def test_a_config_trains_on_a_stand_in(name, train_in, tmp_path):
     assert summary["steps"] == 20
     losses = [line["loss"] for line in lines]
     assert all(np.isfinite(losses))
-    # Random ids teach nothing; where there is a text, the model learns some of it.
+    # There is nothing to learn from random ids; on text the loss falls.
     assert name == "gpt2_124m" or losses[-1] < losses[0]
 
 
 @pytest.fixture
 def train_in(monkeypatch):
-    """train_in(directory, arguments) runs lm.train there, in this process; returns its summary and metrics."""
+    """train_in(directory, arguments) runs lm.train in that directory; returns its summary and metrics."""
 
     def run(directory, arguments):
         monkeypatch.chdir(directory)
@@ -101,17 +99,9 @@ def train_in(monkeypatch):
     return run
 
 
-def assignments(code: ast.Module) -> list[tuple[str, object]]:
-    """The keys that a config file sets, with their values, in order."""
-    nodes = [node for node in ast.walk(code) if isinstance(node, ast.Assign)]
-    keys = [(ast.unparse(target), node.value) for node in nodes for target in node.targets]
-    return [(key.removeprefix("config."), ast.literal_eval(value)) for key, value in keys if key != "config"]
-
-
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_states_once_what_differs_from_the_defaults_and_nothing_else(name):
-    code = ast.parse((ROOT / "configs" / f"{name}.py").read_text())
-    assert f"python -m lm.train --config configs/{name}.py\n" in ast.get_docstring(code)
-    stated, defaults = assignments(code), flatten(to_dict(Config()))
-    assert len(dict(stated)) == len(stated) > 5
-    assert [key for key, value in stated if defaults[key] == value] == []
+def test_the_header_of_a_config_states_its_command_cost_and_result(name):
+    header = run_path(str(ROOT / "configs" / f"{name}.py"))["__doc__"]
+    assert f"    python -m lm.train --config configs/{name}.py\n" in header
+    assert "\nCost: " in header
+    assert "\nResult" in header

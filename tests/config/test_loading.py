@@ -1,7 +1,7 @@
+"""Files and overrides become a Config, or every mistake is reported; configs survive a trip through JSON."""
+
 import dataclasses
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 import typing
@@ -9,54 +9,19 @@ import typing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import ROOT
 
 from lm.config import Config, flatten, from_dict, schema, to_dict
-from lm.config.loading import load
+from lm.config.loading import load, load_values, run_file
 from lm.errors import UserError
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-@pytest.fixture
-def config_file(tmp_path):
-    """Writes a config file whose get_config() runs the given lines; returns its path."""
-
-    def write(*lines):
-        path = tmp_path / "experiment.py"
-        body = "".join(f"    {line}\n" for line in lines)
-        path.write_text(
-            "from lm.config import default_config\n\n\ndef get_config():\n"
-            f"    config = default_config()\n{body}    return config\n"
-        )
-        return str(path)
-
-    return write
-
-
-def problems(path, *overrides):
-    with pytest.raises(UserError) as caught:
-        load(path, list(overrides))
-    return caught.value.problems
-
-
-def the_problem(path, *overrides):
-    found = problems(path, *overrides)
-    assert len(found) == 1, found
-    return found[0]
-
-
-def test_every_key_says_what_it_means():
-    for name, (type_, field) in schema().items():
-        assert len(field.metadata["doc"]) > 3, name
-        assert field.default is not dataclasses.MISSING, name
-        assert type_ is not typing.Any, name
+from lm.training.workdir import compare
 
 
 def test_defaults_pass_their_own_checks(config_file):
     assert load(config_file(), []) == Config() == from_dict({})
 
 
-def test_all_kinds_of_mistakes_are_told_at_once(config_file):
+def test_all_mistakes_are_reported_at_once(config_file, problems):
     path = config_file(
         "config.model.d_modl = 64",
         "config.modle.d_model = 64",
@@ -96,118 +61,7 @@ def test_all_kinds_of_mistakes_are_told_at_once(config_file):
         assert suggestion in line.partition(":")[2], line
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("model.d_model=0", "0 is out of range; it must be >= 1"),
-        ("model.dropout=1.0", "1.0 is out of range; it must be < 1"),
-        ("optimizer.learning_rate=0", "0.0 is out of range; it must be > 0"),
-        ("optimizer.decay_fraction=1.1", "it must be <= 1"),
-        ("optimizer.learning_rate=nan", "'nan' is not a float"),
-        ("optimizer.learning_rate=1e999", "not a finite number"),
-        ("model.d_model=1e3", "1000.0 is not an int"),
-        ("model.d_model=True", "True is not an int"),
-        ("model.d_ff=wide", "'wide' is not an int or none"),
-        ("model.window_pattern=(4,-1)", "-1 is out of range"),
-        ("model.window_pattern=()", "empty"),
-        ("model.window_pattern=(True,)", "True is not an int"),
-        ("train.on_nonfinite=ignore", "not one of stop, skip"),
-        ("data.source=tfsd:tiny", "did you mean tfds:NAME?"),
-        ("data.source=text:", "not one of"),
-        ("data.tokenizer=bpe:big", "not one of"),
-        ("data.tokenizer=char:3", "not one of"),
-        ("d_model=3", "did you mean model.d_model?"),
-        ("model=3", "model is a section"),
-        ("model.steps=3", "did you mean train.steps?"),
-        ("optimizer.qqq=1", "optimizer has name, learning_rate"),
-        ("wibble.steps=3", "there are checkpoint, data, eval, log, mesh, model, optimizer, train"),
-    ],
-)
-def test_a_wrong_value_is_named_with_what_would_do(config_file, override, expected):
-    line = the_problem(config_file(), override)
-    assert line.startswith("config." + override.partition("=")[0] + ":")
-    assert expected in line
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8"),
-        ("model.d_head=7", "model.d_head: 7 is odd, and RoPE rotates pairs; use 8"),
-        ("model.d_model=12", "model.d_head: 3 is odd"),
-        ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
-        ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
-        ("model.n_kv_heads=8", "model.n_kv_heads: 8 does not divide"),
-        ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
-        (
-            "model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
-            "model.norm_ddof: 1 leaves nothing to divide by",
-        ),
-        (
-            "model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 model.positions=none",
-            "model.norm_algorithm: running_mean divides by d_model - 1",
-        ),
-        ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
-        ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
-        ("model.attention=xla model.attn_softcap=50", "model.attention: xla has no softcap"),
-        ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
-        (
-            "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
-            "model.attention: cudnn needs one window",
-        ),
-        ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
-        ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
-        ("data.tokenizer=none", "data.tokenizer: none"),
-        ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
-        ("data.source=tokens:x", "data.tokenizer: char is made from text"),
-        (
-            "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
-            "data.packing: documents needs",
-        ),
-        ("data.packing=documents", "data.order: crops cut across documents"),
-        ("data.stride=3", "data.stride: 3 has no meaning"),
-        ("train.accumulation=5", "train.accumulation: 5 does not divide batch_size = 32"),
-        ("train.debug=true model.scan_layers=true", "train.debug: true"),
-        ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
-        ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is longer than train.steps = 1000"),
-        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 leaves nothing"),
-        ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
-        ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
-        ("train.profile=5", "train.profile: (5,)"),
-        ("eval.sample_prompt=", "eval.sample_prompt: it is empty"),
-    ],
-)
-def test_keys_that_contradict_each_other(config_file, overrides, expected):
-    assert the_problem(config_file(), *overrides.split()).startswith(f"config.{expected}")
-
-
-def test_what_looks_like_a_contradiction_and_is_none(config_file):
-    for overrides in (
-        ["optimizer.schedule=constant", "optimizer.decay_steps=2000"],
-        ["model.scan_layers=true", "model.window_pattern=(64,64,0)"],
-        ["model.positions=none", "model.d_head=7"],
-        ["eval.sample_prompt=", "eval.sample_tokens=0"],
-        ["data.splits=(0.7,0.0,0.3)"],
-    ):
-        load(config_file(), overrides)
-
-
-def test_a_misspelled_final_split(config_file):
-    with pytest.raises(UserError, match=r"config.eval.final_splits: there is no split 'valdation'; did you mean valid"):
-        load(config_file(), ["eval.final_splits=test+valdation"])
-
-
-def test_wandb_that_is_not_installed_is_told_beforehand(config_file, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'lm[wandb]'" in the_problem(config_file(), "log.wandb=true")
-
-
-def test_no_contradiction_follows_from_a_value_that_was_refused(config_file):
-    """n_heads = 0 is out of range; that its stand-in would not divide d_model is not the user's mistake."""
-    assert "out of range" in the_problem(config_file("config.model.d_model = 250"), "model.n_heads=0")
-
-
-def test_values_from_the_command_line(config_file):
+def test_values_are_read_from_the_command_line(config_file):
     c = load(
         config_file("config.model.d_ff = 100", "config.data.splits = [0.8, 0.1, 0.1]", "config.eval.every = 7"),
         [
@@ -232,23 +86,106 @@ def test_values_from_the_command_line(config_file):
     assert hash(c) == hash(dataclasses.replace(c))  # a jit-static argument
 
 
-def test_the_later_override_wins(config_file):
+def test_the_last_override_wins(config_file):
     assert load(config_file("config.train.steps = 5"), ["train.steps=6", "train.steps=7"]).train.steps == 7
 
 
-def test_files_that_cannot_be_read(tmp_path, config_file, monkeypatch):
+# ---- Short runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20])
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys):
+    config, whole = load(str(path), [f"train.steps={steps}"]), load(str(path), [])
+    assert config.train.steps == steps
+    shortened = config.optimizer.warmup_steps < whole.optimizer.warmup_steps
+    assert ("WARNING: config.optimizer.warmup_steps is" in capsys.readouterr().err) == shortened
+    assert config == dataclasses.replace(
+        whole,
+        train=dataclasses.replace(whole.train, steps=steps),
+        optimizer=dataclasses.replace(whole.optimizer, warmup_steps=config.optimizer.warmup_steps),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "overrides", "warmup", "decay"),
+    [
+        # Scaled in proportion, where it does not fit ...
+        (["warmup_steps = 100"], "train.steps=50", 5, None),
+        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
+        (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
+        (["warmup_steps = 1"], "train.steps=1", 0, None),
+        # ... left alone where it fits, is given on the command line, or has no meaning.
+        (["warmup_steps = 100"], "train.steps=101", 100, None),
+        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
+        (["warmup_steps = 100"], "train.steps=50 optimizer.warmup_steps=49", 49, None),
+        (["decay_steps = 800"], "train.steps=50 optimizer.decay_steps=30", 0, 30),
+        (["schedule = 'constant'", "decay_steps = 800"], "train.steps=50", 0, 800),
+        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=0", 100, 800),
+        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=9000", 100, 800),
+    ],
+)
+def test_a_schedule_is_shortened_only_where_it_does_not_fit(config_file, capsys, lines, overrides, warmup, decay):
+    path = config_file(*(f"config.optimizer.{line}" for line in lines))
+    o = load(path, overrides.split()).optimizer
+    assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
+    whole = load(path, []).optimizer
+    given = {name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides}
+    changed = {n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)} - given
+    warned = capsys.readouterr().err.splitlines()
+    assert len(warned) == len(changed)
+    assert all(any(line.startswith(f"WARNING: config.optimizer.{name} is") for line in warned) for name in changed)
+
+
+def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole_run(config_file):
+    """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
+    path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
+    recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
+    assert compare(recorded, load(path, ["train.steps=50"])) == ([], [])
+    assert compare(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
+
+
+def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(config_file, the_problem):
+    assert "use less than 20" in the_problem(config_file(), "train.steps=20", "optimizer.warmup_steps=20")
+
+
+def test_a_file_or_a_sweep_whose_schedule_does_not_fit_is_refused(config_file, the_problem):
+    path = config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
+    assert "use less than 20" in the_problem(path)
+    with pytest.raises(UserError, match="use less than 10"):
+        load_values(config_file("config.optimizer.warmup_steps = 20"), {"train.steps": 10})
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------
+
+
+def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_problem, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "shakespeare.py").write_text("")
     assert "did you mean configs/shakespeare.py?" in the_problem("configs/shakespear.py")
+    assert "has no function get_config()" in the_problem("configs/shakespeare.py")
+    assert "there is no file" in the_problem("x" * 5000 + ".py")
     broken = config_file("raise RuntimeError('no such thing')")
     assert "RuntimeError: no such thing" in the_problem(broken)
     assert len(problems(broken, "train.stpes=3", "train.steps=x")) == 3
-    assert "get_config" in the_problem("configs/shakespeare.py")
+
+
+def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
+    line = the_problem(str(ROOT / "configs" / "sweeps" / "norms.py"))
+    assert "run it with python -m lm.sweep" in line
+
+
+def test_a_training_config_is_refused_as_a_sweep_with_the_command_that_runs_it():
+    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); run it with python -m lm.train"):
+        run_file(str(ROOT / "configs" / "shakespeare.py"), "get_sweep", "configs/sweeps")
+
+
+# ---- Dicts -----------------------------------------------------------------------------------------------------
 
 
 VALUES = {
-    int: st.integers(1, 2**32 - 1),
+    int: st.integers(1, 2**31 - 1),
     float: st.floats(0.001, 0.999),
     bool: st.booleans(),
     str: st.text(max_size=5),
@@ -278,7 +215,7 @@ def leaf_values(draw):
 
 @settings(max_examples=50)
 @given(st.lists(leaf_values(), max_size=8))
-def test_round_trip_by_way_of_json(pairs):
+def test_a_config_survives_a_trip_through_json(pairs):
     nested = to_dict(Config())
     for name, value in pairs:
         section, _, leaf = name.rpartition(".")
@@ -289,17 +226,18 @@ def test_round_trip_by_way_of_json(pairs):
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_from_dict_tells_all_mistakes():
+def test_from_dict_reports_every_mistake():
     with pytest.raises(UserError) as caught:
         from_dict({"model": {"d_model": "x", "colour": 1}, "name": 3})
     assert len(caught.value.problems) == 3
 
 
-def test_no_jax_before_the_config_is_right(config_file):
-    """Errors and --help must not pay two seconds for an import."""
+def test_a_config_error_does_not_import_jax(config_file):
+    """Errors and --help must not cost the two seconds of an import."""
     code = (
         "import sys\nfrom lm.config.loading import load\n"
         f"try:\n    load({config_file()!r}, ['train.steps=x'])\nexcept Exception as e:\n    print(e)\n"
+        "import lm.config.command_line, lm.config.reference\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('jax', 'flax', 'optax', 'tensorflow_datasets')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

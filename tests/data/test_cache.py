@@ -8,7 +8,7 @@ import pytest
 from lm.data import cache
 
 
-def test_a_directory_appears_whole_or_not_at_all(tmp_path):
+def test_a_directory_appears_complete_or_not_at_all(tmp_path):
     target = tmp_path / "entry"
 
     def fail_half_way(work):
@@ -25,14 +25,14 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
 
 def _publish_between_the_others(target, barrier, number):
     def write(work):
-        barrier.wait(timeout=120)  # both have found that nothing is there
+        barrier.wait(timeout=120)  # both have found no directory
         (work / "a").write_text(f"{number}" * 1000)
         (work / "b").write_text(f"{number}" * 1000)
 
     cache.publish(target, write)
 
 
-def test_the_first_of_two_processes_wins_and_nothing_is_mixed(tmp_path):
+def test_of_two_processes_one_publishes_and_nothing_is_mixed(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     target = tmp_path / "entry"
@@ -48,18 +48,18 @@ def test_the_first_of_two_processes_wins_and_nothing_is_mixed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-def test_a_map_of_a_file_of_another_size_is_refused(tmp_path):
+def test_mapping_a_file_of_another_size_is_an_error(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(np.arange(10, dtype=np.uint16).tobytes())
     np.testing.assert_array_equal(cache.map_tokens(path, "uint16", (10,)), np.arange(10))
-    with pytest.raises(ValueError, match="has 20 bytes and should have 22"):
+    with pytest.raises(ValueError, match="has 20 bytes, expected 22"):
         cache.map_tokens(path, "uint16", (11,))
     path.write_bytes(b"")
     assert cache.map_tokens(path, "uint16", (0,)).shape == (0,)
 
 
-def test_a_large_files_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "_REMEMBER", 3)
+def test_the_digest_of_a_large_file_is_cached_until_the_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_MIN_CACHED_DIGEST", 3)
     path = tmp_path / "shard.bin"
     path.write_bytes(b"abc")
     # sha256("abc") of FIPS 180-2, appendix B.1

@@ -10,7 +10,7 @@ def documents_of(lengths):
 
 
 def test_next_fit_by_hand():
-    # Documents 1 2 3, 4 5, 6 7 8 and 9 in rows of 5: the third does not fit behind the second; 9 has no target.
+    # Documents 1 2 3, 4 5, 6 7 8 and 9 in rows of 5: the third does not fit the first row; 9 has no target.
     rows, segments = packing.pack(documents_of([3, 2, 3, 1]), np.array([3, 2, 3, 1]), 4)
     assert rows.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
     assert segments.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 0, 0]]

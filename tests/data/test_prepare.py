@@ -1,4 +1,4 @@
-"""Shards made in parallel, and again after a kill, are what one tokenizer gives for the whole text."""
+"""Shards written in parallel, or resumed after a kill, hold the tokens of the whole text."""
 
 import json
 import os
@@ -13,7 +13,9 @@ import pytest
 
 from lm.config import DataConfig
 from lm.data import cache, open_corpus, tokenizers
-from lm.data.prepare import documents, main, units
+from lm.data.prepare import main
+from lm.data.shard_writer import split_documents
+from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
 from lm.files import lock
 
@@ -35,12 +37,12 @@ def corpus(output, tmp_path, tokenizer="byte"):
 
 
 def test_units_have_each_line_once(dump):
-    """Wherever the cuts fall: in a line, at its end, in a character of two bytes."""
+    """Wherever the units end: in a line, at its end, or inside a character of two bytes."""
     size = dump.stat().st_size
     for unit_bytes in (1, 7, 64, 100, 1000, size - 1, size, 2 * size):
-        parts = units(f"jsonl:{dump}", unit_bytes)
-        assert [text for unit in parts for text in documents(unit, "text")] == DOCUMENTS, unit_bytes
-        whole = "".join(text for u in units(f"text:{dump}", unit_bytes) for text in documents(u, ""))
+        units = find_units(f"jsonl:{dump}", unit_bytes)
+        assert [text for unit in units for text in read_documents(unit, "text")] == DOCUMENTS, unit_bytes
+        whole = "".join(text for u in find_units(f"text:{dump}", unit_bytes) for text in read_documents(u, ""))
         assert whole == dump.read_text()
 
 
@@ -62,7 +64,50 @@ def test_shards_hold_every_document_in_order(dump, tmp_path):
     assert 0.05 < found.splits["validation"].n_tokens / sum(s.n_tokens for s in found.splits.values()) < 0.15
 
 
-def test_the_manifest_counts_and_notices_what_is_missing(dump, tmp_path):
+@pytest.mark.parametrize("sizes", [(1,) * 300, (2,) * 150, (1, 2, 297), (300,)], ids=str)
+def test_the_validation_fraction_holds_for_unevenly_sized_units(tmp_path, sizes):
+    """Units of one document, of two, of very different sizes, or a single one: the same documents are held out."""
+    folder, first = tmp_path / "dump", 0
+    folder.mkdir()
+    for i, size in enumerate(sizes):
+        lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS[first : first + size]]
+        (folder / f"{i:03}.jsonl").write_text("".join(lines))
+        first += size
+    held_out = [
+        text
+        for unit in find_units(f"jsonl:{folder}", 2**20)
+        for text in split_documents(unit, list(read_documents(unit, "text")), 0.1)["validation"]
+    ]
+    assert 20 <= len(held_out) <= 40
+    whole = split_documents(Unit("jsonl", "", 0, 1), DOCUMENTS, 0.1)
+    assert held_out == whole["validation"]
+
+
+@pytest.mark.parametrize("n_lines", [1, 2, 50])
+def test_the_validation_fraction_holds_for_small_text_files(n_lines):
+    unit = Unit("text", "", 0, 1)
+    texts = ["".join(f"{line} of file {i}\n" for line in range(n_lines)) for i in range(1000)]
+    splits = [split_documents(unit, [text], 0.1) for text in texts]
+    n_held_out = sum(len(split["validation"][0]) for split in splits)
+    assert 0.07 < n_held_out / sum(map(len, texts)) < 0.13
+    for text, split in zip(texts, splits, strict=True):
+        assert split["train"][0] + split["validation"][0] == text
+        assert split["train"][0][-1:] in ("", "\n")
+
+
+def test_copies_of_a_document_are_in_the_same_split():
+    splits = split_documents(Unit("jsonl", "", 0, 1), DOCUMENTS * 2, 0.1)
+    assert splits["validation"]
+    assert not set(splits["train"]) & set(splits["validation"])
+
+
+def test_an_empty_validation_split_is_a_warning(tmp_path, capsys):
+    (tmp_path / "dump.jsonl").write_text(json.dumps({"text": DOCUMENTS[0]}) + "\n")
+    assert main(arguments(tmp_path / "dump.jsonl", tmp_path / "out", "--validation", "1e-9")) == 0
+    assert "WARNING: the validation split is empty" in capsys.readouterr().out
+
+
+def test_the_manifest_has_counts_and_reveals_missing_shards(dump, tmp_path):
     output = tmp_path / "out"
     assert main(arguments(dump, output)) == 0
     recorded = json.loads((output / "manifest.json").read_text())["shards"]
@@ -77,13 +122,13 @@ def test_the_manifest_counts_and_notices_what_is_missing(dump, tmp_path):
     lost = output / recorded[3]["file"]
     whole = lost.read_bytes()
     lost.write_bytes(whole + b"\0\0")
-    with pytest.raises(UserError, match=r"has \d+ bytes and manifest.json says"):
+    with pytest.raises(UserError, match=r"has \d+ bytes, but manifest.json lists"):
         corpus(output, tmp_path)
     lost.unlink()
-    with pytest.raises(UserError, match=r"is in manifest\.json and not there"):
+    with pytest.raises(UserError, match=r"is listed in manifest\.json but does not exist"):
         corpus(output, tmp_path)
     (output / "manifest.json").unlink()
-    with pytest.raises(UserError, match="was not prepared to its end"):
+    with pytest.raises(UserError, match=r"lm\.data\.prepare did not finish; rerun its command to resume"):
         corpus(output, tmp_path)
 
 
@@ -92,14 +137,14 @@ def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
     assert main(arguments(dump, output, "--tokenizer", "bpe:300")) == 0
     found = corpus(output, tmp_path, f"hf:{output / 'tokenizer.json'}")
     assert found.tokenizer.vocab_size == 300
-    with pytest.raises(UserError, match="is not the tokenizer that made the shards"):
+    with pytest.raises(UserError, match="is not the tokenizer of the shards"):
         corpus(output, tmp_path, "byte")
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
     assert text.count(tokenizers.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_and_repeats_nothing(dump, tmp_path):
+def test_a_rerun_after_a_kill_resumes_and_repeats_nothing(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"
     command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -137,7 +182,7 @@ def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch
 
 
 def test_array_records_are_documents(dump, tmp_path, capsys):
-    module = pytest.importorskip("array_record.python.array_record_module", reason="ArrayRecord is for Linux alone")
+    module = pytest.importorskip("array_record.python.array_record_module", reason="ArrayRecord needs Linux")
     records = tmp_path / "records"
     records.mkdir()
     for i in range(3):  # the last is empty, as shards may be
@@ -153,134 +198,64 @@ def test_array_records_are_documents(dump, tmp_path, capsys):
     np.testing.assert_array_equal(*found)
     (records / "0.array_record").write_bytes(b"no records")
     assert main(arguments(dump, tmp_path / "c", "--input", f"arrayrecord:{records}")) == 2
-    assert "is not a whole ArrayRecord file" in capsys.readouterr().err
+    assert "is not a complete ArrayRecord file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
-        (("--input", "jsonl:/no/such/file"), "has no file to read"),
-        (("--input", "csv:x"), "none of text:PATH"),
-        (("--tokenizer", "char"), "none of byte, hf:PATH, bpe:SIZE"),
-        (("--validation", "1.5"), "--validation must be in"),
-        (("--field", "content"), "has no text in its field 'content' (--field)"),
+        (("--input", "jsonl:/no/such/file"), "is not a file, nor a folder"),
+        (("--input", "csv:x"), "is not one of text:PATH"),
+        (("--tokenizer", "char"), "is not one of byte, hf:PATH, bpe:SIZE"),
+        (("--field", "content"), "has no text in the field 'content' (set --field)"),
     ],
 )
-def test_mistakes_are_told(dump, tmp_path, capsys, more, said):
+def test_wrong_arguments_are_errors(dump, tmp_path, capsys, more, message):
     assert main(arguments(dump, tmp_path / "out", *more)) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_another_job_is_refused(dump, tmp_path, capsys):
+def test_a_number_out_of_range_is_a_usage_error(dump, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments(dump, tmp_path / "out", "--validation", "1.5"))
+    assert "--validation must be at least 0 and below 1" in capsys.readouterr().err
+
+
+def test_a_directory_of_another_job_is_refused(dump, tmp_path, capsys):
     assert main(arguments(dump, tmp_path / "out")) == 0
     assert main(arguments(dump, tmp_path / "out", "--validation", "0.2")) == 2
-    assert "was made from other input" in capsys.readouterr().err
+    assert "was written from other input" in capsys.readouterr().err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
     assert main(arguments(dump, tmp_path / "full")) == 2
-    assert "holds something else" in capsys.readouterr().err
+    assert "contains other files" in capsys.readouterr().err
 
 
-LARGE = """
-import json, sys, threading, time
-import numpy as np
-from lm.config import Config, DataConfig
-from lm.data import open_corpus, problems
-from lm.data.batches import train_batch
-from lm.training.batch_source import BatchSource
-peak = 0
-def watch():
-    global peak
-    while True:  # of its own memory; what is mapped is not
-        with open("/proc/self/status") as file:
-            peak = max(peak, *(int(line.split()[1]) for line in file if line.startswith("RssAnon")))
-        time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
-data = DataConfig(source="tokens:" + sys.argv[1], tokenizer="byte", cache_dir=sys.argv[2], order=sys.argv[3])
-corpus, config = open_corpus(data), Config(data=data)
-split = corpus.split("train")
-assert len(split.tokens) == int(sys.argv[4])
-if len(split.tokens) >= 2**29:
-    assert BatchSource(split, config).resident is None
-for step in (0, 10**4):
-    assert train_batch(split, config, step)["tokens"].shape == (32, 257)
-assert problems(corpus, 256, 32, 256) == []
-time.sleep(0.02)
-print(peak)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to tell a process's own memory")
-@pytest.mark.parametrize("order", ["crops", "epochs"])
-def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
-    """Sparse files stand in for shards: reading a hole costs the same memory as reading data."""
-
-    def memory(n_tokens: int) -> int:
-        folder = tmp_path / str(n_tokens)
-        (folder / "units").mkdir(parents=True)
-        shards, per_shard = [], 10**7 if n_tokens == 10**7 else 10**9
-        for i in range(n_tokens // per_shard):
-            np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
-            size = (folder / f"train_{i:06}.npy").stat().st_size
-            counts = {"tokens": per_shard, "text_bytes": per_shard, "size": size}
-            shards.append({"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts)
-        (folder / "manifest.json").write_text(json.dumps({"tokenizer": None, "shards": shards}))
-        command = [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "cache"), order, str(n_tokens)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return int(done.stdout.split()[-1])
-
-    small, large = memory(10**7), memory(10**10)
-    assert large < small + 20_000, f"{small} kB and {large} kB"
-
-
-def test_a_mistake_leaves_the_directory_free(dump, tmp_path, capsys):
-    """The corrected command must not be told that the directory is another job's."""
+def test_a_mistake_does_not_claim_the_directory(dump, tmp_path, capsys):
+    """A corrected command can use the same directory."""
     output = tmp_path / "out"
     assert main(arguments(dump, output, "--field", "body")) == 2
-    assert "'body' (--field)" in capsys.readouterr().err
+    assert "'body' (set --field)" in capsys.readouterr().err
     assert main(arguments(dump, output, "--tokenizer", "bqe:300")) == 2
     assert main(arguments(dump, output)) == 0
 
 
-def test_two_at_once_and_hidden_files(tmp_path, capsys):
+def test_a_directory_in_use_is_an_error_and_hidden_files_are_skipped(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("to be\n" * 200)
     (tmp_path / "texts" / ".hidden").write_bytes(b"\xff\xfe")
     output = tmp_path / "out"
     job = ["--input", f"text:{tmp_path / 'texts'}", "--tokenizer", "byte", "--output", str(output), "--workers", "1"]
     (output / "units").mkdir(parents=True)
-    with lock(output / "units"):
-        assert main(job) == 1  # it may be free later
-        assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
+    held = lock(output / "units")
+    assert main(job) == 1  # worth a retry
+    assert f"--output {output / 'units'} is in use by process" in capsys.readouterr().err
+    held.release()
     assert main(job) == 0
 
 
-def test_half_a_surrogate_is_told_of(tmp_path, capsys):
+def test_a_lone_surrogate_names_the_file(tmp_path, capsys):
     path = tmp_path / "dump.jsonl"
     path.write_text('{"text": "fine"}\n{"text": "half \\ud800"}\n')
     assert main(arguments(path, tmp_path / "out")) == 2
     assert str(path) in capsys.readouterr().err
-
-
-MANY = """
-import resource, sys
-from pathlib import Path
-from lm.data import shards as token_shards
-from lm.errors import UserError
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[2])))
-try:
-    print(len(token_shards.find(sys.argv[1], Path(sys.argv[1]) / "cache").tokens["train"]))
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(("limit", "said"), [(1000, "600"), (300, "300 token shards need 812 open files")])
-def test_more_shards_than_files_may_be_open(tmp_path, limit, said):
-    for i in range(300):
-        np.save(tmp_path / f"train_{i:06}.npy", np.arange(2, dtype=np.uint16))
-    command = [sys.executable, "-c", MANY, str(tmp_path), str(limit)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert said in done.stdout, done.stdout + done.stderr

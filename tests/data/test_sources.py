@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: read where it is prepared, downloaded (here from 127.0.0.1) where it is not, or loudly replaced."""
+"""Tiny Shakespeare: read if prepared, else downloaded (here from 127.0.0.1), else replaced with a warning."""
 
 import hashlib
 import http.server
@@ -14,13 +14,13 @@ from lm.data import open_corpus, shakespeare, sources
 from lm.errors import Unavailable, UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data (the real Tiny Shakespeare) is not here")
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data (the real Tiny Shakespeare) not found")
 SPEECH = "First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serves `server.content` in the place of the real address; `server.requests` counts."""
+    """Serve `server.content` instead of the real address, and count the requests in `server.requests`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -82,13 +82,13 @@ def test_the_prepared_directory_has_the_splits_of_tfds(config):
 
 
 @needs_shared
-def test_the_directory_is_found_through_the_environment(config, monkeypatch):
+def test_the_root_is_read_from_the_environment(config, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(SHARED / "tfds"))
     assert quiet(config(data_dir=None)).splits["test"].n_tokens == 55770
 
 
 @needs_shared
-def test_splits_given_in_the_config_cut_the_joined_splits_anew(config):
+def test_configured_splits_cut_the_joined_text(config):
     corpus = quiet(config(data_dir=str(SHARED / "tfds"), splits=(0.7, 0.3, 0.0), tokenizer="byte"))
     whole = (SHARED / "tiny_shakespeare" / "input.txt").read_text()
     assert text_of(corpus, "train") + text_of(corpus, "validation") == whole
@@ -107,7 +107,7 @@ def test_our_builder_writes_what_the_stock_builder_writes(tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_it_is_downloaded_once_and_then_kept(config, server, tmp_path):
+def test_it_is_downloaded_once(config, server, tmp_path):
     first = quiet(config())
     shutil.rmtree(tmp_path / "cache")
     second = quiet(config())
@@ -119,9 +119,9 @@ def test_it_is_downloaded_once_and_then_kept(config, server, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"<html>Please log in to the hotel's network</html>", SPEECH.encode() * 2000])
-def test_another_file_than_the_real_one_is_not_kept(config, server, tmp_path, content):
+def test_a_file_with_a_wrong_checksum_is_not_kept(config, server, tmp_path, content):
     server.content = content
-    with pytest.raises(Unavailable, match="not the file of sha256"):
+    with pytest.raises(Unavailable, match="wrong checksum"):
         quiet(config())
     assert not (tmp_path / "tfds").exists()
 
@@ -133,7 +133,7 @@ def test_another_file_than_the_real_one_is_not_kept(config, server, tmp_path, co
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nFirst", "IncompleteRead"),
     ],
 )
-def test_an_answer_that_is_not_http_or_breaks_off_is_no_download(answer, reason, monkeypatch):
+def test_a_malformed_or_incomplete_answer_is_a_failed_download(answer, reason, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve():
@@ -152,7 +152,7 @@ def test_an_answer_that_is_not_http_or_breaks_off_is_no_download(answer, reason,
 
 
 class Answer:
-    """An answer that comes in equal chunks and never ends."""
+    """An answer of equal chunks without an end."""
 
     def __init__(self, chunk):
         self.chunk, self.n_chunks = chunk, 0
@@ -165,44 +165,44 @@ class Answer:
 
     def read(self, size):
         self.n_chunks += 1
-        assert self.n_chunks < 1000, "nobody stopped reading"
+        assert self.n_chunks < 1000, "the download does not stop reading"
         return self.chunk
 
 
-def test_a_server_that_trickles_is_given_up(monkeypatch):
-    now = iter(range(0, 10_000, 5))  # every look at the clock is five seconds after the last
+def test_a_slow_download_is_abandoned(monkeypatch):
+    now = iter(range(0, 10_000, 5))  # every call is five seconds after the last
     monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x"))
     monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))
     with pytest.raises(Unavailable, match="13 of 1115394 bytes in 60 s"):
         shakespeare.download()
 
 
-def test_a_server_that_never_ends_is_given_up(monkeypatch):
+def test_an_endless_download_is_abandoned(monkeypatch):
     monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x" * 2**16))
-    with pytest.raises(Unavailable, match="not the file of sha256"):
+    with pytest.raises(Unavailable, match="wrong checksum"):
         shakespeare.download()
 
 
-def test_without_a_network_the_error_names_the_three_ways_out(config, no_network, tmp_path):
+def test_without_a_network_the_error_lists_three_alternatives(config, no_network, tmp_path):
     with pytest.raises(UserError) as error:
         quiet(config())
     message = str(error.value)
     assert "Temporary failure in name resolution" in message
-    assert "connect to the network" in message
+    assert "run once with a network connection" in message
     assert "TFDS_DATA_DIR or config.data.data_dir" in message
     assert 'config.data.source="text:PATH"' in message
     assert 'config.data.offline="python_docs"' in message
     assert not (tmp_path / "tfds").exists()
 
 
-def test_without_a_network_a_config_may_fall_back_and_says_so(config, no_network, monkeypatch):
+def test_without_a_network_a_config_may_fall_back_with_a_warning(config, no_network, monkeypatch):
     monkeypatch.setattr(sources, "find_python_docs", lambda config: sources.Source("python_docs", "d", _documents))
     lines = []
     corpus = open_corpus(config(offline="python_docs"), say=lines.append)
     assert corpus.name == "python_docs (fallback)"
     assert text_of(corpus, "train") == "for statements"
     assert len(corpus.notices) == 1
-    assert "python_docs INSTEAD of tfds:tiny_shakespeare" in corpus.notices[0]
+    assert "WARNING: training on python_docs INSTEAD of tfds:tiny_shakespeare" in corpus.notices[0]
     assert corpus.notices[0] in lines
 
 
@@ -210,14 +210,14 @@ def _documents():
     return {"train": ["for statements"]}
 
 
-def test_the_fallback_is_for_want_of_a_network_alone(config, no_network):
-    with pytest.raises(UserError, match="has no file to read"):
+def test_only_a_missing_network_leads_to_the_fallback(config, no_network):
+    with pytest.raises(UserError, match="is not a file, nor a folder"):
         quiet(config(source="text:/no/such/file", offline="python_docs"))
 
 
 @pytest.fixture
 def prepared(tmp_path):
-    """A prepared directory of version 1.0.0 below a TFDS root."""
+    """Prepare version 1.0.0 below a TFDS root."""
     directory = tmp_path / "tfds" / "tiny_shakespeare" / "1.0.0"
     directory.mkdir(parents=True)
     shakespeare._prepare(SPEECH, directory)
@@ -227,29 +227,29 @@ def prepared(tmp_path):
 @pytest.mark.parametrize(
     "missing", ["dataset_info.json", "features.json", "tiny_shakespeare-validation.array_record-00000-of-00001"]
 )
-def test_a_part_of_a_directory_is_not_taken_for_the_whole(config, prepared, no_network, missing):
+def test_an_incomplete_directory_is_an_error(config, prepared, no_network, missing):
     (prepared / missing).unlink()
-    with pytest.raises(UserError, match=r"1\.0\.0 is .*delete it and prepare it anew"):
+    with pytest.raises(UserError, match=r"1\.0\.0 is .*delete it and prepare it again"):
         quiet(config())
 
 
 @pytest.mark.parametrize("key", ["name", "splits", "shardLengths"])
-def test_a_description_without_what_is_needed_is_not_whole(config, prepared, key):
+def test_a_description_without_a_needed_key_is_an_error(config, prepared, key):
     info = prepared / "dataset_info.json"
     info.write_text(info.read_text().replace(f'"{key}"', '"other"'))
-    with pytest.raises(UserError, match=rf"1\.0\.0 is not a whole .*has no '{key}'.*delete it") as error:
+    with pytest.raises(UserError, match=rf"1\.0\.0 is not a complete .*has no '{key}'.*delete it") as error:
         quiet(config())
     assert "\n" not in str(error.value)
 
 
-def test_a_shard_cut_short_is_an_error(config, prepared):
+def test_a_truncated_shard_is_an_error(config, prepared):
     shard = prepared / "tiny_shakespeare-train.array_record-00000-of-00001"
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(UserError, match="the train split cannot be read"):
+    with pytest.raises(UserError, match="cannot read the train split"):
         quiet(config())
 
 
-def test_a_dataset_of_another_kind_is_refused_with_a_reason(config, prepared):
+def test_a_dataset_without_text_or_in_another_format_is_an_error(config, prepared):
     info, features = prepared / "dataset_info.json", prepared / "features.json"
     features.write_text(features.read_text().replace('"text"', '"image"'))
     with pytest.raises(UserError, match=r'no feature "text" \(it has image\)'):
@@ -259,7 +259,7 @@ def test_a_dataset_of_another_kind_is_refused_with_a_reason(config, prepared):
         quiet(config())
 
 
-def test_the_newest_version_is_read_unless_one_is_named(tmp_path):
+def test_the_newest_version_is_read_by_default(tmp_path):
     for version in ("1.0.0", "1.10.0", "1.9.0", "incomplete.1.11.0"):
         (tmp_path / "wiki" / "en" / version).mkdir(parents=True)
     assert sources.prepared_directory(tmp_path, "wiki/en").name == "1.10.0"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import Corpus, Split, open_corpus, problems, python_docs, sources, tokenizers, unigram_loss
+from lm.data import Corpus, Split, check_corpus, open_corpus, python_docs, sources, tokenizers, unigram_loss
 from lm.data import corpus as corpus_module
-from lm.data import tokens as preparation
+from lm.data import tokens as tokens_module
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ TEXT = "It was the best of times,\nit was the worst of times. " * 40
 
 @pytest.fixture
 def config(tmp_path):
-    """Of a text file of 2,120 characters; `dataclasses.replace` is `config(**changes)`."""
+    """Make a DataConfig of a text file of 2,120 characters, with config(**changes)."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
 
@@ -65,12 +65,12 @@ def test_bytes_are_counted_in_utf8(config, tmp_path):
     assert (corpus.splits["train"].n_tokens, corpus.splits["train"].n_bytes) == (90, 180)
 
 
-def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_none(config):
+def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_no_split(config):
     corpus = quiet(config(splits=(0.7, 0.3, 0.0)))
     assert {name: len(split.tokens) for name, split in corpus.splits.items()} == {"train": 1484, "validation": 636}
 
 
-def test_the_second_preparation_reads_no_text(config, monkeypatch):
+def test_opening_a_text_again_does_not_read_it(config, monkeypatch):
     first = quiet(config(tokenizer="word"))
     monkeypatch.setattr(sources, "_read", lambda path: pytest.fail("the text was read again"))
     second = quiet(config(tokenizer="word"))
@@ -79,7 +79,7 @@ def test_the_second_preparation_reads_no_text(config, monkeypatch):
     assert first.fingerprint == second.fingerprint
 
 
-def test_the_fingerprint_is_of_the_content_and_the_tokenizer_not_of_the_path(config, tmp_path):
+def test_the_fingerprint_depends_on_content_and_settings_but_not_on_the_path(config, tmp_path):
     def fingerprint(**changes):
         return quiet(config(**changes)).fingerprint
 
@@ -98,13 +98,13 @@ def test_the_fingerprint_is_of_the_content_and_the_tokenizer_not_of_the_path(con
     assert not same & others
 
 
-def test_the_vocabulary_is_that_of_the_training_split_unless_told_otherwise(config, tmp_path):
+def test_the_vocabulary_is_that_of_the_training_split_by_default(config, tmp_path):
     path = tmp_path / "late.txt"
     path.write_text("a" * 95 + "bcaaa")
     source = f"text:{path}"
     with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'") as error:
         quiet(config(source=source))
-    assert 'data.vocabulary_from = "all"' in str(error.value)
+    assert 'config.data.vocabulary_from="all"' in str(error.value)
     assert quiet(config(source=source, vocabulary_from="all")).tokenizer.vocab_size == 3
     unk = quiet(config(source=source, unk=True))
     assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
@@ -119,7 +119,7 @@ def write_folder(root):
     return root
 
 
-def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_path):
+def test_files_of_a_folder_are_joined_in_order_with_separators(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
     chars = quiet(config(source=source, splits=(1.0, 0.0, 0.0)))
     assert chars.tokenizer.decode(chars.splits["train"].tokens) == "one \ntwo \nthree "
@@ -130,20 +130,40 @@ def test_a_folder_is_its_files_in_order_with_a_separator_between(config, tmp_pat
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe:260"])
-def test_documents_tokenized_in_several_batches_are_the_same(config, tmp_path, monkeypatch, tokenizer):
+def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, monkeypatch, tokenizer):
     given = config(source=f"text:{write_folder(tmp_path / 'folder')}", splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
     at_once = quiet(given).splits["train"]
-    assert list(map(len, preparation._batched(["ab", "c", "de"]))) == [3]
+    assert list(map(len, tokens_module._batch_documents(["ab", "c", "de"]))) == [3]
     for batch, sizes in {4: [2, 1], 1: [1, 1, 1]}.items():
-        monkeypatch.setattr(preparation, "BATCH", batch)
-        assert list(map(len, preparation._batched(["ab", "c", "de"]))) == sizes
+        monkeypatch.setattr(tokens_module, "MAX_BATCH_CHARACTERS", batch)
+        assert list(map(len, tokens_module._batch_documents(["ab", "c", "de"]))) == sizes
         shutil.rmtree(tmp_path / "cache")
         again = quiet(given).splits["train"]
         assert again.tokens.tolist() == at_once.tokens.tolist()
         assert again.n_bytes == at_once.n_bytes
 
 
-def test_packed_documents_are_the_files(config, tmp_path):
+def test_a_folder_lists_the_files_it_reads(config, tmp_path):
+    lines, folder = [], write_folder(tmp_path / "folder")
+    (folder / "b" / "notes.md").write_text("four ")
+    given = config(source=f"text:{folder}", splits=(1.0, 0.0, 0.0))
+    open_corpus(given, say=lines.append)
+    assert f"reading 4 files of {folder}: a.txt, b/c.txt, b/notes.md, d.txt" in lines
+    for i in range(10):
+        (folder / f"z{i}.txt").write_text("more ")
+    open_corpus(given, say=lines.append)
+    assert f"reading 14 files of {folder}: a.txt, b/c.txt, b/notes.md, ..., z9.txt" in lines
+
+
+def test_a_source_without_its_kind_suggests_the_right_form(config, tmp_path):
+    (tmp_path / "novel.txt").write_text(TEXT)
+    with pytest.raises(UserError, match=f"did you mean text:{tmp_path}/novel.txt"):
+        quiet(config(source=f"{tmp_path}/novel.txt"))
+    with pytest.raises(UserError, match=r"python -m lm\.data\.prepare --input jsonl:dump\.jsonl"):
+        quiet(config(source="jsonl:dump.jsonl"))
+
+
+def test_each_file_is_a_packed_document(config, tmp_path):
     source = f"text:{write_folder(tmp_path / 'folder')}"
     corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), packing="documents"), seq_len=9)
     split = corpus.split("train")
@@ -156,7 +176,7 @@ def test_packed_documents_are_the_files(config, tmp_path):
     assert split.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 6 + [0] * 4]
 
 
-def test_what_is_not_utf8_is_named(config, tmp_path):
+def test_a_file_that_is_not_utf8_is_named(config, tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     with pytest.raises(UserError, match=r"latin.txt is not UTF-8 \(byte 0xe9 at offset 3\)"):
         quiet(config(source=f"text:{tmp_path / 'latin.txt'}"))
@@ -165,30 +185,30 @@ def test_what_is_not_utf8_is_named(config, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": "text:/no/such/file"}, "has no file to read"),
-        ({"source": "webtext"}, "is none of tfds:NAME"),
+        ({"source": "text:/no/such/file"}, "is not a file, nor a folder"),
+        ({"source": "webtext"}, "is not one of tfds:NAME"),
         ({"source": "tokens:/no/such/folder", "tokenizer": "none"}, "has no token shards"),
     ],
 )
-def test_what_is_not_there_is_an_error_for_the_user(config, changes, message):
+def test_a_missing_or_unknown_source_is_a_user_error(config, changes, message):
     with pytest.raises(UserError, match=message):
         quiet(config(**changes))
 
 
-def test_a_cache_that_cannot_be_written_names_the_key(config, tmp_path):
+def test_an_unwritable_cache_names_the_key_to_set(config, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot write .*config\.data\.cache_dir"):
         quiet(config(cache_dir=str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("name", ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy"])
-def test_a_cache_in_part_deleted_names_the_directory_to_delete(config, tmp_path, name):
+def test_a_cache_entry_with_a_missing_file_names_the_directory_to_delete(config, tmp_path, name):
     given = config(packing="documents")
     before = quiet(given, seq_len=8)
     (path,) = (tmp_path / "cache" / "tokens").glob(f"*/{name}")
     path.unlink()
-    seq_len = 9 if name == "train.lengths.npy" else 8  # the lengths are read where rows are yet to be packed
-    with pytest.raises(UserError, match=rf"^{path.parent} is damaged .*; delete it") as error:
+    seq_len = 9 if name == "train.lengths.npy" else 8  # another seq_len packs again, which reads the lengths
+    with pytest.raises(UserError, match=rf"^the cache entry {path.parent} is corrupted .*; delete it") as error:
         quiet(given, seq_len=seq_len)
     assert "\n" not in str(error.value)
     shutil.rmtree(path.parent)
@@ -196,87 +216,19 @@ def test_a_cache_in_part_deleted_names_the_directory_to_delete(config, tmp_path,
     np.testing.assert_array_equal(after.splits["test"].tokens, before.splits["test"].tokens)
 
 
-def test_problems_lists_every_mistake_at_once(config):
+def test_check_corpus_lists_every_problem_at_once(config):
     corpus = quiet(config(splits=(0.9, 0.06, 0.04)))
-    assert problems(corpus, 50, 4, 100) == []
-    found = problems(corpus, 100, 4, 5)
-    assert found[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
-    assert found[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
-    assert len(found) == 2
+    assert check_corpus(corpus, 50, 100) == []
+    problems = check_corpus(corpus, 100, 5)
+    assert problems[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
+    assert problems[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
+    assert len(problems) == 2
 
 
-# tokens:PATH
+# Warnings, the text inside Python, processes
 
 
-def write_shards(folder, kind):
-    """The same ids, 0..99 for training in two shards and 100..119 for validation, in each format."""
-    train, val = np.arange(100), np.arange(100, 120)
-    folder.mkdir()
-    for name, ids in {"train_000": train[:60], "train_001": train[60:], "val_000": val}.items():
-        if kind == "npy":
-            np.save(folder / f"{name}.npy", ids.astype(np.uint32))
-        elif kind == "flat":
-            (folder / f"{name}.bin").write_bytes(ids.astype("<u2").tobytes())
-        elif kind == "uint32":
-            (folder / f"{name}.uint32.bin").write_bytes(ids.astype("<u4").tobytes())
-        elif kind == "llm.c":
-            header = np.zeros(256, "<i4")
-            header[:3] = 20240520, 1, len(ids)
-            (folder / f"{name}.bin").write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["npy", "flat", "uint32", "llm.c"])
-def test_token_shards_are_joined_in_order(config, tmp_path, kind):
-    folder = write_shards(tmp_path / "shards", kind)
-    for source in (f"tokens:{folder}", f"tokens:{folder}/*_0*"):
-        corpus = quiet(config(source=source, tokenizer="none"))
-        assert np.asarray(corpus.split("train").tokens).tolist() == list(range(100))
-        assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
-        assert corpus.tokenizer is None
-        assert corpus.splits["train"].n_bytes is None
-    assert problems(corpus, 8, 4, 120) == []
-    assert "the validation split has the id 119; use at least 120" in problems(corpus, 8, 4, 110)[0]
-
-
-def test_token_shards_can_be_decoded_by_a_tokenizer_that_is_brought(config, tmp_path):
-    bpe = tokenizers.train_bpe([TEXT], 280)
-    (tmp_path / "tokenizer.json").write_text(bpe.json)
-    (tmp_path / "train.bin").write_bytes(bpe.encode(TEXT).tobytes())
-    corpus = quiet(config(source=f"tokens:{tmp_path}/train.bin", tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"))
-    assert corpus.tokenizer.decode(corpus.splits["train"].tokens) == TEXT
-
-
-@pytest.mark.parametrize(
-    ("kind", "damage", "reason"),
-    [
-        ("llm.c", lambda content: content[:-7], "has 1097 bytes and should have 1104"),
-        ("flat", lambda content: content[:3], "its 3 bytes are no whole number of uint16"),
-        ("uint32", lambda content: content[:6], "its 6 bytes are no whole number of uint32"),
-        ("npy", lambda content: content[:-7], "file size"),
-        ("npy", lambda content: content[:20], "EOF"),
-        ("npy", lambda content: b"", "EOF"),
-        ("npy", lambda content: content[::-1], "magic string"),
-        ("npy", lambda content: content.replace(b"}", b"{"), ""),
-        ("npy", lambda content: content.replace(b"<u4", b"<f4"), "float32"),
-    ],
-)
-def test_a_damaged_shard_is_an_error_of_one_line(config, tmp_path, kind, damage, reason):
-    folder = write_shards(tmp_path / "shards", kind)
-    (path,) = folder.glob("train_001.*")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r"train_001\.\S+ is not a whole token shard") as error:
-        quiet(config(source=f"tokens:{folder}", tokenizer="none"))
-    message = str(error.value)
-    assert reason in message
-    assert "pickle" not in message
-    assert "\n" not in message
-
-
-# Notices, the embedded text, processes
-
-
-def test_a_lossy_tokenizer_is_noticed(config, tmp_path):
+def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
     spec = json.loads(tokenizers.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     lines = []
@@ -288,14 +240,14 @@ def test_a_lossy_tokenizer_is_noticed(config, tmp_path):
 def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
     from lm.data import markov
 
-    monkeypatch.setattr(markov, "text", lambda: "abcdefghijklmnop" * 20)  # the real one takes longer to write
+    monkeypatch.setattr(markov, "text", lambda: "abcdefghijklmnop" * 20)  # the real one takes longer to generate
     assert quiet(config(source="markov")).entropy_floor == markov.entropy_rate()
     assert quiet(config(source="markov", tokenizer="byte")).entropy_floor is None
     assert quiet(config()).entropy_floor is None
 
 
-def test_what_counting_alone_reaches_by_hand(config, tmp_path):
-    """In training 0 0 0 1 of three ids count 4 2 1; in validation come 0 and 2."""
+def test_the_unigram_loss_by_hand(config, tmp_path):
+    """The train split 0 0 0 1 gives the smoothed counts 4 2 1; the validation split is 0 2."""
     train, validation, padded = np.array([0, 0, 0, 1]), np.array([0, 2]), np.array([[0, 2, 0, 0]])
     splits = {"train": Split("train", train, 4, None), "validation": Split("validation", validation, 2, None)}
     corpus = Corpus("three", splits, None, "")
@@ -308,9 +260,9 @@ def test_what_counting_alone_reaches_by_hand(config, tmp_path):
     assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
 
 
-def test_of_a_long_split_only_the_beginning_is_counted(monkeypatch):
-    """By tokens, in packed rows too: here two tokens, of training 0 0 or the row of them, of validation 1 1."""
-    monkeypatch.setattr(corpus_module, "COUNTED", 2)
+def test_the_unigram_loss_reads_the_beginning_of_a_long_split(monkeypatch):
+    """Here two tokens, or one packed row of them: 0 0 of the train split and 1 1 of validation."""
+    monkeypatch.setattr(corpus_module, "MAX_COUNTED_TOKENS", 2)
     flat = {name: np.array(ids) for name, ids in (("train", [0, 0, 1, 1, 1]), ("validation", [1, 1, 0, 0, 0]))}
     splits = {name: Split(name, ids, len(ids), None) for name, ids in flat.items()}
     assert unigram_loss(Corpus("two", splits, None, ""), "validation", 2) == pytest.approx(math.log(4))
@@ -319,7 +271,7 @@ def test_of_a_long_split_only_the_beginning_is_counted(monkeypatch):
     assert unigram_loss(Corpus("rows", splits, None, "", packed=True), "validation", 2) == pytest.approx(math.log(4))
 
 
-def test_the_embedded_text_is_large_and_any_split_covers_its_characters(config):
+def test_python_docs_is_large_and_its_train_split_has_every_character(config):
     corpus = quiet(config(source="python_docs"))
     assert corpus.name == "python_docs"
     assert sum(split.n_bytes for split in corpus.splits.values()) > 1_000_000
@@ -329,14 +281,14 @@ def test_the_embedded_text_is_large_and_any_split_covers_its_characters(config):
     assert 'The "for" statement is used to iterate over the elements of a sequence' in " ".join(text.split())
 
 
-def test_the_embedded_text_is_cached_by_the_python_release(monkeypatch):
+def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     before = sources.find_python_docs(DataConfig()).digest
     assert sources.find_python_docs(DataConfig()).digest == before
     monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
     assert sources.find_python_docs(DataConfig()).digest != before
 
 
-def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
+def test_two_processes_may_tokenize_the_same_text_at_once(config, tmp_path):
     given = config(tokenizer="bpe:400")
     program = (
         "from lm.config import DataConfig; from lm.data import open_corpus\n"
@@ -354,7 +306,7 @@ def test_two_processes_may_prepare_the_same_text_at_once(config, tmp_path):
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.name.startswith(".")]
 
 
-def test_the_data_room_imports_neither_jax_nor_what_is_not_chosen(config):
+def test_opening_a_text_imports_neither_jax_nor_unused_libraries(config):
     given = config()
     program = (
         "import sys; from lm.config import DataConfig; from lm.data import open_corpus\n"
@@ -365,7 +317,7 @@ def test_the_data_room_imports_neither_jax_nor_what_is_not_chosen(config):
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
-def test_a_changed_format_makes_new_caches(config, monkeypatch):
+def test_a_new_format_makes_new_cache_entries(config, monkeypatch):
     before = quiet(config()).fingerprint
-    monkeypatch.setattr(preparation, "FORMAT", preparation.FORMAT + 1)
+    monkeypatch.setattr(tokens_module, "FORMAT", tokens_module.FORMAT + 1)
     assert quiet(config()).fingerprint != before

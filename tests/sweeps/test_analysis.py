@@ -1,5 +1,7 @@
-"""What a small synthetic sweep says: its numbers against scipy and by hand, its sentences, tables and pictures."""
+"""The analysis of a small synthetic sweep: numbers against scipy and by hand, answers, tables and figures."""
 
+import itertools
+import json
 import math
 
 import numpy as np
@@ -7,25 +9,24 @@ import pytest
 from scipy import stats
 from synthetic_sweep import BASE, GRID, LOSSES, diverge, run, select, speeds_json, sweep, write
 
-import lm.sweeps.figures
-from lm.sweeps import tables
-from lm.sweeps.analysis import analyse, difference
+from lm.sweeps import figures, tables
+from lm.sweeps.analysis import analyze, difference
 from lm.sweeps.results import at_edge
 
 
-def test_variants_are_scipys(tmp_path):
-    a = analyse(write(tmp_path / "s", *sweep()))
+def test_variants_agree_with_scipy(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
     for name, row in zip(LOSSES, tables.variant_rows(a), strict=True):
         x = LOSSES[name]
         low, high = stats.t.interval(0.95, 4, np.mean(x), stats.sem(x))
         found = [row[k] for k in ("test_loss", "test_loss_low", "test_loss_high", "sd_over_seeds", "test_loss_median")]
         assert found == pytest.approx([np.mean(x), low, high, stats.tstd(x), np.median(x)], rel=1e-9)
         assert (row["learning_rate"], row["runs"], row["diverged"], row["tokens"]) == (0.002, 5, 0, 12_800)
-    assert f"{np.mean(BASE):.4f} [" in tables.variants(a)[1][4]
+    assert f"{np.mean(BASE):.4f} [" in tables.losses(a).rows[0][2]
 
 
-def test_comparisons_are_scipys(tmp_path):
-    a = analyse(write(tmp_path / "s", *sweep()))
+def test_comparisons_agree_with_scipy(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
     tests = [stats.ttest_rel(LOSSES[name], BASE) for name in ("gated", "wide")]
     for c, t in zip(a.comparisons, tests, strict=True):
         ci, mean = t.confidence_interval(0.95), np.mean(LOSSES[c.variant]) - np.mean(BASE)
@@ -37,26 +38,26 @@ def test_comparisons_are_scipys(tmp_path):
 
 def test_pairs_are_of_the_same_seed_in_any_order(tmp_path):
     record, runs = sweep()
-    one = analyse(write(tmp_path / "a", record, runs))
+    one = analyze(write(tmp_path / "a", record, runs))
     shuffled = [runs[i] for i in np.random.default_rng(0).permutation(len(runs))]
-    other = analyse(write(tmp_path / "b", record, shuffled, per_file=7))
+    other = analyze(write(tmp_path / "b", record, shuffled, per_file=7))
     assert other.comparisons == one.comparisons
     assert tables.variant_rows(other) == tables.variant_rows(one)
 
 
 def test_sampling_errors_by_hand(tmp_path):
     # Residuals of the blocks' sums (5, -8, 3) over 250 tokens; of the differences gated - plain: (-1, 2, -1).
-    a = analyse(write(tmp_path / "s", *sweep()))
+    a = analyze(write(tmp_path / "s", *sweep()))
     assert a.variants["plain"].sampling_error == pytest.approx(math.sqrt(3 / 2 * (25 + 64 + 9)) / 250)
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(3 / 2 * (1 + 4 + 1)) / 250)
 
 
-def test_another_text_is_not_paired(tmp_path):
+def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
     record, runs = sweep()
     for r in runs:
         if r["variant"] == "gated":
             r["test_counts"], r["test_sums"] = [125, 125], [r["test_loss"] * 125 + 1, r["test_loss"] * 125 - 1]
-    a = analyse(write(tmp_path / "s", record, runs))
+    a = analyze(write(tmp_path / "s", record, runs))
     errors = [a.variants[name].sampling_error for name in ("gated", "plain")]
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2))
 
@@ -64,7 +65,7 @@ def test_another_text_is_not_paired(tmp_path):
 def test_loss_at_equal_cost_by_hand(tmp_path):
     # plain is the cheapest: 100 steps. gated costs 5/4 of it, so 80 steps: 0.6 of the way from step 50 (+0.6) to
     # step 100 (+0.1), which is +0.3. wide costs three times as many FLOPs, and has no validation before step 33.3.
-    rows = tables.variant_rows(analyse(write(tmp_path / "s", *sweep())))
+    rows = tables.variant_rows(analyze(write(tmp_path / "s", *sweep())))
     plain, gated, wide = ({k: row[f"loss_at_equal_{k}"] for k in ("flops", "time")} for row in rows)
     means = {name: np.mean(losses) for name, losses in LOSSES.items()}
     assert plain == pytest.approx({"flops": means["plain"] + 0.1, "time": means["plain"] + 0.1})
@@ -72,19 +73,19 @@ def test_loss_at_equal_cost_by_hand(tmp_path):
     assert wide == {"flops": None, "time": pytest.approx(means["wide"] + 0.1)}
 
 
-def test_equal_cost_is_that_of_what_is_compared(tmp_path):
-    """Where wide is compared with none, its whole run is its measure, and the others keep theirs."""
+def test_equal_cost_is_among_connected_variants(tmp_path):
+    """If wide is not compared, its cost does not affect the others, nor theirs it."""
     record, runs = sweep()
-    before = tables.variant_rows(analyse(write(tmp_path / "all", record, runs)))
-    rows = tables.variant_rows(analyse(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
+    before = tables.variant_rows(analyze(write(tmp_path / "all", record, runs)))
+    rows = tables.variant_rows(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
     costs = ("loss_at_equal_flops", "loss_at_equal_time")
     assert [[row[k] for k in costs] for row in rows[:2]] == [[row[k] for k in costs] for row in before[:2]]
     assert [rows[2][k] for k in costs] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
 
 
-def test_what_training_together_was_worth(tmp_path):
-    a = analyse(write(tmp_path / "s", *sweep()))
-    assert tables.speed_up(a) == "4 runs of plain at once: 2.00 times the tokens/s of one at a time"
+def test_speedup_of_training_several_runs_at_once(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
+    assert tables.speedup(a) == "4 runs of plain at once: 2.00 times the tokens/s of one at a time"
 
 
 @pytest.mark.parametrize("speed", [997.3, 1013.7, 1e5 / 3])
@@ -94,116 +95,121 @@ def test_one_validation_at_the_end_is_enough_for_the_cheapest(tmp_path, speed):
         r["validation"] = r["validation"][1:]
     workdir = write(tmp_path / "s", record, runs)
     (workdir / "speeds.json").write_text(speeds_json(speed, speed * 0.9, speed * 0.5))
-    found = [row["loss_at_equal_time"] for row in tables.variant_rows(analyse(workdir))]
+    found = [row["loss_at_equal_time"] for row in tables.variant_rows(analyze(workdir))]
     assert found == [pytest.approx(np.mean(BASE) + 0.1), None, None]
 
 
-def test_a_clear_difference_is_said(tmp_path):
-    a, t = analyse(write(tmp_path / "s", *sweep())), stats.ttest_rel(LOSSES["gated"], BASE)
+def test_answer_for_a_significant_difference(tmp_path):
+    a, t = analyze(write(tmp_path / "s", *sweep())), stats.ttest_rel(LOSSES["gated"], BASE)
     low, high = t.confidence_interval(0.95)
-    assert a.claims
+    assert a.is_full
     assert a.comparisons[0].answer == (
         f"gated ends 0.1040 nats per token lower than plain (n = 5 paired seeds, 95 % CI {low:+.4f} to {high:+.4f}, "
         f"p = {2 * t.pvalue:.2g} after Holm's correction)."
     )
 
 
-def test_a_difference_that_was_not_found_is_said(tmp_path):
-    wide = analyse(write(tmp_path / "s", *sweep())).comparisons[1]
-    assert wide.answer.startswith("No difference found between wide and plain at n = 5 (95 % CI -0.0")
+def test_answer_without_a_significant_difference(tmp_path):
+    wide = analyze(write(tmp_path / "s", *sweep())).comparisons[1]
+    assert wide.answer.startswith("No significant difference between wide and plain (n = 5 paired seeds, 95 % CI -0.0")
     # One of two comparisons: the non-central t of 4 degrees of freedom and shift 4.584 is beyond t_4(0.9875) = 3.4954
     # with a probability of 0.8.
     assert stats.nct.sf(3.4954, 4, 4.584) == pytest.approx(0.8, abs=1e-4)
     spread = np.std(np.subtract(LOSSES["wide"], BASE), ddof=1)
     assert wide.difference.detectable == pytest.approx(spread * 4.584 / math.sqrt(5), rel=1e-3)
-    assert f"a difference of {wide.difference.detectable:.4f} would have been found in 8 of 10" in wide.answer
+    assert f"smallest detectable difference {wide.difference.detectable:.4f})" in wide.answer
 
 
 def test_a_diverged_run_is_counted(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "final", "gated")[3])
-    a = analyse(write(tmp_path / "s", record, runs))
+    a = analyze(write(tmp_path / "s", record, runs))
     gated = a.variants["gated"]
     losses = LOSSES["gated"]
     median = sorted([*losses[:3], losses[4], math.inf])[2]
     assert (gated.n_diverged, gated.loss, gated.median) == (1, None, median)
-    assert "gated: 1 of 5 runs at learning rate 0.002 diverged" in a.notices
-    row = tables.variants(a)[2]
-    assert row[4] == f"median {median:.4f}"
-    assert row[5] == row[7] == row[8] == "–"
+    assert "gated: 1 of 5 runs at learning rate 0.002 diverged" in a.warnings
+    row = tables.losses(a).rows[1]
+    assert row[2:4] == [f"median {median:.4f}", "runs diverged"]
     assert row[-2:] == ["1 of 5", "0 of 5"]
-    assert tables.comparisons(a)[1][1:] == ["runs diverged", "–", "–", "–"]
+    assert tables.costs(a).rows[1][-2:] == ["runs diverged"] * 2
+    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 4
     assert a.comparisons[0].answer == (
         "gated against plain: no mean difference, because runs diverged "
         f"(1 of 5 and 0 of 5; medians {median:.4f} and {np.median(BASE):.4f})."
     )
-    assert a.comparisons[1].difference == analyse(write(tmp_path / "whole", *sweep())).comparisons[1].difference
+    assert a.comparisons[1].difference == analyze(write(tmp_path / "whole", *sweep())).comparisons[1].difference
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "tuning", "plain")[1])
-    found = analyse(write(tmp_path / "s", record, runs)).variants
+    found = analyze(write(tmp_path / "s", record, runs)).variants
     assert found["plain"].rate == 0.001
     assert found["gated"].rate == 0.002
 
 
 @pytest.mark.parametrize("best", GRID)
-def test_a_rate_at_the_edge_of_its_grid_is_noticed(tmp_path, best):
-    a = analyse(write(tmp_path / "s", *sweep(best=best)))
-    notices = [f"{name}: the best learning rate, {best:g}, is at the edge of its grid" for name in LOSSES]
-    assert a.notices == ([] if best == 0.002 else notices)
-    assert ("(edge)" in tables.variants(a)[1][3]) == (best != 0.002) == at_edge(GRID, best)
+def test_warning_for_a_rate_at_the_edge_of_its_grid(tmp_path, best):
+    a = analyze(write(tmp_path / "s", *sweep(best=best)))
+    expected = [
+        f"{name}: the best learning rate, {best:g}, is at the edge of its grid; a better one may exist"
+        for name in LOSSES
+    ]
+    assert a.warnings == ([] if best == 0.002 else expected)
+    assert ("(edge)" in tables.losses(a).rows[0][1]) == (best != 0.002) == at_edge(GRID, best)
 
 
 def test_one_rate_has_no_edge(tmp_path):
-    assert analyse(write(tmp_path / "s", *sweep(grid=[0.002]))).notices == []
+    assert analyze(write(tmp_path / "s", *sweep(grid=[0.002]))).warnings == []
 
 
-def test_identical_variants_are_noticed(tmp_path):
+def test_warning_for_identical_variants(tmp_path):
     record, runs = sweep(LOSSES | {"wide": BASE})
     for mine, theirs in zip(*([r for r in runs if r["variant"] == n] for n in ("wide", "plain")), strict=True):
         mine["test_sums"] = list(theirs["test_sums"])
-    a = analyse(write(tmp_path / "same", record, runs))
-    assert a.notices == ["'plain' and 'wide' have identical losses for all seeds: check the switch"]
+    a = analyze(write(tmp_path / "same", record, runs))
+    assert a.warnings == ["'plain' and 'wide' have identical losses for all seeds: check that the change has an effect"]
     assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
     assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
     runs[-1]["test_sums"][0] = np.nextafter(runs[-1]["test_sums"][0], 0)
-    assert analyse(write(tmp_path / "almost", record, runs)).notices == []
+    assert analyze(write(tmp_path / "almost", record, runs)).warnings == []
 
 
-def test_a_tiny_difference_is_told_with_a_digit_of_its_own(tmp_path):
+def test_a_tiny_difference_is_shown_with_one_digit(tmp_path):
     tiny = [b + d for b, d in zip(BASE, [3e-8, 2e-8, 4e-8, 3e-8, 3e-8], strict=True)]
-    a = analyse(write(tmp_path / "sweep", *sweep(LOSSES | {"wide": tiny})))
+    a = analyze(write(tmp_path / "sweep", *sweep(LOSSES | {"wide": tiny})))
     assert "wide ends 3e-08 nats per token higher than plain" in a.comparisons[1].answer
     assert [difference(x) for x in (0.0, 4e-5, -6e-5, 0.25)] == ["+0.0000", "+4e-05", "-0.0001", "+0.2500"]
 
 
 def test_variants_of_different_lengths_are_drawn(tmp_path):
-    """In the second half stands what reaches it, which a short run does not; a swap of no steps has no curve."""
+    """The second half shows only runs that reach it. A variant without steps has no curve."""
     record, runs = sweep()
     for r in runs:
         if r["variant"] == "wide":
             r["validation"] = [[0, 2.5]]
         if r["variant"] == "plain":
             r["validation"] = [[20, 2.9], [40, 2.5]]
-    figure = lm.sweeps.figures.learning_curves(analyse(write(tmp_path / "sweep", record, runs)))
+    figure = figures.learning_curves(analyze(write(tmp_path / "sweep", record, runs)))
     shown = [{line.get_label(): len(line.get_xdata()) for line in axes.get_lines()} for axes in figure.axes[:2]]
-    assert shown == [{"plain": 2, "gated": 2, "counting tokens alone": 2}, {"plain": 0, "gated": 2}]
+    assert shown == [{"plain": 2, "gated": 2, "unigram baseline": 2}, {"plain": 0, "gated": 2}]
 
 
-def test_validation_losses_are_told_at_some_of_many_steps(tmp_path, monkeypatch):
-    """Means over seeds; a step that a variant has no loss of, or a diverged run, is no number."""
+def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypatch):
+    """Means over seeds; a dash where a variant was not evaluated or a run diverged."""
     record, runs = sweep()
     diverge(select(runs, "final", "gated")[3])
     for r in runs:
         if r["variant"] == "wide":
             r["validation"] = [[step, 0.001 * step] for step in range(10, 101, 10)]
-    a = analyse(write(tmp_path / "sweep", record, runs))
-    monkeypatch.setattr(tables, "COLUMNS", 5)
+    a = analyze(write(tmp_path / "sweep", record, runs))
+    monkeypatch.setattr(tables, "MAX_STEPS", 5)
     ends = {name: f"{np.mean(losses) + 0.1:.4f}" for name, losses in LOSSES.items()}
-    assert tables.curves(a) == [
-        ["validation loss after step", "20", "40", "60", "80", "100"],
+    shown = tables.curves(a)
+    assert shown.header == ["variant", "step 20", "step 40", "step 60", "step 80", "step 100"]
+    assert "–: not evaluated at this step, or a run had diverged" in shown.notes["variant"]
+    assert shown.rows == [
         ["plain", "–", "–", "–", "–", ends["plain"]],
         ["gated", "–", "–", "–", "–", "–"],
         ["wide", "0.0200", "0.0400", "0.0600", "0.0800", "0.1000"],
@@ -211,84 +217,85 @@ def test_validation_losses_are_told_at_some_of_many_steps(tmp_path, monkeypatch)
 
 
 def test_a_variant_that_trains_nothing_costs_nothing_and_sets_no_budget(tmp_path):
-    whole = tables.variant_rows(analyse(write(tmp_path / "whole", *sweep())))
+    whole = tables.variant_rows(analyze(write(tmp_path / "whole", *sweep())))
     record, runs = sweep()
     record["variants"]["wide"]["config"] = {"model": {"d_ff": 8}, "train": {"steps": 0, "batch_size": 8, "seq_len": 16}}
-    rows = tables.variant_rows(analyse(write(tmp_path / "s", record, runs)))
+    rows = tables.variant_rows(analyze(write(tmp_path / "s", record, runs)))
     assert [row["loss_at_equal_flops"] for row in rows] == [*(r["loss_at_equal_flops"] for r in whole[:2]), None]
-    lines = tables.repetition(analyse(tmp_path / "s"))
+    lines = tables.reproduction(analyze(tmp_path / "s"))
     assert "42 runs of 100 steps of 8 x 16 tokens, 12,800 tokens each" in lines
     assert "21 runs of 0 steps of 8 x 16 tokens, 0 tokens each" in lines
 
 
-def test_a_run_that_learned_nothing_is_counted_as_stuck(tmp_path):
-    """Counting tokens gives 2.75 on this test split: 2.70 is above 0.95 of it, 2.60 is not."""
+def test_a_run_near_the_unigram_baseline_is_stuck(tmp_path):
+    """The unigram baseline is 2.75 on this test split: 2.70 is above 0.95 of it, 2.60 is not."""
     losses = LOSSES | {"wide": [2.70, 2.60, 2.01, 2.02, 2.03]}
-    a = analyse(write(tmp_path / "s", *sweep(losses)))
+    a = analyze(write(tmp_path / "s", *sweep(losses)))
     assert {name: v.n_stuck for name, v in a.variants.items()} == {"plain": 0, "gated": 0, "wide": 1}
-    assert tables.variants(a)[3][-2:] == ["0 of 5", "1 of 5"]
-    assert any(notice.startswith("wide: 1 of 5 runs at learning rate 0.002 got stuck") for notice in a.notices)
+    assert tables.losses(a).rows[2][-2:] == ["0 of 5", "1 of 5"]
+    assert any(notice.startswith("wide: 1 of 5 runs at learning rate 0.002 got stuck") for notice in a.warnings)
     median = np.median(losses["wide"])
     assert f"1 of 5 and 0 of 5 runs got stuck, medians {median:.4f} and 2.0000)" in a.comparisons[1].answer
-    curves = {line.get_label(): line.get_ydata() for line in lm.sweeps.figures.learning_curves(a).axes[0].lines}
+    curves = {line.get_label(): line.get_ydata() for line in figures.learning_curves(a).axes[0].lines}
     assert curves["wide (median)"][-1] == pytest.approx(median + 0.1)
 
 
-def test_an_interval_that_holds_alone_is_said_to_be_too_little(tmp_path):
+def test_answer_when_only_the_uncorrected_interval_excludes_0(tmp_path):
     differences = [0.020, 0.001, 0.012, 0.015, 0.003]  # p is 0.046 alone, and twice that among two
     losses = LOSSES | {"gated": [b + 0.001 * (-1) ** i for i, b in enumerate(BASE)]}
     losses["wide"] = [b + d for b, d in zip(BASE, differences, strict=True)]
-    wide = analyse(write(tmp_path / "s", *sweep(losses))).comparisons[1]
+    wide = analyze(write(tmp_path / "s", *sweep(losses))).comparisons[1]
     assert wide.difference.low > 0
     assert wide.difference.p < 0.05 < wide.p_adjusted
-    assert wide.answer.startswith("No difference found")
-    assert wide.answer.endswith("; this interval alone excludes 0, too little among 2 comparisons).")
+    assert wide.answer.startswith("No significant difference")
+    assert wide.answer.endswith("; this interval alone excludes 0, which is not enough among 2 comparisons).")
 
 
 def test_the_losses_at_each_rate(tmp_path):
     record, runs = sweep()
     for lost in (select(runs, "tuning", "plain", 0.004)[1], *select(runs, "tuning", "gated", 0.001)):
         diverge(lost)
-    rows = tables.rates(analyse(write(tmp_path / "s", record, runs)))
-    assert [row[0] for row in rows] == ["variant", *LOSSES]
-    assert rows[1][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
-    assert rows[2][1] == "0.001: 2 diverged, 0.002: 2.1000 (best), 0.004: 2.3000"
-    assert tables.rates(analyse(write(tmp_path / "one", *sweep(grid=[0.002])))) == []
+    rows = tables.rates(analyze(write(tmp_path / "s", record, runs))).rows
+    assert [row[0] for row in rows] == list(LOSSES)
+    assert rows[0][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
+    assert rows[1][1] == "0.001: 2 diverged, 0.002: 2.1000 (best), 0.004: 2.3000"
+    assert tables.rates(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
 
 
-def test_where_every_rate_diverges_the_one_that_diverges_least_is_taken(tmp_path):
+def test_if_every_rate_diverges_the_one_with_the_fewest_is_chosen(tmp_path):
     record, runs = sweep()
     for rate, lost in ((0.001, [0, 1]), (0.002, [0, 1]), (0.004, [1])):
         for i in lost:
             diverge(select(runs, "tuning", "plain", rate)[i])
     runs += [run("final", "plain", rate, seed, 2.0) for rate in (0.002, 0.004) for seed in range(5)]
-    plain = analyse(write(tmp_path / "s", record, runs)).variants["plain"]
+    plain = analyze(write(tmp_path / "s", record, runs)).variants["plain"]
     assert (plain.rate, plain.at_edge) == (0.004, True)
 
 
-def test_a_rate_at_which_a_seed_learned_nothing_is_like_one_at_which_it_diverged(tmp_path):
+def test_a_stuck_tuning_run_counts_like_a_diverged_one(tmp_path):
     record, runs = sweep()
     for rate, losses in ((0.001, (2.45, 2.46)), (0.002, (2.0, 2.2)), (0.004, (4.0, 2.1))):
         for r, loss in zip(select(runs, "tuning", "plain", rate), losses, strict=True):
-            r["val_loss"] = loss  # counting tokens gives 2.5: 2.45 and 4.0 have learned nothing
+            r["val_loss"] = loss  # the unigram baseline is 2.5: 2.45 and 4.0 have learned nothing
     diverge(select(runs, "tuning", "plain", 0.002)[0])
     runs += [run("final", "plain", rate, seed, 2.0) for rate in (0.002, 0.004) for seed in range(5)]
-    a = analyse(write(tmp_path / "s", record, runs))
+    a = analyze(write(tmp_path / "s", record, runs))
     assert a.variants["plain"].rate == 0.004  # one seed learned as at 0.002, where the other one diverged
     assert (
-        tables.rates(a)[1][1] == "0.001: 2.4550 (2 stuck), 0.002: 2.2000 (1 diverged), 0.004: 2.1000 (1 stuck) (best)"
+        tables.rates(a).rows[0][1]
+        == "0.001: 2.4550 (2 stuck), 0.002: 2.2000 (1 diverged), 0.004: 2.1000 (1 stuck) (best)"
     )
 
 
 def test_variants_with_the_same_choice_are_drawn_together(tmp_path):
     record, runs = sweep()
     record["variants"]["wide"]["grid"] = [0.002]
-    a = analyse(
+    a = analyze(
         write(tmp_path / "s", record, [r for r in runs if r["variant"] != "wide" or r["learning_rate"] == 0.002])
     )
-    assert lm.sweeps.figures.panels(a) == [["plain", "gated"], ["wide"]]
-    assert len(lm.sweeps.figures.learning_curves(a).axes) == 4
-    assert len(lm.sweeps.figures.learning_rates(a).axes) == 1
+    assert figures.groups(a) == [["plain", "gated"], ["wide"]]
+    assert len(figures.learning_curves(a).axes) == 4
+    assert len(figures.learning_rates(a).axes) == 1
 
 
 def test_variants_without_a_choice_are_drawn_together(tmp_path):
@@ -299,22 +306,23 @@ def test_variants_without_a_choice_are_drawn_together(tmp_path):
     runs = [r for r in runs if r["phase"] == "final" and r["learning_rate"] == 0.002]
     for r in runs:
         r["learning_rate"] = rates[r["variant"]]
-    a = analyse(write(tmp_path / "s", record, runs))
-    assert lm.sweeps.figures.panels(a) == [list(LOSSES)]
-    assert list(lm.sweeps.figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
+    a = analyze(write(tmp_path / "s", record, runs))
+    assert figures.groups(a) == [list(LOSSES)]
+    assert list(figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
 
 
-def test_what_is_not_drawn_is_named(tmp_path):
+def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[3])
-    a = analyse(write(tmp_path / "s", record, runs))
-    said = "not drawn: wide, 1 of 5 diverged"
-    for figure in (lm.sweeps.figures.learning_curves(a), lm.sweeps.figures.equal_cost(a)):
-        assert [text.get_text() for text in figure.axes[1].get_legend().texts] == ["plain", "gated", said]
+    a = analyze(write(tmp_path / "s", record, runs))
+    entry = "not drawn: wide, 1 of 5 diverged"
+    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
+        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
 @pytest.mark.parametrize("how", ["all together", "in a panel of its own"])
-def test_what_diverged_is_named_once_wherever_it_would_be(tmp_path, how):
+def test_diverged_variants_are_listed_once(tmp_path, how):
     record, runs = sweep()
     lost = select(runs, "final", "wide")
     if how == "in a panel of its own":
@@ -322,23 +330,24 @@ def test_what_diverged_is_named_once_wherever_it_would_be(tmp_path, how):
         runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
     for r in lost:
         diverge(r)
-    a, said = analyse(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
-    for figure in (lm.sweeps.figures.learning_curves(a), lm.sweeps.figures.equal_cost(a)):
-        assert [text.get_text() for text in figure.axes[1].get_legend().texts] == ["plain", "gated", said]
+    a, entry = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
+    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
+        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
 def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
     record, runs = sweep()
     for r in (*select(runs, "tuning", "plain", 0.004), select(runs, "final", "wide", 0.004)[0]):
         diverge(r)
-    axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "s", record, runs))).axes[0]
+    axes = figures.learning_rates(analyze(write(tmp_path / "s", record, runs))).axes[0]
     assert [text.get_text() for text in axes.texts] == ["3"]
-    assert "numbers: runs that diverged" in axes.get_title()
+    assert "numbers on top: runs that diverged" in axes.get_title(loc="left")
     plain = next(line for line in axes.lines if line.get_label() == "plain")
     assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
 
 
-def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
+def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
     """By FLOPs; here plain and wide train at one speed and gated at 0.8 of it, near enough."""
     for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
         record, runs = sweep()
@@ -346,22 +355,104 @@ def test_costs_far_apart_are_drawn_whole_on_a_logarithmic_axis(tmp_path):
             r["validation"] = [[10, 3.0], *r["validation"]]
         for name in LOSSES:
             record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
-        a = analyse(write(tmp_path / scale, record, runs))
-        axes, by_time = lm.sweeps.figures.equal_cost(a).axes
+        a = analyze(write(tmp_path / scale, record, runs))
+        axes, by_time = figures.equal_cost(a).axes
         assert (axes.get_xscale(), by_time.get_xscale()) == (scale, "linear")
         assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
 
 
-def test_what_is_above_the_picture_is_marked_and_the_marks_are_explained(tmp_path):
+def test_losses_above_the_axis_are_marked(tmp_path):
     record, runs = sweep()
-    title = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "all", record, runs))).axes[0].get_title()
+    title = figures.learning_rates(analyze(write(tmp_path / "all", record, runs))).axes[0].get_title(loc="left")
     assert "triangles" not in title
     for r in (select(runs, "final", "plain", 0.004)[0], *select(runs, "tuning", "gated", 0.004)):
         r["val_loss"] = 300.0
-    axes = lm.sweeps.figures.learning_rates(analyse(write(tmp_path / "clipped", record, runs))).axes[0]
-    assert "triangles: above the picture" in axes.get_title()
+    axes = figures.learning_rates(analyze(write(tmp_path / "clipped", record, runs))).axes[0]
+    assert "triangles: above the axis" in axes.get_title(loc="left")
     triangles = [line for line in axes.lines if line.get_marker() == "^"]
     low, high = axes.get_ylim()
     assert [list(line.get_xdata()) for line in triangles] == [[0.004], [0.004]]
     assert {y for line in triangles for y in line.get_ydata()} == {high}
     assert 1.5 < low < high < 4  # of the others, 1.98 to 2.45
+
+
+@pytest.mark.parametrize("steps", [100, 50])
+def test_comparisons_of_different_numbers_of_tokens_are_marked(tmp_path, steps):
+    record, runs = sweep()
+    record["variants"]["gated"]["config"] = {
+        "model": {"d_ff": 8},
+        "train": {"steps": steps, "batch_size": 8, "seq_len": 16},
+    }
+    a = analyze(write(tmp_path / "s", record, runs))
+    gated, wide = a.comparisons
+    differ = steps != 100
+    assert (gated.same_tokens, wide.same_tokens) == (not differ, True)
+    assert ("The two trained on different numbers of tokens: 6,400 and 12,800." in gated.answer) == differ
+    assert ("different numbers of tokens" in tables.comparisons(a).rows[0][0]) == differ
+    assert "different numbers" not in wide.answer + tables.comparisons(a).rows[1][0]
+    assert ("tokens per run" in tables.costs(a).header) == differ
+
+
+def test_an_outlier_does_not_squeeze_the_other_differences(tmp_path):
+    """One seed of wide is 3 nats off: the axis still fits gated, an arrow marks the clipped interval."""
+    record, runs = sweep(LOSSES | {"wide": [BASE[0] + 3, *BASE[1:]]})
+    record["comparisons"].append(["plain", "gated"])
+    a = analyze(write(tmp_path / "s", record, runs))
+    axes = figures.differences(a).axes[0]
+    low, high = axes.get_xlim()
+    assert -0.2 < low < -0.1184
+    assert 0.1184 < high < 0.2
+    assert {line.get_marker() for line in axes.lines} >= {"<", ">"}
+    d = a.comparisons[1].difference
+    assert any(f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" in text.get_text() for text in axes.texts)
+
+
+def test_two_seeds_are_drawn_as_single_curves(tmp_path):
+    """A t interval of two values is 12.7 standard errors wide and would fill the panel."""
+    record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, n=2)
+    axes = figures.learning_curves(analyze(write(tmp_path / "two", record, runs))).axes[0]
+    assert (len(axes.collections), len(axes.lines)) == (0, 3 * (1 + 2) + 1)
+    axes = figures.learning_curves(analyze(write(tmp_path / "five", *sweep()))).axes[0]
+    assert (len(axes.collections), len(axes.lines)) == (3, 3 + 1)
+
+
+@pytest.mark.parametrize("ratio", [3, 40, 3000])
+def test_tick_labels_of_logarithmic_axes_do_not_overlap(tmp_path, ratio):
+    record, runs = sweep(grid=[0.001, 0.0011, 0.002, 0.004, 0.0041])
+    record["variants"]["wide"]["flops_per_token"] = 100.0 * ratio
+    a = analyze(write(tmp_path / "s", record, runs))
+    for figure in (figures.learning_rates(a), figures.equal_cost(a)):
+        figure.draw_without_rendering()
+        labels = [tick.label1 for tick in figure.axes[0].xaxis.get_major_ticks()]
+        boxes = [label.get_window_extent() for label in labels if label.get_text()]
+        assert len(boxes) >= 2
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert not any(tick.label1.get_text() for tick in figure.axes[0].xaxis.get_minor_ticks())
+
+
+def test_long_names_fit_into_the_figures(tmp_path):
+    record, runs = sweep()
+    long = "gated " + "and described at length " * 5
+    for r in (r for r in runs if r["variant"] == "gated"):
+        r["variant"] = long
+    record["variants"] = {long if name == "gated" else name: v for name, v in record["variants"].items()}
+    record["comparisons"] = [[long, "plain"], ["wide", "plain"]]
+    workdir = write(tmp_path / "s", record, runs)
+    speeds = (workdir / "speeds.json").read_text().replace('"gated"', json.dumps(long))
+    (workdir / "speeds.json").write_text(speeds)
+    for name, figure in figures.figures(analyze(workdir)).items():
+        figure.draw_without_rendering()
+        width = figure.bbox.width
+        artists = [text for axes in figure.axes for text in axes.texts]
+        artists += [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+        for artist in artists:
+            box = artist.get_window_extent()
+            assert box.x0 >= 0, name
+            assert box.x1 <= width, name
+        assert all(axes.get_window_extent().width > 0.7 * width for axes in figure.axes), name
+
+
+def test_figures_are_reproducible(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
+    once, again = (figures.to_bytes(figures.differences(a), "svg") for _ in range(2))
+    assert once == again

@@ -1,4 +1,4 @@
-"""Which configs are one experiment: those whose runs could not differ."""
+"""Fingerprints: equal for configs whose runs cannot differ, unequal for all others."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 from tiny import tiny
 
 from lm.data.corpus import Corpus, Split
-from lm.sweeps.fingerprint import differing_keys, identity
+from lm.sweeps.fingerprint import differing_keys, fingerprint
 
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
 CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "fingerprint")
@@ -15,7 +15,7 @@ CORPUS = Corpus("numbers", {"train": Split("train", TOKENS, 400, 400)}, None, "f
 
 @pytest.fixture(scope="module")
 def base():
-    return identity(tiny(), CORPUS)
+    return fingerprint(tiny(), CORPUS)
 
 
 DIFFERENT = [
@@ -55,36 +55,36 @@ QUICK = ("rope_theta", "init", "window_pattern", "norm_algorithm", "learning_rat
 
 
 def cases(of: list[dict]) -> list:
-    """Those that a user is likeliest to sweep over, quickly; the others with the slow tests."""
+    """Return test cases; keys that users rarely sweep over are marked slow."""
     quick = [any(key in named(changes) for key in QUICK) for changes in of]
     marks = [[] if here else [pytest.mark.slow] for here in quick]
     return [pytest.param(changes, marks=mark, id=named(changes)) for changes, mark in zip(of, marks, strict=True)]
 
 
 @pytest.mark.parametrize("changes", cases(DIFFERENT))
-def test_what_makes_another_experiment(base, changes):
-    assert identity(tiny(**changes), CORPUS) != base
+def test_different_experiments_have_different_fingerprints(base, changes):
+    assert fingerprint(tiny(**changes), CORPUS) != base
 
 
 @pytest.mark.parametrize("changes", cases(SAME))
-def test_what_does_nothing(base, changes):
-    """Windows that nothing lies beyond, LayerNorm's options under RMSNorm, crops that are shuffled, ..."""
-    assert identity(tiny(**changes), CORPUS) == base
+def test_keys_without_an_effect_do_not_change_the_fingerprint(base, changes):
+    """Windows as long as the sequence, options of LayerNorm under RMSNorm, shuffling of random crops, ..."""
+    assert fingerprint(tiny(**changes), CORPUS) == base
 
 
-def test_a_value_that_the_program_never_reads_does_nothing():
-    """A constant schedule has no end, so what its end would be does not matter."""
+def test_an_unused_hyperparameter_does_not_change_the_fingerprint():
+    """A constant schedule does not use final_fraction."""
     constant = {"schedule": "constant", "final_fraction": 0.1}
-    twice = [identity(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    twice = [fingerprint(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
     assert twice[0] == twice[1]
-    assert identity(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
+    assert fingerprint(tiny(optimizer=constant | {"learning_rate": 2e-3}), CORPUS) != twice[0]
 
 
-def test_other_data_is_another_experiment(base):
-    assert identity(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+def test_other_data_changes_the_fingerprint(base):
+    assert fingerprint(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
 
 
-def test_the_keys_that_differ_are_named():
+def test_differing_keys():
     assert differing_keys(tiny(), tiny(model={"rope_theta": 5.0}, train={"seed": 4})) == [
         "model.rope_theta",
         "train.seed",

@@ -1,4 +1,4 @@
-"""What a sweep file may say; whatever is wrong is told before anything runs."""
+"""Sweep files: combinators, plans, and all mistakes reported before anything runs."""
 
 import dataclasses
 
@@ -6,9 +6,21 @@ import numpy as np
 import pytest
 from running import ROOT
 
+from lm.config.loading import load as load_config
 from lm.errors import UserError
-from lm.sweeps import spec as plan_of
-from lm.sweeps.spec import LEARNING_RATE, Match, Sweep, each, match_params, product, zipped
+from lm.sweeps import spec
+from lm.sweeps.spec import (
+    BUDGETS,
+    LEARNING_RATE,
+    Budget,
+    Match,
+    Sweep,
+    each,
+    load_sweep,
+    match_params,
+    product,
+    zipped,
+)  # fmt: skip
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 
@@ -25,22 +37,22 @@ def test_combinators():
         "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
         "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
     }
-    with pytest.raises(ValueError, match=r"each\('model.norm'\): an axis without values"):
+    with pytest.raises(ValueError, match=r"each\('model.norm'\): no values"):
         each("model.norm")
     with pytest.raises(ValueError, match="zip"):
         zipped(norms, each("model.d_ff", 1))
-    with pytest.raises(ValueError, match="product: an axis without variants"):
+    with pytest.raises(ValueError, match="product: an axis has no variants"):
         product(norms, {})
-    with pytest.raises(ValueError, match="zipped: an axis without variants"):
+    with pytest.raises(ValueError, match="zipped: an axis has no variants"):
         zipped({}, {})
-    with pytest.raises(ValueError, match=r"each\('model.norm'\): a value twice in \('rms', 'layer', 'rms'\)"):
+    with pytest.raises(ValueError, match=r"each\('model.norm'\): \('rms', 'layer', 'rms'\) has duplicates"):
         each("model.norm", "rms", "layer", "rms")
     with pytest.raises(ValueError, match=r"rms, 4: two axes set model\.norm"):
         product(norms, {"4": {"model.norm": "layer"}})
 
 
 def test_the_plan():
-    plan = plan_of.load(str(TINY), "full")
+    plan = load_sweep(str(TINY), "full")
     assert plan.name == "tiny_sweep"
     assert plan.grids == {"mlp": (1e-3, 1e-2), "glu": (1e-3, 1e-2), "wild": (0.1, 1e30)}
     assert plan.matches == {"glu": Match("params", "mlp")}
@@ -54,22 +66,22 @@ def test_the_plan():
 
 def tiny_with(monkeypatch, **changes) -> str:
     """The mistakes of the tiny sweep with fields changed."""
-    sweep = dataclasses.replace(plan_of.run_file(str(TINY), "get_sweep", ""), **changes)
-    monkeypatch.setattr(plan_of, "run_file", lambda *_: sweep)
+    sweep = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), **changes)
+    monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
     with pytest.raises(UserError) as caught:
-        plan_of.load(str(TINY), "quick")
+        load_sweep(str(TINY), "quick")
     return str(caught.value)
 
 
 TWO = {"a": {}, "b": {"model.norm": "layer"}}
 TWO_GRIDS = {"mlp": {}, "glu": {"model.ffn": "glu", LEARNING_RATE: (1e-3, 1e-2)}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
-QUICK, FULL = plan_of.Budget(1, 2), plan_of.Budget(2, 5)
-BACKWARDS = plan_of.Budget(1, 2, learning_rates=[2e-3, 1e-3])
+QUICK, FULL = Budget(1, 2), Budget(2, 5)
+BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"variants": {"a": {}, "b": {"model.norn": "layer"}}, **PAIR}, r"variant 'b': config.model.norn: unknown key"),
         ({"variants": {"a": {}, "b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
@@ -80,78 +92,122 @@ BACKWARDS = plan_of.Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"learning_rates": (1e-3, -1e-2)}, "ascending order"),
         ({"learning_rates": []}, "learning_rates: [] must be numbers in ascending order"),
         ({"learning_rates": [2e-3, 1e-3]}, "learning_rates: [0.002, 0.001] must be numbers in ascending order"),
-        ({"learning_rates": None}, "learning_rates: None must be numbers in ascending order"),
+        ({"learning_rates": None}, "learning_rates is missing: it must be a tuple of numbers"),
         ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be numbers in ascending order"),
         ({"budgets": {"quick": BACKWARDS, "full": FULL}}, "budget 'quick': learning_rates: [0.002, 0.001] must be"),
         ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be numbers"),
         ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
-        ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be alike for all"),
-        ({"variants": ["a", "b"]}, "variants: ['a', 'b'] is not a dictionary, by name, of dictionaries"),
-        ({"variants": {"a": None}}, "variants: {'a': None} is not a dictionary, by name, of dictionaries"),
-        ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} is not a dictionary, by name, of dictionaries"),
-        ({"values": None}, "values: None is not a dictionary of config keys and values"),
-        ({"base": None}, "base: None is not the path of a config file"),
-        ({"baseline": None}, "baseline: None is not the name of a variant"),
-        ({"comparisons": None}, "comparisons: None is not pairs"),
-        ({"comparisons": (("glu", None),)}, "comparisons: (('glu', None),) is not pairs"),
-        ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} is not a dictionary of Budgets by name"),
-        ({"budgets": {"quick": plan_of.Budget(1, "2")}}, "is not a dictionary of Budgets by name"),
+        ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be the same for all"),
+        ({"variants": ["a", "b"]}, "variants: ['a', 'b'] must be a dictionary, by name, of dictionaries"),
+        ({"variants": {"a": None}}, "variants: {'a': None} must be a dictionary, by name, of dictionaries"),
+        ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be a dictionary, by name, of dictionaries"),
+        ({"values": None}, "values is missing: it must be a dictionary of config keys and values"),
+        ({"base": None}, "base is missing: it must be the path of a config file"),
+        ({"baseline": None}, "baseline is missing: it must be the name of a variant"),
+        ({"comparisons": None}, "comparisons is missing: it must be pairs"),
+        ({"comparisons": (("glu", None),)}, "comparisons: (('glu', None),) must be pairs"),
+        ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be a dictionary of Budgets by name"),
+        ({"budgets": {"quick": Budget(1, "2")}}, "budget 'quick': seeds is '2': it must be an integer"),
+        ({"budgets": {"quick": Budget(1)}}, "budget 'quick': seeds is missing: it must be an integer"),
         ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
         ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
-        ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong to"),
-        ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is the sweep's to set"),
+        ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong in"),
+        ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
-        ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') is not pairs (variant, against)"),
+        ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be pairs (variant, against)"),
         ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
         ({"baseline": "base"}, "baseline: there is no variant 'base'"),
         ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
         ({"variants": TWO | {"b": {"model.d_ff": match_params("b")}}, **PAIR}, "a variant that is itself matched"),
         ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
-        ({"budgets": {"quick": QUICK}}, "there is no 'full'"),
+        ({"budgets": {"full": FULL}}, "budgets: there is no 'quick'; add it, or run it with --budget full"),
+        ({"budgets": {}}, "budgets: there is no 'quick'; add it"),
         ({"budgets": {"quick": QUICK, "full": FULL, "huge": FULL}}, "unknown 'huge'"),
-        ({"budgets": {"quick": QUICK, "full": plan_of.Budget(2, 4)}}, "4 seeds; it needs at least 5"),
-        ({"budgets": {"quick": plan_of.Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
+        ({"budgets": {"quick": QUICK, "full": Budget(2, 4)}}, "seeds is 4; it must be at least 5"),
+        ({"budgets": {"quick": Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
         ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_mistakes(monkeypatch, changes, told):
-    assert told in tiny_with(monkeypatch, **changes)
+def test_mistakes(monkeypatch, changes, expected):
+    assert expected in tiny_with(monkeypatch, **changes)
 
 
 def test_grids_may_be_lists_of_any_numbers_or_one_rate(monkeypatch):
     grids = {"a": [1e-3, 1e-2], "b": tuple(np.array([2e-3, 2e-2])), "c": 3e-3}
     variants = {name: {LEARNING_RATE: grid} for name, grid in grids.items()}
-    of_file = plan_of.run_file(str(TINY), "get_sweep", "")
+    of_file = spec.run_file(str(TINY), "get_sweep", "")
     sweep = dataclasses.replace(of_file, variants=variants, baseline="a", comparisons=[["b", "a"]])
-    monkeypatch.setattr(plan_of, "run_file", lambda *_: sweep)
-    assert plan_of.load(str(TINY), "quick").grids == {"a": (1e-3, 1e-2), "b": (2e-3, 2e-2), "c": (3e-3,)}
+    monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
+    assert load_sweep(str(TINY), "quick").grids == {"a": (1e-3, 1e-2), "b": (2e-3, 2e-2), "c": (3e-3,)}
 
 
-def test_all_mistakes_are_told_at_once(monkeypatch):
-    said = tiny_with(monkeypatch, baseline="x", comparisons=(), learning_rates=())
-    assert len(said.splitlines()) == 3
+def test_all_mistakes_are_reported_at_once(monkeypatch):
+    problems = tiny_with(monkeypatch, baseline="x", comparisons=(), learning_rates=()).splitlines()
+    assert len(problems) == 3
 
 
-def test_what_is_no_sweep(tmp_path):
+def test_a_missing_budget_does_not_hide_a_misspelled_key(monkeypatch):
+    misspelled = {"a": {}, "b": {"model.norn": "layer"}}
+    problems = tiny_with(monkeypatch, variants=misspelled, budgets={"full": FULL}, **PAIR)
+    assert "there is no 'quick'" in problems
+    assert "variant 'b': config.model.norn: unknown key" in problems
+
+
+def test_a_sweep_may_have_a_quick_budget_only(monkeypatch):
+    sweep = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), budgets={"quick": QUICK})
+    monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
+    assert load_sweep(str(TINY), "quick").budget == QUICK
+    with pytest.raises(UserError, match="budgets: there is no 'full'; add it, or run it with --budget quick"):
+        load_sweep(str(TINY), "full")
+
+
+def test_missing_fields_are_named(tmp_path):
+    path = tmp_path / "sweep.py"
+    path.write_text("from lm.sweeps import Sweep\ndef get_sweep():\n    return Sweep(question='?', base='x.py')\n")
+    with pytest.raises(UserError) as caught:
+        load_sweep(str(path), "quick")
+    missing = [line.split(": ")[1].split()[0] for line in str(caught.value).splitlines()]
+    assert missing == ["variants", "baseline", "comparisons", "learning_rates", "budgets"]
+    assert "variants is missing: it must be a dictionary" in str(caught.value)
+
+
+def test_the_wrong_kind_of_file_names_the_right_command():
+    config, sweep = ROOT / "configs" / "shakespeare.py", ROOT / "configs" / "sweeps" / "norms.py"
+    with pytest.raises(UserError, match=rf"the config of one run; use python -m lm\.train --config {config}$"):
+        load_sweep(str(config), "quick")
+    with pytest.raises(UserError, match=rf"a sweep; use python -m lm\.sweep --config {sweep}$"):
+        load_config(str(sweep), [])
+
+
+def test_files_that_do_not_return_a_sweep(tmp_path):
     path = tmp_path / "sweep.py"
     path.write_text("def get_sweep():\n    return {}\n")
     with pytest.raises(UserError, match="returned dict; it must return a Sweep"):
-        plan_of.load(str(path), "quick")
-    path.write_text("def get_config():\n    return {}\n")
-    with pytest.raises(UserError, match="get_sweep"):
-        plan_of.load(str(path), "quick")
+        load_sweep(str(path), "quick")
+    path.write_text("def get_sweeps():\n    return {}\n")
+    with pytest.raises(UserError, match=r"defines no get_sweep\(\)"):
+        load_sweep(str(path), "quick")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("budget", plan_of.BUDGETS)
+@pytest.mark.parametrize("budget", BUDGETS)
 def test_the_sweeps_that_ship(monkeypatch, tmp_path, path, budget):
     """Also layernorm_algorithms, which begins with runs of its own."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "runs" / "layernorm-0" / "checkpoints").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    plan = plan_of.load(str(path), budget)
+    plan = load_sweep(str(path), budget)
     assert isinstance(plan.sweep, Sweep)
     assert plan.sweep.question.endswith("?")
+
+
+def test_the_example_of_the_documentation(tmp_path):
+    text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    path = tmp_path / "qk_norm.py"
+    path.write_text(code.replace('"configs/', f'"{ROOT}/configs/'))
+    for budget in BUDGETS:
+        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm"]

@@ -13,11 +13,11 @@ B = [2.43, 2.45, 2.41, 2.48, 2.44]
 
 
 def within_binomial_error(count: int, n: int, probability: float) -> bool:
-    """Fails once in 5000 times where the probability is right."""
+    """Return whether a count is plausible; False once in 5000 times if the probability is right."""
     return stats.binom.ppf(1e-4, n, probability) <= count <= stats.binom.ppf(1 - 1e-4, n, probability)
 
 
-def test_interval_is_scipys():
+def test_interval_agrees_with_scipy():
     found = statistics.interval(A)
     low, high = stats.t.interval(0.95, df=4, loc=np.mean(A), scale=stats.sem(A))
     assert found == pytest.approx((np.mean(A), low, high, stats.tstd(A), 5), rel=1e-12)
@@ -30,7 +30,7 @@ def test_interval_by_hand():
     assert found.high - 2 == 2 - found.low == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
 
 
-def test_one_value_has_no_spread():
+def test_one_value_has_no_interval():
     found = statistics.interval([2.5])
     assert (found.mean, found.low, found.high, found.n) == (2.5, -math.inf, math.inf, 1)
     assert math.isnan(found.sd)
@@ -39,15 +39,15 @@ def test_one_value_has_no_spread():
     assert math.isnan(difference.p)
 
 
-def test_paired_difference_is_scipys():
+def test_paired_difference_agrees_with_scipy():
     found, expected = statistics.paired_difference(A, B), stats.ttest_rel(A, B)
     low, high = expected.confidence_interval(0.95)
     assert found[:5] == pytest.approx((np.mean(A) - np.mean(B), low, high, expected.pvalue, 5), rel=1e-9)
     assert found.p == pytest.approx(stats.ttest_1samp(np.subtract(A, B), 0).pvalue, rel=1e-12)
-    assert found.p < 0.05 < stats.ttest_ind(A, B).pvalue  # pairs tell what groups do not
+    assert found.p < 0.05 < stats.ttest_ind(A, B).pvalue  # pairing makes the test sharper
 
 
-def test_paired_difference_turned_round():
+def test_paired_difference_changes_sign_when_swapped():
     there, back = statistics.paired_difference(A, B), statistics.paired_difference(B, A)
     assert (back.mean, back.low, back.high) == (-there.mean, -there.high, -there.low)
     assert (back.p, back.detectable) == (there.p, there.detectable)
@@ -60,14 +60,14 @@ def test_equal_differences():
     assert math.isnan(once.p)
 
 
-def test_only_detectable_knows_of_other_comparisons():
+def test_only_detectable_depends_on_the_number_of_comparisons():
     one, four = statistics.paired_difference(A, B), statistics.paired_difference(A, B, 4)
     assert one[:5] == four[:5]
     assert four.detectable == statistics.detectable(np.std(np.subtract(A, B), ddof=1), 5, 4) > one.detectable
 
 
 @pytest.mark.parametrize(("n", "effect"), [(5, 1.682), (10, 0.996), (20, 0.660)])
-def test_detectable_is_that_of_power_tables(n, effect):
+def test_detectable_agrees_with_power_tables(n, effect):
     # Two-sided paired t test, level 0.05, power 0.8.
     assert statistics.detectable(1.0, n) == pytest.approx(effect, abs=5e-4)
     assert statistics.detectable(0.02, n) == pytest.approx(0.02 * effect, rel=1e-3)
@@ -87,19 +87,19 @@ def test_holm_by_hand():
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], rel=1e-15)
 
 
-def test_holm_at_its_ends():
+def test_holm_edge_cases():
     assert statistics.holm([]) == []
     assert statistics.holm([0.03]) == [0.03]
     assert statistics.holm([0.6, 0.9, 0.0]) == [1, 1, 0]
 
 
-def test_holm_counts_what_is_not_a_number():
+def test_holm_counts_p_values_of_nan():
     assert statistics.holm([0.02, math.nan, 0.01]) == pytest.approx([0.04, math.nan, 0.03], nan_ok=True)
     assert all(math.isnan(p) for p in statistics.holm([math.nan, math.nan]))
 
 
 def test_sweeps_without_a_difference():
-    """4 variants against one baseline, 5 seeds, noise that a seed shares: any rejection is a false one."""
+    """4 variants against one baseline, 5 seeds, noise shared within a seed: every rejection is false."""
     sweeps, draw = 2000, np.random.default_rng(20260101)
     losses = 2 + draw.normal(scale=0.02, size=(sweeps, 5, 5)) + draw.normal(scale=0.05, size=(sweeps, 1, 5))
     p = np.array([[statistics.paired_difference(v, w[0], 4).p for v in w[1:]] for w in losses])
@@ -116,7 +116,7 @@ def test_sampling_error_of_equal_blocks():
     assert statistics.sampling_error(means * 2048, [2048] * 30) == pytest.approx(stats.sem(means), rel=1e-12)
 
 
-def test_sampling_error_of_unequal_blocks_is_the_bootstraps():
+def test_sampling_error_of_unequal_blocks_agrees_with_the_bootstrap():
     draw = np.random.default_rng(2)
     counts = draw.integers(500, 2048, size=60)
     sums = counts * draw.normal(2.4, 0.1, size=60)
@@ -126,6 +126,6 @@ def test_sampling_error_of_unequal_blocks_is_the_bootstraps():
     assert statistics.sampling_error(sums, counts) == pytest.approx(bootstrap * math.sqrt(60 / 59), rel=0.03)
 
 
-def test_sampling_error_at_its_ends():
+def test_sampling_error_edge_cases():
     assert statistics.sampling_error([20, 40, 10], [10, 20, 5]) == 0
     assert statistics.sampling_error([20], [10]) == math.inf

@@ -1,0 +1,267 @@
+"""Checks across keys: what is wrong with a config although each value is in range. Imports no jax and reads no data.
+
+Each check yields problems: the keys involved, and a message that says what is wrong, where, and what would be right.
+What depends on the text or on the devices is checked later, in lm/training/run.py and lm/parallel/mesh.py.
+"""
+
+import importlib.util
+import math
+from collections.abc import Iterator
+
+from lm.config.schema import MESH_AXES, SPLITS, Config
+from lm.config.values import close_match
+
+Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
+
+
+def problems(config: Config) -> Iterator[Problem]:
+    """Yield every problem between the keys of a config whose single values are all in range."""
+    for check in CHECKS:
+        yield from check(config)
+
+
+def problem(keys: str, text: str) -> Problem:
+    """Return a problem of these keys (separated by spaces), reported at the first of them."""
+    names = tuple(keys.split())
+    return names, f"config.{names[0]}: {text}"
+
+
+# ---- The model -------------------------------------------------------------------------------------------------
+
+
+def heads(config: Config) -> Iterator[Problem]:
+    m = config.model
+    n_kv_heads = m.n_kv_heads or m.n_heads
+    if m.d_head is None and m.d_model % m.n_heads:
+        near = min(_divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
+        yield problem(
+            "model.d_model model.n_heads model.d_head",
+            f"{m.d_model} is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
+        )
+    if m.n_heads % n_kv_heads:
+        yield problem(
+            "model.n_kv_heads model.n_heads",
+            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {_divisors(m.n_heads)}",
+        )
+
+
+def position_encoding(config: Config) -> Iterator[Problem]:
+    m, seq_len = config.model, config.train.seq_len
+    d_head = m.d_head or m.d_model // m.n_heads
+    heads_fit = m.d_head is not None or m.d_model % m.n_heads == 0
+    if m.positions == "rope" and heads_fit and d_head % 2:
+        yield problem(
+            "model.d_head model.d_model model.n_heads model.positions",
+            f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}",
+        )
+    if m.positions == "sinusoidal" and m.d_model % 2:
+        yield problem(
+            "model.d_model model.positions",
+            f"{m.d_model} is odd, but sinusoidal features come in pairs; use {m.d_model + 1}",
+        )
+    if m.positions == "learned" and m.max_positions is not None and m.max_positions < seq_len:
+        yield problem(
+            "model.max_positions train.seq_len",
+            f"{m.max_positions} is less than train.seq_len = {seq_len}; use {seq_len}",
+        )
+
+
+def layer_norm(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.norm != "layer":
+        return
+    running_mean, used = m.norm_algorithm == "running_mean", m.norm_placement != "none"
+    if running_mean and m.norm_ddof:
+        yield problem(
+            "model.norm_ddof model.norm model.norm_algorithm",
+            f"{m.norm_ddof}, but norm_algorithm = running_mean already divides by d_model - 1; use 0",
+        )
+    if used and m.d_model <= m.norm_ddof:
+        yield problem(
+            "model.norm_ddof model.d_model", f"{m.norm_ddof} would divide by 0 at d_model = {m.d_model}; use 0"
+        )
+    if used and running_mean and m.d_model == 1:
+        yield problem(
+            "model.norm_algorithm model.norm model.norm_placement model.d_model",
+            "running_mean divides by d_model - 1, which is 0; use two_pass",
+        )
+
+
+def attention(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.attention in ("xla", "cudnn") and m.attn_softcap is not None:
+        yield problem(
+            "model.attention model.attn_softcap",
+            f"{m.attention} does not support attn_softcap = {m.attn_softcap}; use auto or einsum",
+        )
+    if m.attention == "cudnn" and m.compute_dtype != "bfloat16":
+        yield problem(
+            "model.attention model.compute_dtype",
+            f"cudnn needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto",
+        )
+    if m.attention == "cudnn" and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
+        yield problem(
+            "model.attention model.scan_layers model.window_pattern model.n_layers",
+            f"cudnn needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
+            "use auto, or scan_layers = false",
+        )
+
+
+def head_and_width(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.tie_embeddings and m.head_bias:
+        yield problem(
+            "model.head_bias model.tie_embeddings", "true, but a tied head is the embedding table only; use false"
+        )
+    if m.parametrization == "mup" and config.optimizer.name == "muon":
+        yield problem(
+            "optimizer.name model.parametrization", "muP defines no learning rates for muon; use adamw, lion or sgd"
+        )
+
+
+# ---- The data --------------------------------------------------------------------------------------------------
+
+
+def source_and_tokenizer(config: Config) -> Iterator[Problem]:
+    d = config.data
+    shards = d.source.startswith("tokens:")
+    kind, _, size = d.tokenizer.partition(":")
+    if kind == "none" and not shards:
+        yield problem(
+            "data.tokenizer data.source",
+            f"none, but {d.source} is text; use char, byte, word, bpe:SIZE or hf:PATH",
+        )
+    if shards and kind not in ("none", "hf", "byte"):
+        yield problem(
+            "data.tokenizer data.source",
+            f"{d.tokenizer} is made from text, but {d.source} holds token ids; use none, byte or hf:PATH",
+        )
+    if kind == "bpe" and int(size) < 257:
+        yield problem(
+            "data.tokenizer",
+            f"{d.tokenizer} is too small for 256 bytes and the end-of-text token; use bpe:257 or more",
+        )
+
+
+def splits(config: Config) -> Iterator[Problem]:
+    d = config.data
+    if d.splits is None:
+        return
+    if len(d.splits) != 3 or abs(sum(d.splits) - 1) > 1e-6 or d.splits[0] == 0:
+        yield problem("data.splits", f"{d.splits} must be three fractions (train, validation, test) that add up to 1")
+    if d.source.startswith("tokens:"):
+        yield problem("data.splits data.source", "token shards name their splits in their file names; use none")
+
+
+def order_and_packing(config: Config) -> Iterator[Problem]:
+    d = config.data
+    packed = d.packing == "documents"
+    if packed and d.source.startswith("tokens:"):
+        yield problem(
+            "data.packing data.source",
+            "documents needs a source with documents, but token shards do not mark where a document ends; use none",
+        )
+    if packed and d.order == "crops":
+        yield problem(
+            "data.order data.packing", "crops cut across documents; use order = epochs with packing = documents"
+        )
+    if packed and d.stride is not None:
+        yield problem("data.stride data.packing", f"{d.stride} has no effect with packing = documents; use none")
+    if d.order == "crops" and d.stride is not None:
+        yield problem("data.stride data.order", f"{d.stride} has no effect with order = crops; use order = epochs")
+
+
+# ---- Training --------------------------------------------------------------------------------------------------
+
+
+def micro_batches(config: Config) -> Iterator[Problem]:
+    t = config.train
+    if t.accumulation > 1 and t.micro_batch_size:
+        yield problem(
+            "train.accumulation train.micro_batch_size",
+            f"{t.accumulation}, but micro_batch_size = {t.micro_batch_size} sets it; use 1",
+        )
+    if t.batch_size % t.accumulation:
+        yield problem(
+            "train.accumulation train.batch_size", f"{t.accumulation} does not divide batch_size = {t.batch_size}"
+        )
+
+
+def schedule(config: Config) -> Iterator[Problem]:
+    o, steps = config.optimizer, config.train.steps
+    decay_steps = o.decay_steps or steps
+    if steps == 0:  # nothing is trained
+        return
+    if decay_steps > steps and o.schedule != "constant":
+        yield problem(
+            "optimizer.decay_steps train.steps",
+            f"{decay_steps} is more than train.steps = {steps}, so the decay would not end; "
+            f"use at most {steps}, or train longer",
+        )
+    if o.warmup_steps >= decay_steps:
+        yield problem(
+            "optimizer.warmup_steps optimizer.decay_steps train.steps",
+            f"{o.warmup_steps} is the whole schedule of {decay_steps} steps; use less than {decay_steps}",
+        )
+
+
+def debugging(config: Config) -> Iterator[Problem]:
+    t = config.train
+    if t.profile is not None and (len(t.profile) != 2 or not t.profile[0] <= t.profile[1] <= t.steps):
+        yield problem(
+            "train.profile train.steps",
+            f"{t.profile} must be (first, last) with first <= last <= train.steps = {t.steps}",
+        )
+    if t.debug and t.steps_per_dispatch > 1:
+        yield problem(
+            "train.steps_per_dispatch train.debug",
+            f"{t.steps_per_dispatch}, but train.debug runs one step at a time; use 1",
+        )
+    if t.debug and config.model.scan_layers:
+        yield problem(
+            "train.debug model.scan_layers",
+            "true runs one layer at a time; use model.scan_layers = false with it",
+        )
+
+
+def mesh(config: Config) -> Iterator[Problem]:
+    sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
+    for axis, size in sizes.items():
+        if size == 0:
+            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all that the others leave")
+    if len(rest := [axis for axis, size in sizes.items() if size == -1]) > 1:
+        keys = tuple(f"mesh.{axis}" for axis in rest)
+        yield keys, f"config.mesh: {' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
+
+
+# ---- Input and output ------------------------------------------------------------------------------------------
+
+
+def final_evaluation(config: Config) -> Iterator[Problem]:
+    for name in config.eval.final_splits:
+        if unknown := [part for part in name.split("+") if part not in SPLITS]:
+            hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b joins two"
+            yield problem("eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}")
+    if config.eval.sample_tokens and not config.eval.sample_prompt:
+        yield problem(
+            "eval.sample_prompt eval.sample_tokens",
+            "empty, but a sample continues at least one token; give a prompt, or use sample_tokens = 0",
+        )
+
+
+def packages(config: Config) -> Iterator[Problem]:
+    if config.log.wandb and importlib.util.find_spec("wandb") is None:
+        yield problem(
+            "log.wandb", "true, but the package wandb is not installed; pip install -e '.[wandb]', or use false"
+        )
+
+
+CHECKS = (
+    heads, position_encoding, layer_norm, attention, head_and_width, source_and_tokenizer, splits, order_and_packing,
+    micro_batches, schedule, debugging, mesh, final_evaluation, packages,
+)  # fmt: skip
+
+
+def _divisors(n: int) -> list[int]:
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})

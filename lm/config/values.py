@@ -1,0 +1,196 @@
+"""One value of a config key: parse it, check its type and range, and describe both. Imports no jax."""
+
+import ast
+import dataclasses
+import difflib
+import math
+import os
+import types
+import typing
+from typing import Any
+
+MAX_INT = 2**31 - 1  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
+
+
+def parse(text: str, type_: Any) -> Any:
+    """Read a value from the command line as the key's type suggests; text that does not fit is returned as it is.
+
+    >>> parse("none", int | None), parse("2e-3", float), parse("true", bool), parse("128,0", tuple[int, ...])
+    (None, 0.002, True, (128, 0))
+    """
+    kind, optional = _split_optional(type_)
+    if optional and text.lower() == "none":
+        return None
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    if kind is str:
+        return text.replace("\\n", "\n")
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        parts = [part.strip() for part in text.strip("()").split(",")]
+        value = tuple(part for part in parts if part) if typing.get_origin(kind) is tuple else text
+    return (value,) if typing.get_origin(kind) is tuple and isinstance(value, int | float | str) else value
+
+
+def show(value: Any) -> str:
+    r"""Write a value as `parse` reads it.
+
+    >>> show(None), show(True), show((128, 0)), show(("test", "train")), show("\n")
+    ('none', 'true', '(128, 0)', '(test, train)', '\\n')
+    """
+    if isinstance(value, tuple):
+        inner = ", ".join(show(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).replace("\n", "\\n")
+
+
+def allowed(type_: Any, field: dataclasses.Field) -> str:
+    """Describe the values that a key takes, for --help and docs/configuration.md."""
+    kind, optional = _split_optional(type_)
+    limits = field.metadata
+    plural = typing.get_origin(kind) is tuple
+    if plural:
+        kind = typing.get_args(kind)[0]
+    if limits["choices"] or limits["forms"]:
+        text = " | ".join(limits["choices"] or limits["forms"])
+    elif kind is bool:
+        text = "true | false"
+    else:
+        text = {int: "int", float: "float", str: "text"}[kind] + _range(limits)
+    text = f"list of {text}" if plural else text
+    return f"{text} | none" if optional else text
+
+
+def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
+    """Return the value as the key's type: an int becomes a float where one is due, and a list a tuple.
+
+    Raises ValueError, with what is wrong and what would be right.
+    """
+    kind, optional = _split_optional(type_)
+    if value is None and optional:
+        return None
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{_short(value)} is not a tuple; write it as (1, 2)")
+        if not value:
+            raise ValueError("() is empty; give at least one value")
+        return tuple(checked(item, typing.get_args(kind)[0], field) for item in value)
+    value = _as_kind(value, kind, optional)
+    if field.metadata["choices"]:
+        _check_choice(value, field.metadata["choices"])
+    if field.metadata["forms"]:
+        _check_form(value, field.metadata["forms"])
+    _check_range(value, field.metadata)
+    return value
+
+
+def close_match(word: str, candidates: list[str], template: str = "; did you mean {}?", cutoff: float = 0.6) -> str:
+    """Return the template with the candidate most similar to the word, "" if none is similar.
+
+    >>> close_match("rsm", ["rms", "layer"])
+    '; did you mean rms?'
+    """
+    near = difflib.get_close_matches(word[:100], candidates, n=1, cutoff=cutoff)
+    return template.format(near[0]) if near else ""
+
+
+def _split_optional(type_: Any) -> tuple[Any, bool]:
+    """Split `T | None` into (T, True), and any other type T into (T, False)."""
+    if not isinstance(type_, types.UnionType):
+        return type_, False
+    return typing.get_args(type_)[0], types.NoneType in typing.get_args(type_)
+
+
+def _as_kind(value: Any, kind: type, optional: bool) -> Any:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if kind is float and is_int:
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError(f"{_short(value)} is too large for a float") from None
+    if not isinstance(value, kind) or (kind is int and not is_int):
+        article = "an" if kind.__name__[0] in "aeiou" else "a"
+        raise ValueError(f"{_short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return value
+
+
+def _check_range(value: Any, limits: types.MappingProxyType) -> None:
+    bounds = dict(limits)
+    if isinstance(value, int) and not isinstance(value, bool) and bounds["high"] is None:
+        bounds["high"] = MAX_INT
+    for name, sign, fits in (
+        ("low", ">=", lambda bound: value >= bound),
+        ("above", ">", lambda bound: value > bound),
+        ("high", "<=", lambda bound: value <= bound),
+        ("below", "<", lambda bound: value < bound),
+    ):
+        if bounds[name] is not None and not fits(bounds[name]):
+            raise ValueError(f"{_short(value)} is out of range; it must be {sign} {bounds[name]}")
+
+
+def _check_choice(value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{_short(value)} is not one of {', '.join(choices)}{close_match(value, choices)}")
+
+
+def _check_form(value: str, forms: tuple[str, ...]) -> None:
+    if any(_has_form(value, form) for form in forms):
+        return
+    advice = "; " + hint if (hint := _form_hint(value, forms)) else ""
+    raise ValueError(f"{_short(value)} is not one of {', '.join(forms)}{advice}")
+
+
+def _has_form(value: str, form: str) -> bool:
+    """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a number)."""
+    name, colon, argument = form.partition(":")
+    given_name, given_colon, given = value.partition(":")
+    is_size = given.isdecimal() and len(given) < 10
+    return (given_name, given_colon, bool(given)) == (name, colon, bool(colon)) and (argument != "SIZE" or is_size)
+
+
+def _form_hint(value: str, forms: tuple[str, ...]) -> str:
+    """Return advice for a value of no known form: a path needs its kind, JSON lines must be prepared."""
+    name, colon, argument = value.partition(":")
+    if "text:PATH" in forms:
+        if (name in ("jsonl", "arrayrecord") and colon) or value.endswith((".jsonl", ".json")):
+            given = value if name in ("jsonl", "arrayrecord") and colon else f"jsonl:{argument or value}"
+            command = f"python -m lm.data.prepare --input {_clipped(given)} --tokenizer bpe:32000 --output DIR"
+            return f"tokenize it first ({command}) and use tokens:DIR"
+        if value.endswith((".bin", ".npy")):
+            return f"did you mean tokens:{_clipped(os.path.dirname(value) or '.')}?"
+        if not colon and ("/" in value or os.path.splitext(value)[1] or os.path.exists(value)):
+            return f"did you mean text:{_clipped(value)}?"
+    starts = {form.partition(":")[0]: form for form in forms}
+    near = close_match(name, list(starts), "{}")
+    return f"did you mean {starts[near]}?" if near else ""
+
+
+def _range(limits: types.MappingProxyType) -> str:
+    """Write a key's range: " in [0, 1)", " >= 1", or nothing."""
+    low = limits["low"] if limits["low"] is not None else limits["above"]
+    high = limits["high"] if limits["high"] is not None else limits["below"]
+    if low is not None and high is not None:
+        start, end = "[" if limits["low"] is not None else "(", "]" if limits["high"] is not None else ")"
+        return f" in {start}{low:g}, {high:g}{end}" if isinstance(low, float) else f" in {start}{low}, {high}{end}"
+    if low is not None:
+        return f" {'>=' if limits['low'] is not None else '>'} {low:g}"
+    return f" {'<=' if limits['high'] is not None else '<'} {high:g}" if high is not None else ""
+
+
+def _clipped(text: str) -> str:
+    """Return the start of a text that is too long for an error message."""
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def _short(value: Any) -> str:
+    """Return the value's repr, shortened to what fits an error message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print an int of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)"

@@ -1,0 +1,133 @@
+"""Units of a large corpus: parts of about equal size that processes read independently."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from lm.config import SPLITS
+from lm.data import sources
+from lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A part of the input: the lines that begin in bytes [start, end) of a file, or records [start, end).
+
+    Attributes:
+        kind: "text", "jsonl", "arrayrecord" or "tfds:SPLIT".
+        path: the file, or the prepared TFDS directory.
+        start: first byte or record.
+        end: byte or record after the last.
+        split: the split of all documents (tfds); "" if each document is assigned to a split.
+    """
+
+    kind: str
+    path: str
+    start: int
+    end: int
+    split: str = ""
+
+
+def find_units(source: str, unit_bytes: int) -> list[Unit]:
+    """Cut the input of `lm.data.prepare` into units, in the order of the files.
+
+    Args:
+        source: "text:PATH", "jsonl:PATH", "arrayrecord:PATH" or "tfds:DIR".
+        unit_bytes: approximate size of a unit.
+
+    Raises:
+        UserError: the kind is unknown, or there is nothing to read.
+    """
+    kind, _, argument = source.partition(":")
+    path = Path(argument).expanduser()
+    if kind == "tfds":
+        return _tfds_units(path, unit_bytes)
+    if kind not in ("text", "jsonl", "arrayrecord") or not argument:
+        raise UserError(f"--input: {source!r} is not one of text:PATH, jsonl:PATH, arrayrecord:PATH, tfds:DIR")
+    files = sources.list_files(path)
+    if not files:
+        raise UserError(f"--input: {source!r} is not a file, nor a folder with files")
+    sizes = {file: file.stat().st_size for file in files}
+    if kind == "arrayrecord":
+        return [
+            Unit(kind, str(file), *part)
+            for file in files
+            for part in _cut_records(_count_records(file), sizes[file], unit_bytes)
+        ]
+    starts = [(file, start) for file in files for start in range(0, sizes[file], unit_bytes)]
+    return [Unit(kind, str(file), start, min(start + unit_bytes, sizes[file])) for file, start in starts]
+
+
+def _tfds_units(directory: Path, unit_bytes: int) -> list[Unit]:
+    units = []
+    for split, (shards, n_records) in sources.check_prepared(directory).items():
+        size = sum(shard.stat().st_size for shard in shards)
+        target = split if split in SPLITS else "train"
+        parts = _cut_records(n_records, size, unit_bytes)
+        units += [Unit(f"tfds:{split}", str(directory), *part, target) for part in parts]
+    return units
+
+
+def _cut_records(n_records: int, size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    """Return [start, end) of parts of about unit_bytes, for n_records records of `size` bytes in total."""
+    n_units = min(n_records, max(1, round(size / unit_bytes)))  # 0 if there are no records
+    ends = [n_records * (i + 1) // n_units for i in range(n_units)]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _count_records(file: Path) -> int:
+    with closing(_open_records(file)) as reader:
+        return reader.num_records()
+
+
+def _open_records(file: Path | str):
+    """Open an ArrayRecord file; raises UserError if it is not one."""
+    from array_record.python.array_record_module import ArrayRecordReader  # comes with tensorflow-datasets, on Linux
+
+    reader = ArrayRecordReader(str(file))
+    if not reader.ok():
+        raise UserError(f"{file} is not a complete ArrayRecord file; replace or remove it")
+    return reader
+
+
+def read_documents(unit: Unit, field: str) -> Iterator[str]:
+    """Yield the documents of a unit; the lines of a text unit are one document.
+
+    Args:
+        unit: the unit.
+        field: jsonl: the name of the field with the text.
+
+    Raises:
+        OSError, ValueError, UserError: the unit cannot be read.
+    """
+    if unit.kind.startswith("tfds:"):
+        split = unit.kind.partition(":")[2]
+        n_records = sources.check_prepared(Path(unit.path))[split][1]
+        yield from sources.Records(Path(unit.path), split, n_records).between(unit.start, unit.end)
+    elif unit.kind == "arrayrecord":
+        with closing(_open_records(unit.path)) as reader:
+            yield from (record.decode() for record in reader.read(unit.start, unit.end))
+    elif unit.kind == "text":
+        yield "".join(line.decode() for line in _read_lines(unit))
+    else:
+        yield from (_parse_line(line, field) for line in _read_lines(unit) if line.strip())
+
+
+def _parse_line(line: bytes, field: str) -> str:
+    document = json.loads(line)
+    text = document.get(field) if isinstance(document, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"a line has no text in the field {field!r} (set --field): {line[:100]!r}")
+    return text
+
+
+def _read_lines(unit: Unit) -> Iterator[bytes]:
+    """Yield the lines that begin in [start, end), so that each line of a file is in exactly one of its units."""
+    with open(unit.path, "rb") as file:
+        file.seek(max(0, unit.start - 1))
+        if unit.start:
+            file.readline()  # skip the rest of the line that contains the byte before `start`
+        while file.tell() < unit.end and (line := file.readline()):
+            yield line

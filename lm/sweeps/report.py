@@ -1,0 +1,212 @@
+"""Write the report of a sweep as Markdown, as one self-contained HTML page, and as CSV files.
+
+The HTML is written by hand: a template engine would be one more dependency for one page.
+"""
+
+import base64
+import html
+import shutil
+from pathlib import Path
+
+from lm.config import flatten
+from lm.errors import UserError
+from lm.files import write_text
+from lm.sweeps import tables
+from lm.sweeps.analysis import Analysis
+from lm.sweeps.tables import Table
+from lm.text import markdown_table
+
+CAPTIONS = {
+    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; bars: 95 % intervals; "
+    "gray ticks: single seeds. Left of 0 the first variant is better. An arrow marks an interval that leaves the axis; "
+    "its numbers are above it. Intervals are not corrected for the number of comparisons: trust the p-values.",
+    "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
+    "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
+    "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
+    "dots: runs on fresh seeds.",
+    "equal_cost": "Validation loss against the cost of training so far, in FLOPs and in seconds. Shown is the second "
+    "half of training, or all of it on a logarithmic axis where one variant costs more than twice as much as another.",
+}
+NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
+
+
+def check_publishable(a: Analysis) -> None:
+    """Raise UserError unless the sweep is complete and its budget supports conclusions."""
+    if not a.is_full:
+        raise UserError(
+            f"--publish: the budget was {a.record['budget']}, which supports no conclusions; run --budget full"
+        )
+    if a.failed:
+        raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
+
+
+def write_report(a: Analysis, workdir: Path) -> None:
+    """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
+    from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
+
+    drawn = figures(a)
+    (workdir / "figures").mkdir(exist_ok=True)
+    for name, figure in drawn.items():
+        (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
+    write_text(workdir / "variants.csv", tables.to_csv(tables.variant_rows(a)))
+    write_text(workdir / "runs.csv", tables.to_csv(tables.run_rows(a)))
+    write_text(workdir / "report.md", to_markdown(a, "figures/"))
+    write_text(workdir / "report.html", to_html(a, {name: to_bytes(figure, "svg") for name, figure in drawn.items()}))
+    print("\n".join(c.answer for c in a.comparisons))
+    print("\n".join(str(workdir / name) for name in ("report.html", "report.md", "variants.csv", "runs.csv")))
+
+
+def publish(a: Analysis, workdir: Path, directory: Path) -> None:
+    """Copy a written report to directory/NAME.md and directory/NAME/."""
+    name = a.record["name"]
+    (directory / name).mkdir(parents=True, exist_ok=True)
+    write_text(directory / f"{name}.md", to_markdown(a, f"{name}/"))
+    shutil.copyfile(workdir / "runs.csv", directory / name / "runs.csv")
+    for figure in CAPTIONS:
+        shutil.copyfile(workdir / "figures" / f"{figure}.png", directory / name / f"{figure}.png")
+    print(directory / f"{name}.md")
+
+
+# ---- Markdown --------------------------------------------------------------------------------------------------
+
+
+def to_markdown(a: Analysis, figures: str) -> str:
+    """Return the report as Markdown; `figures` is the path prefix of the figures."""
+    r = a.record
+
+    def figure(name: str) -> str:
+        return f"![{name}]({figures}{name}.png)\n\n{CAPTIONS[name]}"
+
+    parts = [
+        f"# {r['name']}",
+        *([] if a.is_full else [f"**{NO_CLAIM.format(r['budget'])}**"]),
+        f"**Question.** {r['question']}",
+        f"**Answer.** {a.comparisons[0].answer}",
+        *(f"* {c.answer}" for c in a.comparisons[1:]),
+        *(f"* Warning: {warning}" for warning in a.warnings),
+        _markdown(tables.comparisons(a)),
+        figure("differences"),
+        _markdown(tables.losses(a)),
+        figure("curves"),
+        _markdown(tables.curves(a)),
+        figure("learning_rates"),
+        *([_markdown(rates)] if (rates := tables.rates(a)) else []),
+        figure("equal_cost"),
+        _markdown(tables.costs(a)),
+        f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
+        f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
+        "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+
+
+def _markdown(table: Table) -> str:
+    numbers = _footnotes(table)
+    header = [f"{column} {SUPERSCRIPTS[numbers[column]]}" if column in numbers else column for column in table.header]
+    notes = [f"{SUPERSCRIPTS[number]} {column}: {table.notes[column]}" for column, number in numbers.items()]
+    return "\n\n".join([f"## {table.title}", markdown_table(header, table.rows), *notes])
+
+
+def _footnotes(table: Table) -> dict[str, int]:
+    """Return the numbers of a table's footnotes by column."""
+    return {column: i for i, column in enumerate(table.notes, start=1)}
+
+
+# ---- HTML ------------------------------------------------------------------------------------------------------
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { overflow-wrap: anywhere; } h2 { margin: 2.5rem 0 0.5rem; font-size: 1.25rem; }
+p, li { max-width: 46rem; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; margin: 1rem 0; }
+th, td { padding: 0.35rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th { vertical-align: bottom; } sup { font-size: 0.7em; line-height: 0; }
+th:first-child, td:first-child, .text td, .text th { text-align: left; }
+.notes { font-size: 0.85rem; color: #444; margin: 0.2rem 0; }
+figure { margin: 1rem 0 1.5rem; max-width: 36rem; } figcaption { font-size: 0.85rem; color: #444; }
+figure img { width: 100%; }
+.answer { font-size: 1.2rem; } .warning { background: #fff3cd; padding: 0.5rem 1rem; }
+pre { background: #f5f5f5; padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.8rem; }
+.docstring { white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (max-width: 50rem) {
+  thead { display: none; }
+  table, tbody, tr, td { display: block; }
+  tr { border-bottom: 2px solid #bbb; padding: 0.4rem 0; }
+  td, td:first-child { border: 0; padding: 0.1rem 0; display: flex; justify-content: space-between; gap: 1rem; }
+  td:first-child { font-weight: 600; }
+  td:not(:first-child)::before { content: attr(data-column); color: #555; text-align: left; }
+  .text td { display: block; } .text td::before { display: none; }
+}
+"""
+
+
+def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
+    """Return the report as one page that needs no other file."""
+    r = a.record
+
+    def figure(name: str) -> str:
+        source = "data:image/svg+xml;base64," + base64.b64encode(svgs[name]).decode()
+        return (
+            f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(CAPTIONS[name])}</figcaption></figure>'
+        )
+
+    rates = tables.rates(a)
+    others = "".join(f"<li>{html.escape(c.answer)}</li>" for c in a.comparisons[1:])
+    others += "".join(f"<li>Warning: {html.escape(warning)}</li>" for warning in a.warnings)
+    body = [
+        f"<h1>{html.escape(r['name'])}</h1>",
+        "" if a.is_full else f"<p class=warning>{NO_CLAIM.format(r['budget'])}</p>",
+        f"<p><b>{html.escape(r['question'])}</b></p>",
+        f"<p class=answer>{html.escape(a.comparisons[0].answer)}</p><ul>{others}</ul>",
+        _html(tables.comparisons(a)),
+        figure("differences"),
+        _html(tables.losses(a)),
+        figure("curves"),
+        _html(tables.curves(a)),
+        figure("learning_rates"),
+        _html(rates, "text") if rates else "",
+        figure("equal_cost"),
+        _html(tables.costs(a)),
+        f"<h2>Background</h2><div class=docstring>{html.escape(r['background'])}</div>",
+        f"{_html(tables.changes(r), 'text')}<p>Base config: {html.escape(tables.base(r))}</p>",
+        "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
+        "<h2>Full configs</h2>",
+        *(_config(name, v["config"]) for name, v in r["variants"].items()),
+    ]
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(r['name'])}</title><style>{STYLE}</style>"
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
+
+
+def _html(table: Table, kind: str = "") -> str:
+    """Return a table; on narrow screens each row becomes a block in which every cell names its column."""
+    numbers = _footnotes(table)
+    header = "".join(
+        f"<th>{html.escape(column)}{f'<sup>{numbers[column]}</sup>' if column in numbers else ''}</th>"
+        for column in table.header
+    )
+    rows = []
+    for row in table.rows:
+        cells = zip(table.header, row, strict=True)
+        cells = (
+            f'<td data-column="{html.escape(column)}"><span>{html.escape(cell)}</span></td>' for column, cell in cells
+        )
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    notes = "".join(
+        f"<p class=notes><sup>{number}</sup> {html.escape(column)}: {html.escape(table.notes[column])}</p>"
+        for column, number in numbers.items()
+    )
+    return (
+        f"<h2>{html.escape(table.title)}</h2><table class='{kind}'><thead><tr>{header}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>{notes}"
+    )
+
+
+def _config(name: str, config: dict) -> str:
+    lines = "\n".join(f"config.{key} = {value!r}" for key, value in flatten(config).items())
+    return f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(lines)}</pre></details>"

@@ -1,0 +1,199 @@
+"""Run a sweep: tune each variant's learning rate, train the final runs, measure the speeds.
+
+Several processes may run the same sweep in one directory. Work is divided into groups of runs that share a compiled
+program; a process claims a group by locking it, and waits at the end for the groups of the others.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from lm.files import to_json
+from lm.runtime import log_to
+from lm.sweeps.results import (
+    Results,
+    at_edge,
+    best_rate,
+    final_runs,
+    identical_variants,
+    open_sweep,
+    sweep_record,
+    tuning_runs,
+)
+from lm.sweeps.spec import SweepPlan
+from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
+from lm.sweeps.throughput import Workload, measure, measure_variants
+from lm.sweeps.variants import Variant, describe_variants, resolve_variants, total_flops
+from lm.text import plural
+from lm.training.progress import Progress, duration
+from lm.training.signals import Signals
+
+Key = tuple[str, float, int]  # variant, learning rate, seed
+
+
+def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dry_run: bool = False) -> int:
+    """Run or resume a sweep.
+
+    Args:
+        plan: what `load_sweep` returned.
+        workdir: the sweep's directory.
+        together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
+        dry_run: print the runs and their cost, and stop.
+
+    Returns:
+        The exit code: 0 finished, 1 some runs failed, 128 + n stopped by signal n.
+
+    Raises:
+        UserError: the sweep cannot run, or `workdir` holds another one.
+    """
+    progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
+    variants = resolve_variants(plan, progress.say)
+    progress.say(describe_variants(plan, variants))
+    if together is None:
+        together = min(runs_that_fit(v.config, v.corpus) for v in variants.values())
+    largest_group = 3 * len(plan.seeds)  # the final runs of one variant always share a program
+    together = min(together, -(-largest_group // jax.device_count()))
+    if dry_run:
+        progress.say(_estimate(plan, variants, together))
+        return 0
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    record = sweep_record(plan, variants, device)
+    open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
+    progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
+    with log_to(progress.say), Signals(progress.say) as signals:
+        return _Runner(plan, variants, record, Results(workdir), together, progress.say, signals).run()
+
+
+def _estimate(plan: SweepPlan, variants: dict[str, Variant], together: int) -> str:
+    """Estimate the time of all training from a short measurement of the baseline's speed."""
+    base, total = variants[plan.sweep.baseline], total_flops(plan, variants)
+    at_once = Workload(base.config, base.corpus, together, jax.device_count())
+    speed = base.flops * statistics.median(measure({"": at_once}, rounds=3)[""])
+    return (
+        f"training: at most {total:.3g} FLOPs, {total / speed / 60:,.0f} minutes at the baseline's measured "
+        f"{speed / 1e9:,.1f} GFLOP/s; evaluation and compilation are not included"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runner:
+    plan: SweepPlan
+    variants: dict[str, Variant]
+    record: dict  # sweep.json
+    results: Results
+    together: int  # runs vectorized on each device
+    say: Callable[[str], None]
+    signals: Signals
+
+    def run(self) -> int:
+        """Train everything that is missing; returns the exit code."""
+        tuning = tuning_runs({name: v.grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
+        n_failed = self.train("tuning", tuning)
+        final = []
+        for name, v in self.variants.items():
+            if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == name):
+                continue  # its tuning failed or was stopped
+            rate = best_rate(self.results, self.record, name)
+            edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
+            self.say(f"{name}: best learning rate {rate:g}{edge}")
+            final += final_runs(self.results, self.record, name)
+        if not self.signals.received:
+            n_failed += self.train("final", final)
+        if not (n_failed or self.signals.received):
+            self.measure_speeds()
+        workdir = self.results.workdir
+        if self.signals.received:
+            self.say("stopped; rerun the same command to resume")
+            return 128 + self.signals.received
+        if n_failed:
+            self.say(f"{plural(n_failed, 'group')} of runs failed; rerun the same command to try them again")
+            self.say(f"report without them: python -m lm.report {workdir}")
+            return 1
+        for warning in identical_variants(self.results, list(self.variants)):
+            self.say(f"WARNING: {warning}")
+        self.say(f"finished; next: python -m lm.report {workdir}")
+        return 0
+
+    def train(self, phase: str, keys: list[Key]) -> int:
+        """Train the missing runs of a phase, in groups that share a program; returns how many groups failed."""
+        configs = {key: self.variants[key[0]].run_config(*key[1:]) for key in keys}
+        groups = group_by_program(configs, self.together * jax.device_count())
+        began, n_trained, failed, waited = time.monotonic(), 0, [], False
+        while todo := [group for group in groups if self._missing(phase, group) and group not in failed]:
+            n_before = n_trained + len(failed)
+            for place, group in enumerate(todo):
+                with self.results.claim(_digest([phase, group])) as claimed:
+                    if self.signals.received:
+                        return len(failed)
+                    missing = self._missing(phase, group)
+                    if not (claimed and missing):
+                        continue
+                    title = f"{phase} {groups.index(group) + 1}/{len(groups)}"
+                    left = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
+                    left = f", {duration(left)} left for all {phase} runs" if n_trained else ""
+                    names = ", ".join(sorted({name for name, _, _ in group}))
+                    self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
+                    try:
+                        train_group(self, phase, missing)
+                        n_trained += 1
+                    except Exception as error:  # a group that fails must not stop the others
+                        reason = f"{type(error).__name__}: {str(error)[:500]}"
+                        self.say(f"{title} failed: {reason}")
+                        self.results.add_failure(_digest([phase, group]), [(phase, *key) for key in group], reason)
+                        failed.append(group)
+            if n_trained + len(failed) == n_before:  # other processes have claimed all that is left
+                if not waited:
+                    self.say(f"waiting for {plural(len(todo), 'group')} of runs that other processes train")
+                waited = True
+                time.sleep(1)
+                self.results.reload()
+        return len(failed)
+
+    def _missing(self, phase: str, keys: list[Key]) -> list[Key]:
+        return [key for key in keys if (phase, *key) not in self.results.runs]
+
+    def measure_speeds(self) -> None:
+        """Measure the throughput of all variants, unless another process does."""
+        while not (self.results.speeds or self.signals.received):
+            with self.results.claim("speeds") as claimed:
+                if claimed and not self.results.speeds:
+                    self.say("measuring the throughput of all variants")
+                    pairs = {name: (v.config, v.corpus) for name, v in self.variants.items()}
+                    self.results.set_speeds(measure_variants(pairs, self.plan.sweep.baseline, self.together))
+                    shutil.rmtree(self.results.workdir / "unfinished", ignore_errors=True)
+            time.sleep(0 if self.results.speeds else 1)
+
+
+def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:
+    """Train runs that share a program, and save their results unless a signal stops them."""
+    variants, results = runner.variants, runner.results
+    configs = [variants[name].run_config(rate, seed) for name, rate, seed in keys]
+    warm_starts = [variants[name].warm_starts[seed] for name, _, seed in keys if variants[name].warm_starts]
+    share = -(-len(keys) // jax.device_count())
+    # The name holds all that a checkpoint of the group depends on: another number of devices starts anew.
+    name = f"{phase}-{_digest([keys, share, jax.device_count()])}"
+    directory, corpus = results.workdir / "unfinished" / name, variants[keys[0][0]].corpus
+    try:
+        runs = StackedRuns(
+            configs, corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
+        )
+        found = runs.train(runner.signals)
+        if found is None:
+            return
+    except Exception:
+        shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
+        raise
+    about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
+    results.add(name, [a | r for a, r in zip(about, found, strict=True)])
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(to_json(value).encode()).hexdigest()[:12]

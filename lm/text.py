@@ -1,0 +1,49 @@
+"""Text for people: tables, and numbers with their noun."""
+
+from collections.abc import Sequence
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Align the columns of a table for a terminal.
+
+    Args:
+        rows: the cells, the header first; every row has as many cells as the first.
+        right: the columns to align on the right (numbers).
+
+    Returns:
+        One line per row, columns two spaces apart, without trailing spaces.
+
+    >>> print(table([("name", "size"), ("embedding", "8"), ("head", "1,024")], right=[1]))
+    name        size
+    embedding      8
+    head       1,024
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def aligned(row) -> str:
+        cells = zip(row, widths, range(len(widths)), strict=True)
+        return "  ".join(cell.rjust(width) if i in right else cell.ljust(width) for cell, width, i in cells).rstrip()
+
+    return "\n".join(map(aligned, rows))
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a Markdown table; a "|" in a cell is escaped.
+
+    >>> print(markdown_table(["variant", "loss"], [["a|b", "1.88"]]))
+    | variant | loss |
+    | --- | --- |
+    | a\\|b | 1.88 |
+    """
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

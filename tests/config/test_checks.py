@@ -1,0 +1,98 @@
+"""Keys that contradict each other, although each value is in range."""
+
+import importlib.util
+
+import pytest
+
+from lm.config.loading import load
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
+        ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
+        ("model.d_model=12", "model.d_head: 3 is odd"),
+        ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
+        ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
+        ("model.n_kv_heads=8", "model.n_kv_heads: 8 does not divide"),
+        ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
+        (
+            "model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
+            "model.norm_ddof: 1 would divide by 0",
+        ),
+        (
+            "model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 model.positions=none",
+            "model.norm_algorithm: running_mean divides by d_model - 1",
+        ),
+        ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
+        ("model.parametrization=mup optimizer.name=muon", "optimizer.name: muP defines no learning rates for muon"),
+        ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
+        ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
+        ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
+        (
+            "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
+            "model.attention: cudnn needs one window",
+        ),
+        ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
+        ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
+        ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
+        ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
+        ("data.source=tokens:x", "data.tokenizer: char is made from text"),
+        ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
+        (
+            "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
+            "data.packing: documents needs",
+        ),
+        ("data.packing=documents", "data.order: crops cut across documents"),
+        ("data.packing=documents data.order=epochs data.stride=3", "data.stride: 3 has no effect with packing"),
+        ("data.stride=3", "data.stride: 3 has no effect with order"),
+        ("train.accumulation=5", "train.accumulation: 5 does not divide batch_size = 32"),
+        ("train.debug=true model.scan_layers=true", "train.debug: true"),
+        ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
+        ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
+        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is the whole schedule of 1000 steps"),
+        ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
+        ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
+        ("train.profile=5", "train.profile: (5,)"),
+        ("eval.sample_prompt=", "eval.sample_prompt: empty"),
+        ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
+        ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
+        ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
+        ("init_from=nowhere", "init_from: nowhere has no checkpoints"),
+    ],
+)
+def test_a_contradiction_is_reported_once(config_file, the_problem, overrides, expected):
+    assert the_problem(config_file(), *overrides.split()).startswith(f"config.{expected}")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "optimizer.schedule=constant optimizer.decay_steps=2000",
+        "model.scan_layers=true model.window_pattern=(64,64,0)",
+        "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.n_layers=1 "
+        "model.window_pattern=(64,0)",
+        "model.positions=none model.d_head=7",
+        "model.norm_ddof=1 model.norm_algorithm=running_mean",
+        "eval.sample_prompt= eval.sample_tokens=0",
+        "data.splits=(0.7,0.0,0.3)",
+        "train.steps=0 optimizer.warmup_steps=20 optimizer.decay_steps=100",
+    ],
+)
+def test_keys_that_go_together_are_accepted(config_file, overrides):
+    load(config_file(), overrides.split())
+
+
+def test_wandb_that_is_not_installed_is_reported_before_the_run(config_file, the_problem, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install -e '.[wandb]'" in the_problem(config_file(), "log.wandb=true")
+
+
+def test_no_contradiction_is_reported_for_a_value_that_was_refused(config_file, the_problem):
+    """n_heads = 0 is out of range; that the default in its place does not divide d_model is not the user's mistake."""
+    assert "out of range" in the_problem(config_file("config.model.d_model = 250"), "model.n_heads=0")
+
+
+def test_a_prime_width_of_millions_is_refused_at_once(config_file, the_problem):
+    assert "use n_heads = 1" in the_problem(config_file(), "model.d_model=2147483647", "model.n_heads=3")

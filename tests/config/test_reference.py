@@ -1,0 +1,10 @@
+"""docs/configuration.md is what the schema says."""
+
+from running import ROOT
+
+from lm.config.reference import page
+
+
+def test_the_configuration_page_is_current():
+    written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python -m lm.config.reference > docs/configuration.md"
