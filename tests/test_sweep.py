@@ -235,7 +235,7 @@ def test_together_must_be_at_least_1(capsys, together):
 
 def test_a_config_of_one_run_is_refused(capsys):
     assert sweep.main(["--config", str(ROOT / "configs" / "shakespeare.py")]) == 2
-    assert "is the config of one run; use python -m lm.train --config" in capsys.readouterr().err
+    assert "use python -m lm.train --config" in capsys.readouterr().err
 
 
 def test_help_needs_no_jax(bench):

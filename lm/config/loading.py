@@ -81,7 +81,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
         raise UserError(f"{path}: {type(error).__name__}: {error}") from error
     for other, command in COMMANDS.items():
         if hasattr(module, other):
-            raise UserError(f"--config: {path} defines {other}(), not {function}(); run it with {command}")
+            raise UserError(f"--config: {path} defines {other}(), not {function}(); use {command} --config {path}")
     raise UserError(f"--config: {path} has no function {function}(); see the files in {folder}/")
 
 

@@ -59,7 +59,6 @@ from lm.config.loading import load
         ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
         ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
         ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
-        ("init_from=nowhere", "init_from: nowhere has no checkpoints"),
     ],
 )
 def test_a_contradiction_is_reported_once(config_file, the_problem, overrides, expected):

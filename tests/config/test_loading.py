@@ -14,7 +14,7 @@ from running import ROOT
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.config.loading import load, load_values, run_file
 from lm.errors import UserError
-from lm.training.workdir import compare
+from lm.training.workdir import compare_configs
 
 
 def test_defaults_pass_their_own_checks(config_file):
@@ -141,8 +141,8 @@ def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole
     """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
     path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
     recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
-    assert compare(recorded, load(path, ["train.steps=50"])) == ([], [])
-    assert compare(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
+    assert compare_configs(recorded, load(path, ["train.steps=50"])) == ([], [])
+    assert compare_configs(recorded, load(path, [])) == (["config.optimizer.warmup_steps: 5 -> 100 (run -> now)"], [])
 
 
 def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(config_file, the_problem):
@@ -173,11 +173,11 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
 
 def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
     line = the_problem(str(ROOT / "configs" / "sweeps" / "norms.py"))
-    assert "run it with python -m lm.sweep" in line
+    assert "use python -m lm.sweep" in line
 
 
 def test_a_training_config_is_refused_as_a_sweep_with_the_command_that_runs_it():
-    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); run it with python -m lm.train"):
+    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); use python -m lm.train"):
         run_file(str(ROOT / "configs" / "shakespeare.py"), "get_sweep", "configs/sweeps")
 
 

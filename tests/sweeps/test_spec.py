@@ -176,9 +176,9 @@ def test_missing_fields_are_named(tmp_path):
 
 def test_the_wrong_kind_of_file_names_the_right_command():
     config, sweep = ROOT / "configs" / "shakespeare.py", ROOT / "configs" / "sweeps" / "norms.py"
-    with pytest.raises(UserError, match=rf"the config of one run; use python -m lm\.train --config {config}$"):
+    with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
         load_sweep(str(config), "quick")
-    with pytest.raises(UserError, match=rf"a sweep; use python -m lm\.sweep --config {sweep}$"):
+    with pytest.raises(UserError, match=rf"not get_config\(\); use python -m lm\.sweep --config {sweep}$"):
         load_config(str(sweep), [])
 
 
@@ -188,7 +188,7 @@ def test_files_that_do_not_return_a_sweep(tmp_path):
     with pytest.raises(UserError, match="returned dict; it must return a Sweep"):
         load_sweep(str(path), "quick")
     path.write_text("def get_sweeps():\n    return {}\n")
-    with pytest.raises(UserError, match=r"defines no get_sweep\(\)"):
+    with pytest.raises(UserError, match=r"has no function get_sweep\(\)"):
         load_sweep(str(path), "quick")
 
 
