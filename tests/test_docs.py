@@ -15,7 +15,15 @@ from running import ROOT
 from lm.config.schema import schema
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-GUIDES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("architecture", "getting-started"))]
+NAMES_OF_GUIDES = (
+    "README",
+    "AGENTS",
+    "CONTRIBUTING",
+    "docs/architecture",
+    "docs/getting-started",
+    "docs/troubleshooting",
+)
+GUIDES = [ROOT / f"{name}.md" for name in NAMES_OF_GUIDES]
 CHANGES = ROOT / "docs" / "changing-the-model.md"
 # Keys that pages name although the schema lacks them: those of worked changes, and a misspelled one.
 NEW_KEYS = {"changing-the-model.md": {"model.attn_gate", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
@@ -64,7 +72,7 @@ def test_keys_and_modules_exist(page):
 @pytest.mark.parametrize("page", [*GUIDES, CHANGES], ids=name_of)
 def test_paths_exist(page):
     """Files and folders of the repository that a guide names in backticks exist."""
-    named = re.findall(r"`((?:lm|configs|tests|docs|launch|benchmarks)/[\w./*]*)`", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`((?:lm|configs|tests|docs|launch|benchmarks)/[\w./*-]*)`", page.read_text(encoding="utf-8"))
     for path in named:
         assert list(ROOT.glob(path.rstrip("/"))), f"{path}: no such path"
 
