@@ -97,7 +97,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
-        say(f"{name}, {len(alike)} seeds: {warm_starts[alike[0]].describe()}")
+        say(f"{name}, {plural(len(alike), 'seed')}: {warm_starts[alike[0]].describe()}")
     return warm_starts
 
 
