@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lm.layers import feed_forward, losses, norms
-from lm.layers.attention import causal_attention
+from lm.layers.attention import Mask, causal_attention
 
 Case = tuple[str, tuple[Callable, int], Callable]  # (name, (our function, its bytes), PyTorch's function)
 
@@ -63,9 +63,8 @@ def attention_cases() -> Iterator[Case]:
     theirs = eager(
         lambda *qkv: F.scaled_dot_product_attention(*(a.transpose(1, 2) for a in qkv), is_causal=True), q, k, v
     )
-    at = {"q_positions": np.arange(256), "k_positions": np.arange(256), "contiguous": True}
     for name in ("einsum", "chunked", "xla"):
-        ours = jitted(functools.partial(causal_attention, implementation=name, **at), q, k, v)
+        ours = jitted(functools.partial(causal_attention, mask=Mask.causal(256), implementation=name), q, k, v)
         yield f"attention (8, 256, 6, 64), {name}; torch's SDPA", ours, theirs
 
 
@@ -73,10 +72,10 @@ def head_cases() -> Iterator[Case]:
     h, w, targets = normal(1, 2048, 128), normal(32_074, 128), np.arange(2048)[None]
 
     def whole(h, w):
-        return losses.softmax_cross_entropy(losses.head_logits(h, w, transposed=True), targets)[0]
+        return losses.softmax_cross_entropy(losses.head_logits(h, losses.Head(w, transposed=True)), targets)[0]
 
     def chunks(h, w):
-        return losses.chunked_softmax_cross_entropy(h, w, None, targets, chunk_size=512, transposed=True)[0]
+        return losses.chunked_softmax_cross_entropy(h, losses.Head(w, transposed=True), targets, chunk_size=512)[0]
 
     theirs = eager(lambda h, w: F.cross_entropy(h[0] @ w.T, torch.from_numpy(targets[0]), reduction="sum"), h, w)
     yield "head and loss (2048, 128, 32074), whole; torch", jitted(whole, h, w), theirs

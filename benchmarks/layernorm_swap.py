@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.compare import markdown
 from benchmarks.page import publish
-from lm import data, model, parameters
+from lm import data, layer_stack, model
 from lm.data.batches import gather
 from lm.errors import UserError
 from lm.layers import norms
@@ -107,7 +107,7 @@ def forward(params: dict, c, tokens_BT):
     """Return (logits of shape (B, T, V), output of each layer, of shape (B, T, D))."""
     _, sown = model.hidden(params, c, tokens_BT, mutable=["intermediates"])
     outputs = sown["intermediates"]
-    stacked = outputs if c.scan_layers else parameters.stack_layers(outputs)
+    stacked = outputs if c.scan_layers else layer_stack.stack_layers(outputs)
     return model.logits(params, c, tokens_BT), list(stacked["layers"]["x_BTD"][0])
 
 

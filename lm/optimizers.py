@@ -1,4 +1,4 @@
-"""Optax chains and learning-rate schedules from the config."""
+"""Learning-rate schedules and Optax chains from the config."""
 
 import jax
 import jax.numpy as jnp
@@ -8,34 +8,50 @@ from lm import parameters
 from lm.config import OptimizerConfig
 
 
-def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate of step 0, 1, ...: a linear warm-up to the peak, then the configured course.
+def _constant(o: OptimizerConfig, peak, end: int, length: int):
+    return optax.constant_schedule(peak)
 
-    The warm-up ends, at the peak, at step `warmup_steps`; the decay ends, at final_fraction of the peak, at step
-    `decay_steps` (`steps` if none), and the rate stays there. "wsd" (warm-up, stable, decay) holds the peak and decays
+
+def _linear(o: OptimizerConfig, peak, end: int, length: int):
+    return optax.linear_schedule(peak, o.final_fraction * peak, length)
+
+
+def _cosine(o: OptimizerConfig, peak, end: int, length: int):
+    return optax.cosine_decay_schedule(peak, length, o.final_fraction)
+
+
+def _wsd(o: OptimizerConfig, peak, end: int, length: int):
+    decay = min(length, max(1, round(o.decay_fraction * end)))
+    return optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
+
+
+# After the warm-up: (config, peak, step at which the decay ends, steps from the warm-up to there) -> schedule.
+SCHEDULES = {"constant": _constant, "linear": _linear, "cosine": _cosine, "wsd": _wsd}
+
+
+def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Return the learning rate by step: a linear warm-up to the peak, then the schedule of the config.
+
+    The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps` (none: `steps`), at
+    final_fraction of the peak, and the rate stays there. "wsd" (warm-up, stable, decay) stays at the peak and decays
     linearly over the last decay_fraction of decay_steps (Hu et al. 2024, MiniCPM, with a linear decay).
+
+    >>> schedule = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=1), 11)
+    >>> [round(float(schedule(step)), 4) for step in (0, 1, 6, 11, 20)]
+    [0.5, 1.0, 0.55, 0.1, 0.1]
     """
-    peak = jnp.asarray(o.learning_rate, jnp.result_type(float))  # one precision, whether it is traced or not
+    peak = jnp.asarray(o.learning_rate, jnp.result_type(float))  # the same precision, traced or not
     end = o.decay_steps or steps
-    length = max(1, end - o.warmup_steps)
-    if o.schedule == "constant":
-        course = optax.constant_schedule(peak)
-    elif o.schedule == "linear":
-        course = optax.linear_schedule(peak, o.final_fraction * peak, length)
-    elif o.schedule == "cosine":
-        course = optax.cosine_decay_schedule(peak, length, o.final_fraction)
-    else:
-        decay = min(length, max(1, round(o.decay_fraction * end)))
-        course = optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
+    after_warmup = SCHEDULES[o.schedule](o, peak, end, max(1, end - o.warmup_steps))
     if o.warmup_steps == 0:
-        return course
-    # A rate of exactly 0 would waste the first step.
+        return after_warmup
+    # The first rate is not 0, which would waste a step.
     warmup = optax.linear_schedule(peak / (o.warmup_steps + 1), peak, o.warmup_steps)
-    return optax.join_schedules([warmup, course], [o.warmup_steps])
+    return optax.join_schedules([warmup, after_warmup], [o.warmup_steps])
 
 
 def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
-    """Which parameters weight decay acts on, as nested dicts of bools."""
+    """Return which parameters have weight decay, as nested dicts of bools."""
     decays = {
         "weight": True,
         "norm": o.decay_norms,
@@ -46,10 +62,10 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
 
 
 def muon_dimensions(table: parameters.Table) -> dict:
-    """For each weight of a block the axes Muon treats as rows and columns; None for what is left to AdamW.
+    """Return the axes that Muon treats as rows and columns of each weight, None for parameters updated by AdamW.
 
-    A query projection (D, H, K) is one D x HK matrix; stacked layers are a batch of matrices, not one tensor. The head
-    is left to AdamW, as are embeddings, gains and biases (Jordan et al. 2024).
+    A query projection (D, H, K) is one D x HK matrix, and stacked layers are a batch of matrices. AdamW updates the
+    head, embeddings, gains and biases (Jordan et al. 2024).
     """
     dimensions = {}
     for path, p in table.items():
@@ -63,14 +79,19 @@ def muon_dimensions(table: parameters.Table) -> dict:
     return parameters.nest(dimensions)
 
 
-def _update_rule(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
-    """The update without clipping and weight decay, scaled by minus the learning rate."""
-    if o.name == "adamw":
-        return optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps)
-    if o.name == "lion":
-        return optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0)
-    if o.name == "sgd":
-        return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
+def _adamw(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
+    return optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps)
+
+
+def _lion(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
+    return optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0)
+
+
+def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
+    return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
+
+
+def _muon(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     return optax.contrib.muon(
         schedule,
@@ -84,35 +105,47 @@ def _update_rule(o: OptimizerConfig, schedule: optax.Schedule, table: parameters
     )
 
 
-def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
-    """muP's learning rate of each parameter over that of its base model (Yang et al. 2022, table 8), as nested dicts.
+# Updates without clipping and weight decay, scaled by minus the learning rate.
+UPDATE_RULES = {"adamw": _adamw, "sgd": _sgd, "muon": _muon, "lion": _lion}
 
-    Adam (and Lion, whose update has a size of its own as well): hidden weights 1/factor, all others 1. SGD: hidden
-    weights 1, all others factor.
-    """
-    hidden = {path: p.kind == "weight" and not path.startswith("head/") for path, p in table.items()}
-    if o.name == "sgd":
-        return parameters.nest({path: 1.0 if h else factor for path, h in hidden.items()})
-    return parameters.nest({path: 1 / factor if h else 1.0 for path, h in hidden.items()})
+# muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
+# Rules whose updates do not scale with the gradient follow Adam's column of the table.
+WIDTH_SCALES = {
+    "adamw": lambda factor: (1 / factor, 1.0),
+    "lion": lambda factor: (1 / factor, 1.0),
+    "muon": lambda factor: (1 / factor, 1.0),
+    "sgd": lambda factor: (1.0, factor),
+}
+
+
+def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
+    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts."""
+    hidden, others = WIDTH_SCALES[o.name](factor)
+    is_hidden = {path: p.kind == "weight" and not path.startswith("head/") for path, p in table.items()}
+    return parameters.nest({path: hidden if h else others for path, h in is_hidden.items()})
 
 
 def make_optimizer(
     o: OptimizerConfig, steps: int, table: parameters.Table, factor: float = 1.0
 ) -> optax.GradientTransformation:
-    """Clipping by the global norm, the update rule, and decoupled weight decay of learning rate times weight_decay.
+    """Return the optimizer: clipping by the global norm, the update rule, and decoupled weight decay.
 
-    factor: parameters.width_factor of the model, which is not 1 under muP alone.
+    All rules share one decay, by learning rate times weight_decay (Loshchilov and Hutter 2019, eq. 12), masked by the
+    kind of each parameter, so that rules can be compared with nothing else changed.
 
-    One decay for all rules (Loshchilov and Hutter 2019, eq. 12 with the schedule's rate), masked by the kind of each
-    parameter, so that rules can be compared with nothing else changed.
+    Args:
+      o: optimizer section of the config.
+      steps: config.train.steps.
+      table: the parameter table.
+      factor: parameters.width_factor of the model; 1 except under muP.
     """
     schedule = learning_rate_schedule(o, steps)
     chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
-    chain.append(_update_rule(o, schedule, table))
+    chain.append(UPDATE_RULES[o.name](o, schedule, table))
     if factor != 1:
         scales = width_scales(o, table, factor)
         chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
-    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # it may be traced: see lm/sweeps/stacked.py
+    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
         chain.append(
             optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         )

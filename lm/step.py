@@ -1,4 +1,4 @@
-"""One optimizer step, pure: (state, batch) -> (state, metrics); and its evaluation and inspection.
+"""One optimizer step as a pure function, (state, batch) -> (state, metrics); evaluation likewise.
 
 The config is a static argument: `jax.jit(train_step, static_argnames="config")`. It must be resolved (see
 parameters.resolve). A batch is a dict of arrays:
@@ -22,36 +22,37 @@ from lm.layers import losses
 from lm.optimizers import learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
-_DROPOUT = 0x64726F70  # sets dropout's keys apart from the initial values', which follow from the same seed
+_DROPOUT = 0x64726F70  # separates the keys of dropout from those of the initial values, which use the same seed
 
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that changes in training; the rest is a function of it and the config."""
+    """Everything that changes during training; all else is a function of it and the config."""
 
-    step: jax.Array  # int32: steps made; the next batch is that of step number `step`
+    step: jax.Array  # int32: number of steps made, and of the next batch
     params: dict
     opt_state: Any
     seed: jax.Array  # uint32
-    skipped: jax.Array  # int32: updates withheld because they were not finite (on_nonfinite = "skip")
-    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"); no later one is made
+    skipped: jax.Array  # int32: updates rejected because they were not finite (on_nonfinite = "skip")
+    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later one is made
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
+    """Return the optimizer of a resolved config."""
     c = config.model
     table, factor = parameters.parameter_table(c), parameters.width_factor(c)
     return make_optimizer(config.optimizer, config.train.steps, table, factor)
 
 
 def init_state(config: Config, seed) -> TrainState:
-    """The state of step 0. seed: an integer or a traced uint32 scalar."""
+    """Return the state of step 0. seed: an integer or a traced uint32 scalar."""
     params = parameters.init_params(config.model, seed)
     counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
     return TrainState(params=params, opt_state=optimizer(config).init(params), seed=jnp.uint32(seed), **counters)
 
 
 def target_weights(batch: dict):
-    """The weight of each target, float32 (B, T): none in padding, none across the border of two documents."""
+    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents."""
     tokens = batch["tokens"]
     weights = batch.get("weights", jnp.ones((tokens.shape[0], tokens.shape[1] - 1), jnp.float32))
     if "segments" in batch:
@@ -60,83 +61,98 @@ def target_weights(batch: dict):
     return weights
 
 
-def _positions(segments_BT):
-    """Positions that begin at 0 in each document of a packed row."""
+def _document_positions(segments_BT):
+    """Return positions that start at 0 in each document of a packed row."""
     index = jnp.arange(segments_BT.shape[1])
-    begins = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
-    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    starts = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
 
 
-def _fields(batch: dict) -> dict:
-    """What a batch has for each position, (B, T): devices that share its examples and positions take it apart."""
+def batch_fields(batch: dict) -> dict:
+    """Return the arrays (B, T) that a batch has for each position, which are sharded over examples and positions."""
     fields = {"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "weights": target_weights(batch)}
     if "segments" in batch:
         segments = batch["segments"][:, :-1]
-        fields |= {"segments": segments, "positions": _positions(segments)}
+        fields |= {"segments": segments, "positions": _document_positions(segments)}
     return fields
 
 
-def _hidden(params: dict, fields: dict, config: Config, **options):
-    given = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
-    return model.hidden(params, config.model, fields["inputs"], **given, **options)
+def hidden(params: dict, fields: dict, config: Config, **options):
+    """Return the last hidden states (B, T, D) for the fields of a batch; options as for model.hidden."""
+    inputs = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
+    return model.hidden(params, config.model, fields["inputs"], **inputs, **options)
 
 
 def _loss_sum(params: dict, fields: dict, config: Config, z_loss: float):
-    """loss_sum of the examples and positions that this device has."""
-    c, chunk = config.model, config.train.loss_chunk
-    h_BTD, (w, b) = _hidden(params, fields, config), model.head(params, c)
-    options = {"softcap": c.logit_softcap, "transposed": c.tie_embeddings}
+    """Return `loss_sum` of the examples and positions of this device."""
+    h_BTD, head, chunk = hidden(params, fields, config), model.head(params, config.model), config.train.loss_chunk
     targets, weights = fields["targets"], fields["weights"]
-    if chunk:
-        chunk = max(1, chunk // collectives.n_batch_shards())
-        return losses.chunked_softmax_cross_entropy(
-            h_BTD, w, b, targets, weights, chunk_size=chunk, z_loss=z_loss, **options
-        )
-    return losses.softmax_cross_entropy(losses.head_logits(h_BTD, w, b, **options), targets, weights, z_loss=z_loss)
+    if not chunk:
+        return losses.softmax_cross_entropy(losses.head_logits(h_BTD, head), targets, weights, z_loss=z_loss)
+    chunk = max(1, chunk // collectives.n_batch_shards())
+    return losses.chunked_softmax_cross_entropy(h_BTD, head, targets, weights, chunk_size=chunk, z_loss=z_loss)
 
 
 def loss_sum(params: dict, batch: dict, config: Config, *, z_loss: float = 0.0):
-    """Weighted sum of the cross-entropy of a batch in nats, and the sum of the weights; both float32 scalars."""
+    """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights, float32 scalars."""
 
     def local(params, fields):
         return collectives.sum_over_batch(_loss_sum(params, fields, config, z_loss))
 
-    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(params, _fields(batch))
+    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(params, batch_fields(batch))
+
+
+def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
+    """Return the number of equal micro-batches, as few as possible, of at most micro_batch_size sequences each.
+
+    Args:
+      n_sequences: sequences of a batch on one device.
+      micro_batch_size: config.train.micro_batch_size; none: one micro-batch.
+
+    >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
+    (3, 1)
+    """
+    size = micro_batch_size or n_sequences
+    return next(n for n in range(1, n_sequences + 1) if n_sequences % n == 0 and n_sequences // n <= size)
+
+
+def _sum_over_micro_batches(f, params, fields: dict, n: int):
+    """Return the sum of f(params, micro-batch) over n micro-batches, in float32 if n > 1."""
+    if n == 1:
+        return f(params, fields)
+
+    def add(total, micro_batch):
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params, micro_batch)), None
+
+    micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))
+    return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
 def gradients(state: TrainState, batch: dict, config: Config):
-    """The mean loss of the global batch and its gradients, over `train.accumulation` micro-batches.
+    """Return the mean loss of the global batch and its gradients.
 
-    Each micro-batch's sum is divided by the number of targets of the *whole* batch, so that unequal micro-batches weigh
-    as they would in one. Dropout's keys follow the example's number in the whole batch.
+    A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of each is divided by
+    the number of targets of the *whole* batch, so targets weigh the same in any micro-batch. The dropout key of an
+    example depends on its number in the whole batch.
     """
-    t, table, fields = config.train, parameters.parameter_table(config.model), _fields(batch)
+    t, table, fields = config.train, parameters.parameter_table(config.model), batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
     if config.model.dropout:
-        step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
-        fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(step_key, i))(
-            jnp.arange(len(fields["inputs"]))
-        )
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
+        examples = jnp.arange(len(fields["inputs"]))
+        fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
     def mean_loss(params, fields):
         return _loss_sum(params, fields, config, t.z_loss)[0] / n_targets
 
     def local(params, fields):
-        """Of this device's examples; over devices, loss and gradients are added up once, after all micro-batches.
+        """Sum loss and gradients over devices once, after all micro-batches.
 
-        But for parameters that fsdp shares, whose gradients are scattered as they come: whole they would not fit.
+        Except over fsdp: gradients of sharded parameters are scattered at once, as whole ones might not fit.
         """
-        if t.accumulation == 1:
-            loss, grads = jax.value_and_grad(mean_loss)(params, fields)
-            return collectives.sum_over_batch(loss), collectives.sum_gradients(grads, table)
-
-        def add(carry, micro):
-            loss, grads = jax.value_and_grad(mean_loss)(params, micro)
-            return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), carry, (loss, grads)), None
-
-        micro = jax.tree.map(lambda a: a.reshape(t.accumulation, -1, *a.shape[1:]), fields)
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))
-        loss, grads = jax.lax.scan(add, zeros, micro)[0]
+        n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
+        loss, grads = _sum_over_micro_batches(jax.value_and_grad(mean_loss), params, fields, n)
         grads = collectives.sum_gradients(grads, table)
         return collectives.sum_over_batch(loss), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
@@ -148,12 +164,17 @@ def _all_finite(tree):
 
 
 def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
-    """One step. Metrics: loss (nats a token), grad_norm (before clipping), learning_rate, finite.
+    """Make one optimizer step.
 
-    An update whose loss, gradients or outcome are not finite is not made. With on_nonfinite = "skip" it is counted and
-    training goes on; with "stop" the state stays what it was, step number included, through this and all later calls.
+    An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
+    rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
+    all later calls.
+
+    Returns:
+      The new state, and the metrics, all scalars: loss (nats per token), grad_norm (before clipping), learning_rate,
+      finite.
     """
-    stop = config.train.on_nonfinite == "stop"
+    stop = {"stop": True, "skip": False}[config.train.on_nonfinite]
     learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
     loss, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
@@ -193,61 +214,43 @@ def take_batch(resident: dict | None, feed: dict, seq_len: int) -> dict:
 
 
 def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, config: Config):
-    """The first n_steps of the k steps whose feeds are stacked in `feeds` (k, B, ...); metrics come stacked too (k,).
+    """Make the first n_steps of the k steps whose feeds are stacked in `feeds`.
 
-    n_steps is traced: one compiled program makes any number of steps up to k, and each step the same way.
+    Args:
+      state: the state before the first step.
+      corpus: see `take_batch`.
+      feeds: arrays (k, B, ...).
+      n_steps: a traced number, at most k. One compiled program makes any number of steps, each in the same way.
+      config: a resolved config.
+
+    Returns:
+      The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
     """
-
-    # One entry more than needed, so that there are at least two: with one, XLA knows the batch before the loop, moves
-    # work out of it, and the loss rounds differently.
-    feeds = jax.tree.map(lambda a: jnp.concatenate([a, a[:1]]), feeds)
+    feeds = _with_one_more(feeds)
     n = len(jax.tree.leaves(feeds)[0])
 
-    def body(i, carry):
-        state, stacked = carry
+    def step(state, i):
         feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
-        state, metrics = train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
-        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one.astype(all_.dtype)), stacked, metrics)
+        return train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
 
-    names = {"loss": jnp.float32, "grad_norm": jnp.float32, "learning_rate": jnp.float32, "finite": jnp.bool_}
-    stacked = {name: jnp.zeros(n, dtype) for name, dtype in names.items()}
+    def body(i, carry):
+        state, metrics = step(carry[0], i)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), carry[1], metrics)
+
+    stacked = jax.tree.map(lambda m: jnp.zeros((n, *m.shape), m.dtype), jax.eval_shape(step, state, 0)[1])
     state, stacked = jax.lax.fori_loop(0, n_steps, body, (state, stacked))
-    return state, jax.tree.map(lambda all_: all_[:-1], stacked)
+    return state, jax.tree.map(lambda m: m[:-1], stacked)
+
+
+def _with_one_more(feeds: dict) -> dict:
+    """Append an entry that no step reads to stacked feeds, so that they have at least two.
+
+    With a single entry XLA knows the batch before the loop, moves work on it out of the loop, and the loss rounds
+    differently: runs with steps_per_dispatch = 1 and 10 would not be bit-identical.
+    """
+    return jax.tree.map(lambda a: jnp.concatenate([a, a[:1]]), feeds)
 
 
 def eval_step(params: dict, corpus: dict | None, feed: dict, config: Config):
-    """(sum of the cross-entropy in nats over the batch's targets, number of targets), without dropout."""
+    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout."""
     return loss_sum(params, take_batch(corpus, feed, config.train.seq_len), config)
-
-
-def inspect(state: TrainState, batch: dict, config: Config) -> dict:
-    """Root mean squares by path: of gradients, parameters and updates of the next step, and of each layer's output."""
-
-    def rms(x, axes=None):
-        return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axes))
-
-    def by_path(tree):  # a stack of layers gives one number a layer
-        leaves = parameters.flat(tree).items()
-        return {path: rms(x, tuple(range(1, x.ndim)) if path.startswith("layers/") else None) for path, x in leaves}
-
-    _, grads = gradients(state, batch, config)
-    updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
-
-    def mean_squares(params, fields):
-        """Of each layer's output, (N,)."""
-        _, sown = _hidden(params, fields, config, mutable=["intermediates"])
-        outputs = sown["intermediates"]
-        if not config.model.scan_layers:
-            outputs = parameters.stack_layers(outputs)
-        x_NBTD = outputs["layers"]["x_BTD"][0].astype(jnp.float32)
-        return collectives.sum_over_batch(jnp.mean(jnp.square(x_NBTD), (1, 2, 3))) / collectives.n_batch_shards()
-
-    table = parameters.parameter_table(config.model)
-    return {
-        "gradients": by_path(grads),
-        "parameters": by_path(state.params),
-        "updates": by_path(updates),
-        "activations": {
-            "layers/output": jnp.sqrt(collectives.map_over_batch(mean_squares, table)(state.params, _fields(batch)))
-        },
-    }

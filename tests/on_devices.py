@@ -1,10 +1,10 @@
-"""Training steps on simulated devices, in a process of their own: python tests/on_devices.py JSON OUT
+"""Run training steps on simulated devices in a process of their own: python tests/on_devices.py JSON OUT
 
-JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: one device alone.
-OUT.npz gets losses and gradients' norms, the optimizer's state after the first step and parameters after 10 of case i
-as i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval; OUT.i.hlo the compiled step where "hlo" asks for it
-(and then nothing is run). The optimizer's state holds the first gradients but for their norm, which clipping takes
-away: compiling a program for these too would take as long as all else.
+JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: a single device.
+For case i, OUT.npz gets losses and gradient norms of all steps, the optimizer state after the first step and parameters
+after the last, as i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval. With "hlo" nothing is run and
+OUT.i.hlo gets the compiled step. The optimizer state stands for the first gradients (up to their norm, which is
+clipped): compiling a program for the gradients too would double the time.
 """
 
 import functools
@@ -43,8 +43,8 @@ def config_of(case: dict):
     return tiny(**sections | {"train": {"batch_size": B, "seq_len": T} | sections.get("train", {})})
 
 
-def born(config):
-    """(the state of step 0, its shardings)."""
+def initial_state(config):
+    """Return the state of step 0 and its shardings."""
     init = functools.partial(init_state, config)
     abstract = sharding.shard_state(jax.eval_shape(init, 0), parameters.parameter_table(config.model))
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
@@ -53,7 +53,7 @@ def born(config):
 
 def run(case: dict, hlo: Path) -> dict:
     config = config_of(case)
-    state, shardings = born(config)
+    state, shardings = initial_state(config)
     step = jax.jit(train_step, static_argnames="config", out_shardings=(shardings, None))
     if case.get("hlo"):
         hlo.write_text(step.lower(state, batch(0, config.train.seq_len), config).compile().as_text())

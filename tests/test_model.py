@@ -1,11 +1,10 @@
-"""The model as a whole: what each switch does and does not do, causality, and NumPy's answers."""
+"""The whole model: what each config key changes and does not change, causality, and equality with NumPy."""
 
 import dataclasses
 import itertools
 
 import chex
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,14 +13,14 @@ from tiny import redrawn, state_of, tiny
 
 from lm import model, step
 from lm.config import ModelConfig
+from lm.layer_stack import unstack_layers
 from lm.layers.losses import head_logits
-from lm.parameters import unstack_layers
 
 T = 8
-TOKENS = np.arange(T * T).reshape(T, T)  # all different: one row of the embedding table for each place
+TOKENS = np.arange(T * T).reshape(T, T)  # all different: one row of the embedding table for each token
 OTHER = T * T  # an id that does not occur
 
-# --- Every key of ModelConfig is in one list: what the model is, how it is carried out, how it starts.
+# --- Every key of ModelConfig is in one list: architecture, implementation, or training.
 
 LAYER = {"norm": "layer"}
 ARCHITECTURE = {  # key: (what both models have, the key's two values)
@@ -58,7 +57,7 @@ ARCHITECTURE = {  # key: (what both models have, the key's two values)
     "param_dtype": ({}, "float32", "bfloat16"),
     "compute_dtype": ({}, "float32", "bfloat16"),
 }
-IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # beside them the exact values of norm_algorithm
+IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and the exact algorithms of norm_algorithm
 TRAINING_ONLY = {"init", "embed_std", "zero_init_residual", "dropout", "max_positions"}
 
 
@@ -107,7 +106,10 @@ jit_gradients = jax.jit(step.gradients, static_argnames="config")
 SAME = {
     "scan_welford": ({"scan_layers": True, "norm_algorithm": "welford"}, {}),
     "scan_remat_block_chan": ({"scan_layers": True, "remat": "block", "norm_algorithm": "chan"}, {}),
-    "remat_dots_xla_accumulation_chunk": ({"remat": "dots", "attention": "xla"}, {"accumulation": 4, "loss_chunk": 6}),
+    "remat_dots_xla_micro_batches_chunk": (
+        {"remat": "dots", "attention": "xla"},
+        {"micro_batch_size": 2, "loss_chunk": 6},
+    ),
 }
 
 
@@ -127,7 +129,7 @@ def plain():
     [pytest.param(name, marks=[pytest.mark.slow] if name == "scan_remat_block_chan" else []) for name in SAME],
 )
 def test_implementation_switches_change_nothing(plain, name):
-    """Float32 sums of some hundred terms in another order: 1e-5 of the largest entry of each gradient."""
+    """Except for rounding: float32 sums in another order, 1e-5 of the largest entry of each gradient."""
     loss, grads = loss_and_gradients(*SAME[name])
     np.testing.assert_allclose(loss, plain[0], rtol=1e-6)
     chex.assert_trees_all_equal_shapes_and_dtypes(grads, plain[1])
@@ -135,7 +137,7 @@ def test_implementation_switches_change_nothing(plain, name):
     chex.assert_trees_all_close(*(jax.tree.map(jnp.divide, g, scale) for g in (grads, plain[1])), rtol=0, atol=1e-5)
 
 
-# --- Causality and NumPy's answers under combinations of everything.
+# --- Causality and equality with NumPy for combinations of all factors.
 
 FACTORS = [
     [{"norm_placement": placement} for placement in CHOICES["norm_placement"]],
@@ -172,7 +174,7 @@ FACTORS = [
 
 
 def combination(i):
-    """Number i of 25 in which each value of a factor meets each value of every other (an orthogonal array)."""
+    """Combination i of 25: each value of a factor occurs with each value of every other (an orthogonal array)."""
     a, b = divmod(i, 5)
     levels = [a, b, *((a + k * b) % 5 for k in range(1, 5))]
     keys = {"vocab_size": OTHER + 1}
@@ -194,7 +196,7 @@ def test_combinations_are_pairwise_complete():
 
 
 def field_of(c):
-    """(T, T): which inputs an output depends on, through all layers and their windows."""
+    """Return which inputs an output depends on through all layers and their windows, bool (T, T)."""
     distance = np.arange(T)[:, None] - np.arange(T)
     reach = np.eye(T, dtype=int)
     for i in range(c.n_layers):
@@ -228,18 +230,17 @@ def test_causality_receptive_field_and_reference(i):
     changed = (np.asarray(before) != np.asarray(after)).any(-1)
     np.testing.assert_array_equal(changed, field_of(c).T)
 
-    w, b = model.head(params, c)
-    logits = head_logits(before[:2], w, b, softcap=c.logit_softcap, transposed=c.tie_embeddings)
+    logits = head_logits(before[:2], model.head(params, c))
     wide = jax.tree.map(np.float64, unstack_layers(params))
     expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
-    # Two layers of about ten roundings each of 2^-24, growing through norms: some hundred units of the largest logit.
+    # Two layers of about ten roundings of 2^-24, amplified by norms: some hundred units of the largest logit.
     np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
 # --- Dropout and dtypes.
 
 
-def test_dropout_follows_the_example_and_not_its_neighbours():
+def test_dropout_depends_on_the_example_only():
     c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5, "n_layers": 1}).model
     params, keys = redrawn(c), jax.random.split(jax.random.key(0), T)
     hidden = jax.jit(lambda tokens, keys: model.hidden(params, c, tokens, dropout_keys_B=keys))
@@ -261,7 +262,7 @@ def test_dropout_draws_the_same_when_scanned():
     np.testing.assert_allclose(outs[1], outs[0], rtol=0, atol=1e-5 * np.abs(outs[0]).max())
 
 
-def test_each_site_of_dropout_draws_anew(monkeypatch):
+def test_each_site_of_dropout_has_its_own_keys(monkeypatch):
     """The embedding, then two branches of each of two layers, for each of two examples."""
     keys = []
     monkeypatch.setattr(model, "dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
@@ -274,7 +275,7 @@ def test_without_keys_there_is_no_dropout():
     np.testing.assert_array_equal(logits_of(dropout=0.5), logits_of())
 
 
-def test_logits_are_float32_and_near_in_bfloat16():
+def test_logits_are_float32_and_close_in_bfloat16():
     exact, rounded = logits_of(), logits_of(compute_dtype="bfloat16")
     assert rounded.dtype == jnp.float32
     # Two layers of some ten roundings of 2^-9 each.
@@ -282,21 +283,20 @@ def test_logits_are_float32_and_near_in_bfloat16():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_remat_dots_computes_attention_alone_twice(dtype):
-    """Its two products have a batch; those with weights are kept, and "block" computes them anew as well."""
+def test_remat_saves_less_for_the_backward_pass(dtype):
+    """ "dots" saves products with weights but no attention scores; "block" saves only the input of each block."""
 
-    def products(jaxpr):
-        n = 0
-        for eqn in jaxpr.eqns:
-            n += eqn.primitive.name == "dot_general"
-            n += sum(map(products, jax.extend.core.jaxprs_in_params(eqn.params)))
-        return n
-
-    def of_gradient(remat):
+    def saved(remat):
         c = tiny(model={"vocab_size": OTHER + 1, "compute_dtype": dtype, "remat": remat, "scan_layers": True}).model
-        f = jax.grad(lambda params: model.logits(params, c, TOKENS[:2]).sum())
-        return products(jax.make_jaxpr(f)(redrawn(c)).jaxpr)
+        loss = lambda params: model.logits(params, c, TOKENS[:2]).sum()  # noqa: E731
+        residuals = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], redrawn(c))
+        return [leaf for leaf in jax.tree.leaves(residuals) if hasattr(leaf, "shape")]
 
-    kept, dots, block = map(of_gradient, ("none", "dots", "block"))
-    assert dots == kept + 2
-    assert block > dots + 4
+    def has_scores(leaves):
+        return any(leaf.shape[-2:] == (T, T) and leaf.dtype != bool for leaf in leaves)
+
+    none, dots, block = map(saved, ("none", "dots", "block"))
+    assert has_scores(none)
+    assert not has_scores(dots)
+    sizes = [sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) for leaves in (none, dots, block)]
+    assert sizes[0] > sizes[1] > sizes[2]

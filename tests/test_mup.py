@@ -1,4 +1,4 @@
-"""muP: the same model at its base's width, and activations that keep their scale as it widens (Yang et al. 2022)."""
+"""muP: unchanged at the base width, and activations that keep their scale as the width grows (Yang et al. 2022)."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import state_of, tiny
 
-from lm import model, parameters
+from lm import layer_stack, model, parameters
 from lm.config import OptimizerConfig
 from lm.optimizers import width_scales
 from lm.step import train_step
@@ -18,7 +18,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, 9)))
 
 
 def wide(factor: int, **more):
-    """The tiny model with every width times factor; the numbers of heads stay."""
+    """Return the tiny model with every width times factor and the same numbers of heads."""
     return tiny(model={"d_model": 16 * factor, "d_ff": 24 * factor, "n_kv_heads": 4} | more)
 
 
@@ -48,7 +48,7 @@ def test_learning_rates_follow_the_table():
 
 
 def moved(factor: int, **more) -> dict[str, float]:
-    """How far a few steps of Adam move the last hidden states and the logits, root mean square."""
+    """Return the RMS change of the last hidden states and of the logits over a few steps of Adam."""
     c = dataclasses.replace(wide(factor, **more), optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant"))
     state = jax.jit(parameters.init_params, static_argnums=0)(c.model, 0)
     state = first = state_of(c, state)
@@ -58,7 +58,7 @@ def moved(factor: int, **more) -> dict[str, float]:
 
     def outputs(params):
         _, sown = model.hidden(params, c.model, TOKENS, mutable=["intermediates"])
-        stacked = parameters.stack_layers(sown["intermediates"])
+        stacked = layer_stack.stack_layers(sown["intermediates"])
         return {"hidden": stacked["layers"]["x_BTD"][0][-1], "logits": model.logits(params, c.model, TOKENS)}
 
     before, after = outputs(first.params), outputs(state.params)
@@ -67,7 +67,7 @@ def moved(factor: int, **more) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_coordinate_check():
-    """From 1 to 16 times the width: flat under muP, growing under the standard parametrization."""
+    """From 1 to 16 times the width the change is constant under muP and grows under the standard parametrization."""
     for name in ("hidden", "logits"):
         flat = [moved(f, **MUP)[name] for f in (1, 4, 16)]
         growing = [moved(f)[name] for f in (1, 4, 16)]

@@ -9,8 +9,8 @@ import optax
 import pytest
 from tiny import redrawn, tiny
 
-from lm import parameters
 from lm.config import OptimizerConfig
+from lm.layer_stack import unstack_layers
 from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 
@@ -32,7 +32,7 @@ EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_b
         ({"schedule": "cosine"}, {25: 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2}),
         ({"schedule": "wsd"}, {0: 1, 79: 1, 80: 1, 90: 0.55, 100: 0.1}),
         ({"schedule": "wsd", "warmup_steps": 10, "decay_fraction": 0.5}, {9: 10 / 11, 50: 1, 75: 0.55, 100: 0.1}),
-        # The decay would begin within the warm-up: it begins after it, and still ends in time.
+        # The decay would start during the warm-up: it starts after it instead, and ends at the same step.
         ({"schedule": "wsd", "warmup_steps": 60, "decay_fraction": 0.9}, {59: 60 / 61, 60: 1, 80: 0.55, 100: 0.1}),
     ],
 )  # fmt: skip
@@ -51,7 +51,7 @@ def parameters_of(config, seed=0):
 
 
 def updates(o, config, grads_by_step, params):
-    """The parameters after these gradients."""
+    """Return the parameters after updates with these gradients."""
     tx = make_optimizer(o, 100, table_of(config))
     state = tx.init(params)
     step = jax.jit(tx.update)
@@ -83,7 +83,7 @@ def test_adamw_is_optax_adamw_with_the_mask():
 
 @pytest.mark.parametrize("kind", ["norm", "bias", "embedding"])
 def test_decay_masks(kind):
-    """Weights always decay; norm gains, biases and embeddings where the config says."""
+    """Weights always decay; norm gains, biases and embeddings only if the config sets it."""
     table = parameter_table(tiny(model=EVERYTHING).model)
     key = {"norm": "decay_norms", "bias": "decay_biases", "embedding": "decay_embeddings"}[kind]
     default, chosen = (flat(decay_mask(OptimizerConfig(**keys), table)) for keys in ({}, {key: True}))
@@ -162,7 +162,7 @@ MUON = OptimizerConfig(
 
 @pytest.mark.slow
 def test_muon_treats_stacked_parameters_as_layers():
-    """The update of a stack is the stack of the updates of its layers, each a parameter of its own."""
+    """The update of a stack equals the updates of its layers as separate parameters."""
     config = tiny(model=EVERYTHING)
     params, grads = parameters_of(config), gradients(config, n=2)
     after = updates(MUON, config, grads, params)
@@ -175,16 +175,16 @@ def test_muon_treats_stacked_parameters_as_layers():
         if not p.axes.startswith("N"):
             apart[path] = p
     tx = make_optimizer(MUON, 100, apart)
-    each = parameters.unstack_layers(params)
+    each = unstack_layers(params)
     state = tx.init(each)
     for g in grads:
-        change, state = jax.jit(tx.update)(parameters.unstack_layers(g), state, each)
+        change, state = jax.jit(tx.update)(unstack_layers(g), state, each)
         each = optax.apply_updates(each, change)
-    chex.assert_trees_all_close(parameters.unstack_layers(after), each, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_muon_orthogonalizes_block_weights_and_leaves_the_rest_to_adam(nesterov):
+def test_muon_orthogonalizes_block_weights_and_adam_updates_the_rest(nesterov):
     config = tiny(model=EVERYTHING | {"n_layers": 1})
     params, (grads,) = parameters_of(config), gradients(config, n=1)
     o = dataclasses.replace(MUON, nesterov=nesterov)

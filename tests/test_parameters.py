@@ -10,17 +10,18 @@ from tiny import tiny
 
 from lm import parameters
 from lm.config import Config, ModelConfig, TrainConfig
-from lm.parameters import count, flat, init_params, parameter_table, stack_layers, unstack_layers
+from lm.layer_stack import stack_layers, unstack_layers
+from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
 
 
 def initial(seed=7, **model):
-    """Initial values by path and layer; not under jit, because compiling takes seconds for each config."""
+    """Return initial values by path and layer; without jit, because compiling takes seconds for each config."""
     return flat(unstack_layers(init_params(tiny(model=model).model, seed)))
 
 
-# Published models whose exact parameter counts the issue states, or others print.
+# Published models with known exact parameter counts.
 MODELS = {
     "cmu_15780": (
         9_892_554,
@@ -82,7 +83,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(map(str, other)))
 def test_other_parameters_do_not_change_a_shared_one(other):
-    """Bit-identical initial values under the same name, whatever else exists: a paired comparison starts paired."""
+    """Parameters of the same name have bit-identical initial values: paired comparisons start from the same point."""
     base, changed = initial(), initial(**other)
     differ = {path for path in base.keys() & changed.keys() if not np.array_equal(base[path], changed[path])}
     meant = {"n_kv_heads": ("w_k_DGK", "w_v_DGK"), "zero_init_residual": ("w_o_HKD", "w_down_FD")}
@@ -121,7 +122,7 @@ def test_the_same_under_jit():
 
 
 def test_stack_and_unstack_are_inverse_beyond_ten_layers():
-    """layers_10 stands after layers_9, not after layers_1."""
+    """layers_10 comes after layers_9, not after layers_1."""
     params = {"embedding": np.zeros(3)} | {f"layers_{i}": {"w": np.full((2, 2), i)} for i in range(11)}
     stacked = stack_layers(params)
     np.testing.assert_array_equal(stacked["layers"]["w"][:, 0, 0], np.arange(11))
@@ -129,7 +130,7 @@ def test_stack_and_unstack_are_inverse_beyond_ten_layers():
 
 
 def test_the_gradient_of_unstacked_layers_is_a_stack():
-    """The derivative written by hand, beside JAX's own of plain indexing."""
+    """The hand-written derivative equals JAX's own for plain indexing."""
     params = {"layers": {"w": jnp.arange(6.0).reshape(3, 2)}, "head": jnp.ones(2)}
 
     def loss(rows, head):
@@ -219,7 +220,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize(("init", "path"), GOLDEN)
 def test_golden_values(init, path):
-    """What seed 7 gave in November 2026, on jax 0.10.2 and 0.12.0: a run of today must start like a run of then."""
+    """Values of seed 7 in November 2026, on jax 0.10.2 and 0.12.0: initial values must not change between versions."""
     np.testing.assert_allclose(np.ravel(initial(init=init)[path])[:3], GOLDEN[init, path], rtol=1e-6)
 
 
@@ -229,7 +230,7 @@ def test_dtype_of_parameters():
 
 
 def test_axes_name_the_dimensions():
-    """The same letter has the same length everywhere; this is what sharding rules rely on."""
+    """A letter stands for the same length everywhere, on which the sharding rules rely."""
     config = tiny(model={"scan_layers": True, "positions": "learned", "attn_bias": True, "ffn_bias": True})
     c = config.model
     lengths = {"N": c.n_layers, "D": c.d_model, "V": c.vocab_size, "T": c.max_positions, "H": c.n_heads}

@@ -13,7 +13,8 @@ from tiny import redrawn, state_of, tiny
 
 from lm import step
 from lm.data import Split, markov
-from lm.layers import attention
+from lm.inspection import inspect
+from lm.layers.attention import Mask
 from lm.parameters import flat, nest
 from lm.training.batch_source import BatchSource
 
@@ -35,7 +36,7 @@ def on_host(config):
 
 
 def rolled(config, n_steps, *, resident=True, state=None):
-    """The state after n_steps, dispatched as the config says, and the stacked metrics."""
+    """Return the state after n_steps, dispatched with the config's steps_per_dispatch, and the stacked metrics."""
     state = state_of(config) if state is None else state
     source = BatchSource(SPLIT, config if resident else on_host(config))
     k, metrics = config.train.steps_per_dispatch, []
@@ -46,9 +47,9 @@ def rolled(config, n_steps, *, resident=True, state=None):
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
 
-def test_accumulation_is_one_big_batch_with_unequal_counts_and_dropout():
+def test_micro_batches_equal_one_big_batch_with_unequal_weights_and_dropout():
     """A micro-batch with one target weighs one target; each example keeps its draw of dropout."""
-    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"accumulation": n}) for n in (1, 4)]
+    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"micro_batch_size": n}) for n in (None, 1)]
     weights = np.ones((4, 8), np.float32)
     weights[0, 1:], weights[2] = 0, 0
     batch = batch_of(configs[0], weights=jnp.asarray(weights))
@@ -61,7 +62,7 @@ def test_accumulation_is_one_big_batch_with_unequal_counts_and_dropout():
     assert abs(np.mean(means) - whole[0]) > 1e-2
 
 
-def test_steps_per_dispatch_and_who_gathers_change_no_bit():
+def test_steps_per_dispatch_and_the_place_of_gathering_change_no_bit():
     """Three dispatches of up to 3 steps from the corpus on the device, and 7 of one step gathered on the host."""
     many, one = (tiny(model=ONE, train={"steps_per_dispatch": k}) for k in (3, 1))
     compiled = jit_steps._cache_size()
@@ -78,7 +79,7 @@ def test_steps_per_dispatch_and_who_gathers_change_no_bit():
 
 @pytest.mark.slow
 def test_without_jit_the_step_is_the_same():
-    """train.debug: nothing compiled, so that print and a debugger work."""
+    """train.debug: nothing is compiled, so print and a debugger work."""
     config = tiny(model=ONE, train={"steps_per_dispatch": 3})
     state, metrics = rolled(config, 2)
     with jax.disable_jit():
@@ -114,7 +115,7 @@ def test_stop_keeps_the_last_finite_state_and_the_exact_step():
 
 
 @pytest.mark.slow
-def test_skip_counts_and_goes_on():
+def test_skip_counts_and_continues():
     config = tiny(model=ONE, train={"steps_per_dispatch": 4, "on_nonfinite": "skip"})
     batches = feeds_with_nan(config, bad_step=1)
     state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
@@ -122,12 +123,12 @@ def test_skip_counts_and_goes_on():
     assert (int(state.step), bool(state.halted), int(state.skipped)) == (4, False, 1)
     without, rates = jit_steps(state_of(config), None, stacked([batches[i] for i in (0, 2, 3, 3)]), 3, config)
     chex.assert_trees_all_equal((state.params, state.opt_state), (without.params, without.opt_state))
-    # The optimizer made no update at the bad step, so its schedule did not move, and the metrics say so.
+    # The optimizer made no update at the bad step, so the learning rate did not change, nor did its metric.
     np.testing.assert_array_equal(metrics["learning_rate"], rates["learning_rate"][np.array([0, 1, 1, 2])])
 
 
 @pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_finite_gradients_that_overflow_the_update_are_withheld(name, monkeypatch):
+def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatch):
     """SGD overflows the parameters; Adam the second moment, the square of a gradient of 1e20."""
     config = tiny(model=ONE, optimizer={"name": name, "learning_rate": 1e38, "clip_norm": None})
     scale = {"sgd": 1e3, "adamw": 1e20}[name]
@@ -138,7 +139,7 @@ def test_finite_gradients_that_overflow_the_update_are_withheld(name, monkeypatc
         return loss, jax.tree.map(lambda g: g * scale, grads)
 
     monkeypatch.setattr(step, "gradients", scaled)
-    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # which would overflow, too
+    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # it would overflow, too
     state = state_of(config)
     after, metrics = jax.jit(functools.partial(step.train_step, config=config))(state, batch_of(config))
     assert np.isfinite(metrics["loss"])
@@ -159,7 +160,7 @@ def test_overfits_one_batch():
 
 
 def test_gradients_are_the_slopes_of_the_loss_in_float64():
-    """Central differences along one random direction for each parameter; every kind of parameter is there."""
+    """Central differences along one random direction for each parameter, for every kind of parameter."""
     keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
     keys |= ONE | {"qk_norm": True, "attn_softcap": 3.0, "logit_softcap": 5.0, "window_pattern": (3,)}
     config = tiny(model=keys, train={"z_loss": 1e-2})
@@ -179,14 +180,14 @@ def test_gradients_are_the_slopes_of_the_loss_in_float64():
 
 
 @pytest.mark.parametrize("keys", [{"positions": "learned"}, {"positions": "rope", "window_pattern": (2,)}])
-def test_packed_documents_are_worth_what_they_are_alone(keys):
-    """Each document begins at position 0 and sees itself only; borders and padding are no targets."""
+def test_packed_documents_have_the_loss_that_they_have_alone(keys):
+    """Each document starts at position 0 and sees only itself; borders and padding are not targets."""
     config = tiny(model=ONE | keys)
     params, tokens = redrawn(config.model), batch_of(config)["tokens"]
     packed = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1] * 9])
     loss_sum = jax.jit(step.loss_sum, static_argnames="config")
     together, n = loss_sum(params, {"tokens": tokens[:2], "segments": jnp.asarray(packed, jnp.uint16)}, config)
-    # The same documents, each in a row of its own; what follows it is no target, and no causal model sees it.
+    # The same documents, each in its own row. What follows is not a target, and a causal model does not see it.
     documents = jnp.stack([tokens[0], jnp.roll(tokens[0], -3), tokens[1]])
     weights = (np.arange(8) < np.array([[2], [3], [8]])).astype(np.float32)
     alone, n_alone = loss_sum(params, {"tokens": documents, "weights": weights}, config)
@@ -194,7 +195,7 @@ def test_packed_documents_are_worth_what_they_are_alone(keys):
     np.testing.assert_allclose(together, alone, rtol=1e-6)
     weights = step.target_weights({"tokens": tokens[:2], "segments": packed})
     mixed, _ = loss_sum(params, {"tokens": tokens[:2], "weights": weights}, config)
-    assert abs(mixed - together) > 1e-3  # one document after the other in plain sight is something else
+    assert abs(mixed - together) > 1e-3  # without segments documents see each other
 
 
 def test_eval_step_has_no_dropout_and_counts_weights():
@@ -226,8 +227,8 @@ def test_dropout_changes_with_the_example_the_step_and_the_seed_only():
 def test_inspect_gives_root_mean_squares_by_path():
     config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
     state, batch = state_of(config), batch_of(config)
-    inspect = jax.jit(step.inspect, static_argnames="config")
-    found = inspect(state, batch, config)
+    jit_inspect = jax.jit(inspect, static_argnames="config")
+    found = jit_inspect(state, batch, config)
     _, grads = jit_gradients(state, batch, config)
     updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
     for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
@@ -237,12 +238,12 @@ def test_inspect_gives_root_mean_squares_by_path():
         for path in expected:
             np.testing.assert_allclose(found[name][path], expected[path], rtol=1e-4, err_msg=path)
     assert found["activations"]["layers/output"].shape == (2,)
-    chex.assert_trees_all_close(inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(jit_inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_step_keeps_dtypes(dtype):
-    config = tiny(model=ONE | {"param_dtype": dtype, "compute_dtype": "bfloat16"}, train={"accumulation": 2})
+    config = tiny(model=ONE | {"param_dtype": dtype, "compute_dtype": "bfloat16"}, train={"micro_batch_size": 2})
     state = jax.eval_shape(functools.partial(step.init_state, config), 0)
     after, metrics = jax.eval_shape(functools.partial(step.train_step, config=config), state, batch_of(config))
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
@@ -250,8 +251,27 @@ def test_the_step_keeps_dtypes(dtype):
     assert metrics["loss"].dtype == metrics["grad_norm"].dtype == jnp.float32
 
 
+def test_a_metric_of_one_step_is_stacked_over_a_dispatch(monkeypatch):
+    """A metric that train_step returns needs no other declaration."""
+    train_step = step.train_step
+
+    def with_one_more(state, batch, config):
+        state, metrics = train_step(state, batch, config)
+        return state, metrics | {"n_tokens": jnp.int32(batch["tokens"].size)}
+
+    monkeypatch.setattr(step, "train_step", with_one_more)
+    config = tiny(model=ONE)
+    _, metrics = jax.eval_shape(
+        lambda state, feed: step.train_steps(state, None, feed, 2, config),
+        state_of(config),
+        stacked([batch_of(config)] * 2),
+    )
+    assert metrics["n_tokens"].shape == (2,)
+    assert metrics["n_tokens"].dtype == jnp.int32
+
+
 def trained_on_markov(n_steps=300):
-    """Mean loss over held-out text of a small model after some seconds of training, and the number of its targets."""
+    """Train a small model for some seconds; returns its mean loss on held-out text and the standard error."""
     ids = np.array([ord(letter) - ord("a") for letter in markov.text(120_000)], np.uint16)
     train, held_out = (Split("x", part, len(part), None) for part in (ids[:80_000], ids[80_000:]))
     config = tiny(
@@ -261,7 +281,7 @@ def trained_on_markov(n_steps=300):
         eval={"batch_size": 1250},
     )
     source = BatchSource(train, config)
-    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # traced anew: the mask may be patched
+    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # a new function: the mask may be patched
     state, _ = train_steps(state_of(config), source.resident, source.train(0, n_steps), n_steps)
     source = BatchSource(held_out, config)
     (feed,) = source.evaluation()
@@ -279,8 +299,8 @@ def test_the_loss_stays_above_the_entropy_of_markov_text():
 
 @pytest.mark.slow
 def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
-    """The alarm works: queries that see the next token pass the floor."""
-    honest = attention.visible
-    monkeypatch.setattr(attention, "visible", lambda q, k, *rest: honest(q + 1, k, *rest))
+    """The test above detects leaks: queries that see the next token have a loss below the entropy."""
+    visible = Mask.visible
+    monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
     loss, standard_error = trained_on_markov()
     assert loss < markov.entropy_rate() - 4 * standard_error

@@ -174,19 +174,6 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 # ---- Training --------------------------------------------------------------------------------------------------
 
 
-def micro_batches(config: Config) -> Iterator[Problem]:
-    t = config.train
-    if t.accumulation > 1 and t.micro_batch_size:
-        yield problem(
-            "train.accumulation train.micro_batch_size",
-            f"{t.accumulation}, but micro_batch_size = {t.micro_batch_size} sets it; use 1",
-        )
-    if t.batch_size % t.accumulation:
-        yield problem(
-            "train.accumulation train.batch_size", f"{t.accumulation} does not divide batch_size = {t.batch_size}"
-        )
-
-
 def schedule(config: Config) -> Iterator[Problem]:
     o, steps = config.optimizer, config.train.steps
     decay_steps = o.decay_steps or steps
@@ -258,7 +245,7 @@ def packages(config: Config) -> Iterator[Problem]:
 
 CHECKS = (
     heads, position_encoding, layer_norm, attention, head_and_width, source_and_tokenizer, splits, order_and_packing,
-    micro_batches, schedule, debugging, mesh, final_evaluation, packages,
+    schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip
 
 

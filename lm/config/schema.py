@@ -214,10 +214,9 @@ class TrainConfig:
     seq_len: int = key(256, "tokens per sequence", low=1)
     seed: int = key(0, "seed of initial values, data order and dropout", low=0, high=2**32 - 1)
     z_loss: float = key(0.0, "weight of the squared log-partition function in the loss, as in PaLM", low=0.0)
-    accumulation: int = key(1, "micro-batches a step", low=1, execution=True)
     micro_batch_size: int | None = key(
-        None, "sequences a device takes at once, at most: as many micro-batches a step as that needs on the devices "
-        "there are; none: train.accumulation says", low=1, execution=True,
+        None, "sequences per device at once, at most; gradients are summed over the micro-batches of a step; none: all",
+        low=1, execution=True,
     )  # fmt: skip
     steps_per_dispatch: int = key(
         1, "steps per call of the compiled program; more: less overhead", low=1, execution=True

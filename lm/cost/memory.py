@@ -13,8 +13,8 @@ from lm.cost.devices import Device
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
-from lm.parallel.mesh import make_mesh, with_accumulation
-from lm.step import init_state
+from lm.parallel.mesh import make_mesh
+from lm.step import init_state, n_micro_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,8 @@ def local_bytes(tree) -> int:
 
 def micro_batches_per_step(config: Config, sizes: dict[str, int]) -> int:
     """Return the number of micro-batches per step."""
-    return with_accumulation(config, sizes).train.accumulation
+    t = config.train
+    return n_micro_batches(t.batch_size // (sizes["replica"] * sizes["fsdp"]), t.micro_batch_size)
 
 
 def tokens_per_micro_batch(config: Config, sizes: dict[str, int]) -> float:

@@ -1,12 +1,11 @@
-"""Pure functions of arrays: the mathematics of the model, with no parameters, no Flax and no configuration.
+"""Pure functions of arrays: the mathematics of the model, without parameters, Flax or config.
 
-Array names end in one letter per axis. The key, used in the whole code base:
+The last letters of an array's name are its axes. This key is used in the whole code base:
 
     B  batch (any leading dimensions)    D  model width (d_model)      V  vocabulary
     T  query positions, or tokens        F  feed-forward width         N  layers
     S  key and value positions           H  query heads
     K  width of one head (d_head)        G  key and value heads (grouped-query attention)
 
-Options are keyword-only. Where the input is bfloat16 or float16, statistics and softmax are computed in float32 and
-the result is returned in the input's dtype.
+For bfloat16 and float16 inputs, statistics and softmax are computed in float32 and the result has the input's dtype.
 """

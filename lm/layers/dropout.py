@@ -5,14 +5,26 @@ import jax.numpy as jnp
 
 
 def dropout(x, keys_B, rate):
-    """Zeroes each element with probability `rate` and divides the others by 1 - rate (Srivastava et al. 2014,
-    section 10).
+    """Set each element to zero with probability `rate`, and divide the others by 1 - rate (Srivastava et al. 2014).
 
-    x: (B, ...); keys_B: B keys of jax.random, one per example, so that an example's draw does not depend on how the
-    batch is split over devices or microbatches; rate: a Python number in [0, 1). At rate 0 returns x, and the keys
-    may be None.
-    Raises ValueError for another rate, for a number of keys other than B, and for keys whose draws depend on their
-    neighbours in a batch (JAX's "rbg").
+    The draw of an example depends on its own key only, not on how the batch is split over devices or micro-batches.
+
+    Args:
+      x: (B, ...).
+      keys_B: B typed keys (`jax.random.key`), one per example. May be None if `rate` is 0.
+      rate: a Python number in [0, 1).
+
+    Returns:
+      The shape and dtype of `x`.
+
+    Raises:
+      ValueError: `rate` is out of range, the number of keys is not B, or the keys are of JAX's "rbg" kind, whose draws
+        depend on the other keys of a batch.
+
+    >>> x = jnp.ones((2, 1000))
+    >>> y = dropout(x, jax.random.split(jax.random.key(0), 2), 0.25)
+    >>> sorted({round(float(value), 4) for value in y.ravel()})
+    [0.0, 1.3333]
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1")
@@ -21,9 +33,7 @@ def dropout(x, keys_B, rate):
     if not jnp.issubdtype(keys_B.dtype, jax.dtypes.prng_key):
         raise ValueError(f"dropout: keys of dtype {keys_B.dtype}; expected typed keys, made by jax.random.key")
     if keys_B.shape != x.shape[:1]:
-        raise ValueError(
-            f"dropout: keys of shape {keys_B.shape} for x of shape {x.shape}; expected one key per example"
-        )
+        raise ValueError(f"dropout: keys {keys_B.shape} for x {x.shape}; expected one key per example")
     if "rbg" in str(jax.random.key_impl(keys_B)):
         raise ValueError("dropout: keys of the 'rbg' kind do not draw example by example; use 'threefry2x32'")
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys_B)

@@ -1,34 +1,51 @@
-"""Feed-forward layers: activations, the MLP, and the gated linear units."""
+"""Feed-forward layers: activations, the MLP, and the gated linear unit."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from lm.layers.linear import einsum
+from lm.layers.linear import project
 
 
 def relu(x):
-    """max(x, 0), with gradient 0 at 0 (that of jnp.maximum is 1/2 there)."""
+    """Return max(x, 0), with gradient 0 at 0 (jnp.maximum has 1/2 there).
+
+    >>> relu(jnp.array([-1.0, 0.0, 2.0]))
+    Array([0., 0., 2.], dtype=float32)
+    """
     return jax.nn.relu(x)
 
 
 def silu(x):
-    """x sigmoid(x), also called swish (Elfwing et al. 2017, arXiv:1702.03118)."""
+    """Return x sigmoid(x), also called swish (Elfwing et al. 2017, arXiv:1702.03118).
+
+    >>> silu(jnp.array([-100.0, 0.0, 100.0]))
+    Array([ -0.,   0., 100.], dtype=float32)
+    """
     return jax.nn.silu(x)
 
 
 def gelu(x, *, approximate=False):
-    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 
-    approximate: the paper's tanh form, which GPT-2 uses. The exact erf form is the default here and in PyTorch;
-    JAX's own default is the tanh form.
+    Args:
+      x: any array.
+      approximate: use the paper's tanh form, like GPT-2. The default is the exact erf form, like in PyTorch; JAX's own
+        default is the tanh form.
+
+    >>> gelu(jnp.array([-100.0, 0.0, 100.0]))
+    Array([ -0.,   0., 100.], dtype=float32)
     """
     return jax.nn.gelu(x, approximate=approximate)
 
 
 def relu_squared(x):
-    """max(x, 0)^2 (So et al. 2021, Primer, arXiv:2109.08668)."""
+    """Return max(x, 0)^2 (So et al. 2021, Primer, arXiv:2109.08668).
+
+    >>> relu_squared(jnp.array([-1.0, 0.5, 3.0]))
+    Array([0.  , 0.25, 9.  ], dtype=float32)
+    """
     return jnp.square(relu(x))
 
 
@@ -42,33 +59,50 @@ ACTIVATIONS = {
 
 
 def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
-    """activation(x w_in + b_in) w_out + b_out.
+    """Return activation(x w_in + b_in) w_out + b_out.
 
-    x: (..., D); w_in: (D, F); w_out: (F, D); b_in: (F,) or None; b_out: (D,) or None. Returns (..., D).
-    activation: a name in ACTIVATIONS, or a function.
+    Args:
+      x: (..., D).
+      w_in, w_out: (D, F) and (F, D).
+      activation: a key of ACTIVATIONS.
+      b_in, b_out: (F,) and (D,), or None.
+
+    Returns:
+      (..., D).
     """
-    hidden = _activate(activation, einsum("...D,DF->...F", x, w_in, b_in))
-    return einsum("...F,FD->...D", hidden, w_out, b_out)
+    return project(_activate(activation, project(x, w_in, b_in)), w_out, b_out)
 
 
 def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None):
-    """(activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down (Shazeer 2020, arXiv:2002.05202, section 2).
+    """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down.
 
-    x: (..., D); w_gate, w_up: (D, F); w_down: (F, D); b_gate, b_up: (F,) or None; b_down: (D,) or None.
-    Returns (..., D).
-    activation: a name in ACTIVATIONS, or a function.
+    With silu this is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, section 2).
+
+    Args:
+      x: (..., D).
+      w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
+      activation: a key of ACTIVATIONS.
+      b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
+
+    Returns:
+      (..., D).
     """
-    gate = _activate(activation, einsum("...D,DF->...F", x, w_gate, b_gate))
-    return einsum("...F,FD->...D", gate * einsum("...D,DF->...F", x, w_up, b_up), w_down, b_down)
-
-
-swiglu = functools.partial(glu, activation=silu)
-geglu = functools.partial(glu, activation=gelu)
+    gate = _activate(activation, project(x, w_gate, b_gate))
+    return project(gate * project(x, w_up, b_up), w_down, b_down)
 
 
 def default_d_ff(d_model, kind):
-    """The usual hidden width: 4 d_model for an "mlp"; for a "glu" 8/3 d_model, the same number of weights in three
-    matrices instead of two, rounded to the nearest multiple of 64 and at least 64 (1344 at d_model 512)."""
+    """Return the usual feed-forward width.
+
+    For an "mlp" 4 d_model. For a "glu" 8/3 d_model, which gives its three matrices as many weights as the two of an
+    MLP, rounded to the nearest multiple of 64 and at least 64.
+
+    Raises:
+      ValueError: `kind` is neither "mlp" nor "glu".
+
+    >>> default_d_ff(512, "mlp"), default_d_ff(512, "glu")
+    (2048, 1344)
+    """
     if kind == "mlp":
         return 4 * d_model
     if kind == "glu":
@@ -77,9 +111,9 @@ def default_d_ff(d_model, kind):
 
 
 def _activate(activation, x):
-    function = activation if callable(activation) else ACTIVATIONS.get(activation)
-    if function is None:
+    if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
-    if jax.default_backend() == "cpu":  # XLA:CPU rounds 16 bits after every operation, which takes twice as long
+    function = ACTIVATIONS[activation]
+    if jax.default_backend() == "cpu":  # XLA:CPU rounds to 16 bits after every operation, which takes twice as long
         return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
     return function(x)

@@ -1,4 +1,4 @@
-"""Positions: rotary embeddings (RoPE) and sinusoidal ones, both for given integer positions."""
+"""Encodings of token positions: rotary (RoPE) and sinusoidal, both for any given integer positions."""
 
 import jax.numpy as jnp
 
@@ -7,23 +7,49 @@ SINUSOID_ORDERS = ("sine_first", "cosine_first")
 
 
 def rope_table(positions, d_head, *, theta=10000.0):
-    """cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
+    """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
 
-    positions: integers (..., T), starting anywhere. Returns two float32 arrays (..., T, d_head / 2), for all layers
-    to share.
-    Raises ValueError for an odd d_head.
+    All layers share one table.
+
+    Args:
+      positions: integers (..., T), starting anywhere.
+      d_head: width of a head.
+      theta: base wavelength.
+
+    Returns:
+      Two float32 arrays (..., T, d_head / 2).
+
+    Raises:
+      ValueError: `d_head` is odd, or `positions` are not integers.
+
+    >>> cos, sin = rope_table(jnp.array([0, 1]), 4)
+    >>> cos.round(3)
+    Array([[1.  , 1.  ],
+           [0.54, 1.  ]], dtype=float32)
     """
     angles = _angles(positions, d_head, theta, "rope_table: d_head")
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def apply_rope(x, cos, sin, *, pairing="adjacent"):
-    """Rotates each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34).
+    """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34), in float32.
 
-    x: (..., T, H, K) queries or keys; cos, sin: (..., T, K / 2) from rope_table, the same for all heads.
-    pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging
+    Args:
+      x: queries or keys (..., T, H, K).
+      cos, sin: (..., T, K / 2) from `rope_table`, the same for all heads.
+      pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging
         Face's Llama. One is the other with the features of w_q and w_k permuted.
-    Computed in float32; returns the shape and dtype of x.
+
+    Returns:
+      The shape and dtype of `x`.
+
+    Raises:
+      ValueError: unknown pairing, or a table for another head width.
+
+    >>> x_THK = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])
+    >>> apply_rope(x_THK, *rope_table(jnp.array([0, 1]), 2))[:, 0].round(3)  # position 1 is rotated by 1 radian
+    Array([[1.   , 0.   ],
+           [0.54 , 0.841]], dtype=float32)
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"apply_rope: pairing is {pairing!r}; expected one of {', '.join(PAIRINGS)}")
@@ -41,11 +67,24 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
 
 
 def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
-    """Fixed embeddings of positions: feature pair k holds sin and cos of position * theta^(-2k / d_model).
+    """Return fixed position embeddings: feature pair k holds sin and cos of position * theta^(-2k / d_model).
 
-    positions: integers (..., T). Returns float32 (..., T, d_model). Raises ValueError for an odd d_model.
-    order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5); "cosine_first"
-    cos, sin.
+    Args:
+      positions: integers (..., T).
+      d_model: width of the embeddings.
+      order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first" cos,
+        sin.
+      theta: base wavelength.
+
+    Returns:
+      float32 (..., T, d_model).
+
+    Raises:
+      ValueError: unknown order, odd `d_model`, or `positions` that are not integers.
+
+    >>> sinusoidal(jnp.array([0, 1]), 2).round(3)
+    Array([[0.   , 1.   ],
+           [0.841, 0.54 ]], dtype=float32)
     """
     if order not in SINUSOID_ORDERS:
         raise ValueError(f"sinusoidal: order is {order!r}; expected one of {', '.join(SINUSOID_ORDERS)}")

@@ -1,10 +1,11 @@
-"""The collectives that are written by hand.
+"""Collectives that are written explicitly, for parameters over `fsdp` and positions over `sequence`.
 
-Inside `map_over_batch` a device sees its own examples and positions, and its own slices of parameters over `fsdp`.
-`gather_parameter` completes a parameter where it is used; its derivative scatters the gradient, so the communication is
-exactly what is written here. Over `tensor` XLA's partitioner does the work.
+Inside `map_over_batch` a device sees its own examples and positions, and its own shards of parameters over `fsdp`.
+`gather_parameter` all-gathers a parameter where it is used, and its derivative reduce-scatters the gradient. Over
+`tensor` XLA's partitioner inserts the communication. Outside of `map_over_batch` all functions do nothing.
 """
 
+import functools
 import math
 
 import jax
@@ -16,136 +17,155 @@ from lm.parallel.mesh import BATCH_AXES, axis_size, traced_mesh
 from lm.parallel.sharding import parameter_spec
 from lm.parameters import Parameter, Table, flat, nest
 
-BY_HAND = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` maps; `tensor` is left to the partitioner
+MANUAL_AXES = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` maps
 
 
 def map_over_batch(f, table: Table, params_out: bool = False):
-    """f(params, fields) with each device on its own slices; without a mesh f itself.
+    """Return f(params, fields) mapped over the devices, each with its own shards; f itself without a mesh.
 
-    fields: arrays (B, T, ...) or, for names that end in _B, (B, ...). What f returns it has added up over devices
-    (`sum_over_batch`); with params_out that is followed by something spread as the parameters are.
+    Args:
+      f: function of params and fields. Its result must be summed over the devices (`sum_over_batch`). With
+        `params_out` it is followed by a tree that is sharded like the parameters.
+      table: the parameter table.
+      params_out: see `f`.
+
+    Returns:
+      A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
     """
     mesh = traced_mesh()
     if mesh is None:
         return f
-    params = nest({path: _by_hand(parameter_spec(p, dict(mesh.shape))) for path, p in table.items()})
-    # With an axis left to the partitioner XLA:CPU cannot add up bfloat16 (jaxlib 0.10.2): none is, where that can be.
-    by_hand = set(BY_HAND) | ({"tensor"} if mesh.shape["tensor"] == 1 else set())
+    params = nest({path: _manual(_spec(p)) for path, p in table.items()})
+    # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2): leave none if possible.
+    axes = set(MANUAL_AXES) | ({"tensor"} if mesh.shape["tensor"] == 1 else set())
 
-    def by_device(params_, fields):
+    def mapped(params_, fields):
         specs = {name: PartitionSpec(BATCH_AXES, *(() if name.endswith("_B") else ("sequence",))) for name in fields}
-        whole = PartitionSpec()
+        replicated = PartitionSpec()
         return jax.shard_map(
-            f, in_specs=(params, specs), out_specs=(whole, params) if params_out else whole,
-            axis_names=by_hand, check_vma=False,
+            f, in_specs=(params, specs), out_specs=(replicated, params) if params_out else replicated,
+            axis_names=axes, check_vma=False,
         )(params_, fields)  # fmt: skip
 
-    return by_device
+    return mapped
 
 
-def _by_hand(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(*(axis if axis in BY_HAND else None for axis in spec))
+def _spec(p: Parameter) -> PartitionSpec:
+    return parameter_spec(p, dict(traced_mesh().shape))
 
 
-def _inside(axis: str) -> bool:
-    """Whether this is inside `map_over_batch`, and the axis has more than one device."""
+def _manual(spec: PartitionSpec) -> PartitionSpec:
+    return PartitionSpec(*(axis if axis in MANUAL_AXES else None for axis in spec))
+
+
+def _is_mapped(axis: str) -> bool:
+    """Return whether the caller is inside `map_over_batch` and the axis has more than one device."""
     mesh = traced_mesh()
     return mesh is not None and axis in mesh.manual_axes and mesh.shape[axis] > 1
 
 
 def sum_over_batch(tree):
-    """Sums over all devices that share the batch."""
-    axes = tuple(filter(_inside, BY_HAND))
+    """Sum over all devices that share the batch."""
+    axes = tuple(filter(_is_mapped, MANUAL_AXES))
     return jax.lax.psum(tree, axes) if axes else tree
 
 
 def sum_gradients(grads: dict, table: Table) -> dict:
-    """Gradients of each device's own loss, added up in float32 over the devices that share the batch, once.
+    """Sum gradients of each device's own loss, in float32, over the devices that share the batch.
 
-    Over fsdp the derivative of `gather_parameter` has added up already, except for what is whole there.
+    Over fsdp the derivative of `gather_parameter` has already summed the gradients of sharded parameters.
     """
-    if not (axes := tuple(filter(_inside, BY_HAND))):
+    if not (axes := tuple(filter(_is_mapped, MANUAL_AXES))):
         return grads
-    specs = {path: parameter_spec(p, dict(traced_mesh().shape)) for path, p in table.items()}
 
-    def add(path, g):
-        left = tuple(axis for axis in axes if axis not in specs[path])
-        return jax.lax.psum(g.astype(jnp.float32), left).astype(g.dtype) if left else g
+    def sum_one(path, g):
+        remaining = tuple(axis for axis in axes if axis not in _spec(table[path]))
+        return jax.lax.psum(g.astype(jnp.float32), remaining).astype(g.dtype) if remaining else g
 
-    return nest({path: add(path, g) for path, g in flat(grads).items()})
+    return nest({path: sum_one(path, g) for path, g in flat(grads).items()})
 
 
 def local_shape(p: Parameter) -> tuple[int, ...]:
-    """The shape that a device has of a parameter inside `map_over_batch`, its own everywhere else."""
-    if not _inside("fsdp"):
+    """Return the shape of a device's shard of a parameter; outside of `map_over_batch` its full shape."""
+    if not _is_mapped("fsdp"):
         return p.shape
-    spec = parameter_spec(p, dict(traced_mesh().shape))
-    return tuple(n // axis_size("fsdp") if axis == "fsdp" else n for n, axis in zip(p.shape, spec, strict=True))
+    return tuple(n // axis_size("fsdp") if axis == "fsdp" else n for n, axis in zip(p.shape, _spec(p), strict=True))
 
 
 def gather_parameter(w, p: Parameter, dtype):
-    """A parameter completed over fsdp, in the dtype that it is used in; its gradient is added up in float32."""
-    if not _inside("fsdp") or "fsdp" not in (spec := parameter_spec(p, dict(traced_mesh().shape))):
+    """All-gather a parameter over fsdp in `dtype`, where it is sharded. Its gradient is summed in float32."""
+    if not _is_mapped("fsdp") or "fsdp" not in (spec := _spec(p)):
         return w
-    axis, wide = spec.index("fsdp"), w.dtype
-    tensor = PartitionSpec(*(name if name == "tensor" else None for name in spec))
-
-    def complete(w):
-        return _by_slices(lambda w: jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True), tensor)(w)
-
-    def scatter(_, g):
-        def add(g):
-            return jax.lax.psum_scatter(g.astype(jnp.float32), "fsdp", scatter_dimension=axis, tiled=True)
-
-        return (_by_slices(add, tensor)(g).astype(wide),)
-
-    completed = jax.custom_vjp(complete)
-    completed.defvjp(lambda w: (complete(w), None), scatter)
-    return checkpoint_name(completed(w), "gathered")
+    tensor_spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in spec))
+    return checkpoint_name(_all_gather(w, spec.index("fsdp"), tensor_spec, dtype, w.dtype), "gathered")
 
 
-def _by_slices(f, spec: PartitionSpec):
-    """f for each slice of its argument over tensor. Without it the partitioner completes the slices for f's collective
-    over another axis, and cuts them again.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _all_gather(w, axis, tensor_spec, dtype, shard_dtype):
+    def gather(w):
+        return jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True)
+
+    return _map_over_tensor(gather, tensor_spec)(w)
+
+
+def _all_gather_forward(w, axis, tensor_spec, dtype, shard_dtype):
+    return _all_gather(w, axis, tensor_spec, dtype, shard_dtype), None
+
+
+def _all_gather_backward(axis, tensor_spec, dtype, shard_dtype, _, g):
+    def scatter(g):
+        return jax.lax.psum_scatter(g.astype(jnp.float32), "fsdp", scatter_dimension=axis, tiled=True)
+
+    return (_map_over_tensor(scatter, tensor_spec)(g).astype(shard_dtype),)
+
+
+_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+
+
+def _map_over_tensor(f, spec: PartitionSpec):
+    """Return f applied to each shard over tensor.
+
+    Otherwise the partitioner would gather the shards for f's collective over another axis, and split them again.
     """
     if axis_size("tensor") == 1:
         return f
     return jax.shard_map(f, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False)
 
 
-def gather_positions(x, axis: int):
-    """Positions, or what belongs to them, completed over the sequence axis."""
-    return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _inside("sequence") else x
+def gather_sequence(x, axis: int):
+    """All-gather positions, or arrays with one entry per position, over the devices that share a sequence."""
+    return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _is_mapped("sequence") else x
 
 
 def gather_keys(k_BTGK):
-    """Keys or values of all positions."""
+    """All-gather keys or values over the devices that share a sequence: (B, S, G, K)."""
     heads = PartitionSpec(*[None] * (k_BTGK.ndim - 2), "tensor")
-    return _by_slices(lambda k: gather_positions(k, -3), heads)(k_BTGK) if _inside("sequence") else k_BTGK
+    gather = functools.partial(gather_sequence, axis=-3)
+    return _map_over_tensor(gather, heads)(k_BTGK) if _is_mapped("sequence") else k_BTGK
 
 
 def global_seq_len(n_local: int) -> int:
-    """The length of the sequences of which a device has n_local positions."""
-    return n_local * axis_size("sequence") if _inside("sequence") else n_local
+    """Return the length of sequences of which this device has n_local positions."""
+    return n_local * axis_size("sequence") if _is_mapped("sequence") else n_local
 
 
 def local_positions(n_local: int):
-    """The positions that a device has: 0 .. n_local-1 where it has all."""
-    mine = jnp.arange(n_local)
-    return mine + jax.lax.axis_index("sequence") * n_local if _inside("sequence") else mine
+    """Return the positions of this device's tokens: 0 .. n_local-1 unless a sequence is sharded."""
+    index = jnp.arange(n_local)
+    return index + jax.lax.axis_index("sequence") * n_local if _is_mapped("sequence") else index
 
 
 def gathers_parameters() -> bool:
-    """Whether parameters are completed where they are used; `keep_all_but_gathered` then forgets them again."""
-    return _inside("fsdp")
+    """Return whether parameters are gathered where they are used."""
+    return _is_mapped("fsdp")
 
 
-def keep_all_but_gathered(primitive, *_, **options) -> bool:
-    """A policy for jax.checkpoint: completed parameters are completed anew in the backward pass, all else is kept."""
+def save_all_but_gathered(primitive, *_, **options) -> bool:
+    """Policy for jax.checkpoint: gather parameters again in the backward pass, and save everything else."""
     gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
-    return not gathered and primitive.name != "name"  # the name's own output is as large as what it names
+    return not gathered and primitive.name != "name"  # the output of "name" is as large as what it names
 
 
 def n_batch_shards() -> int:
-    """How many devices share a batch's tokens inside `map_over_batch`."""
-    return math.prod(axis_size(axis) for axis in BY_HAND if _inside(axis))
+    """Return the number of devices that share a batch's tokens inside `map_over_batch`, else 1."""
+    return math.prod(axis_size(axis) for axis in MANUAL_AXES if _is_mapped(axis))

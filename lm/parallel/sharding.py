@@ -1,4 +1,4 @@
-"""Where arrays live: the rules that shard parameters and optimizer state, and the placement of batches."""
+"""Sharding rules for parameters and optimizer state, and placement of batches on the mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,26 @@ RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"
 
 
 def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
-    """How a parameter is spread. Gains and biases are whole over fsdp: a gather would cost more than it saves."""
+    """Return the PartitionSpec of a parameter.
+
+    Gains and biases are replicated over fsdp: a gather would cost more than it saves. A vocabulary that tensor does not
+    divide is replicated over tensor.
+    """
 
     def axis_of(letter: str, length: int) -> str | None:
         axis = RULES.get(letter)
         if axis is None or (axis == "fsdp" and p.kind in ("norm", "bias")) or length % sizes[axis]:
-            return None  # the last: a vocabulary that tensor does not divide is whole over it
+            return None
         return axis
 
     return PartitionSpec(*map(axis_of, p.axes, p.shape))
 
 
 def shard_state(abstract_state, table: Table):
-    """A train state's shapes with their shardings: parameters by the rules, moments as the parameter they belong to.
+    """Add shardings to the shapes of a train state: parameters by the rules, moments like their parameter.
 
-    A leaf belongs to the parameter with whose path its own ends and whose shape it has; all others (counters) are whole
-    on every device. Without a mesh nothing changes.
+    A leaf belongs to a parameter if its path ends with the parameter's path and both have the same shape. All other
+    leaves (counters) are replicated. Without a mesh the state is returned unchanged.
     """
     if (mesh := current_mesh()) is None:
         return abstract_state
@@ -45,20 +49,25 @@ def shard_state(abstract_state, table: Table):
 
 
 def replicated_sharding() -> NamedSharding | None:
-    """Of results that every process reads: whole on every device."""
+    """Return the sharding of results that every process reads; None without a mesh."""
     mesh = current_mesh()
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def replicate_inside(x):
-    """The same, within jit."""
+    """Replicate an array over the mesh, within jit."""
     return x if traced_mesh() is None else jax.lax.with_sharding_constraint(x, PartitionSpec())
 
 
 def shard_examples(mesh, shape: tuple[int, ...], axis: int, rows):
-    """An array whose dimension `axis` are a batch's examples, spread over the mesh (None: as it comes, on the host).
+    """Return an array whose dimension `axis`, the examples of a batch, is sharded over the mesh.
 
-    rows(index) gives the part of the array at a tuple of slices for dimensions 0 .. axis; a process asks for its own.
+    Args:
+      mesh: the mesh; None: return the array as `rows` makes it, on the host.
+      shape: shape of the whole array.
+      axis: the dimension of examples.
+      rows: function of a tuple of slices for dimensions 0 .. axis, which returns that part of the array. Each process
+        calls it for its own parts only.
     """
     if mesh is None:
         return rows((slice(None),) * (axis + 1))
@@ -67,7 +76,7 @@ def shard_examples(mesh, shape: tuple[int, ...], axis: int, rows):
 
 
 def replicate(mesh, array):
-    """The host's array on every device of the mesh (None: on the one device)."""
+    """Copy an array of the host to every device of the mesh (None: to the one device)."""
     if mesh is None:
         return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, PartitionSpec()), array.__getitem__)

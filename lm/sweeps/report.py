@@ -124,6 +124,7 @@ p, li { max-width: 46rem; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; margin: 1rem 0; }
 th, td { padding: 0.35rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
 th { vertical-align: bottom; } sup { font-size: 0.7em; line-height: 0; }
+td:not(:first-child) { white-space: nowrap; } .text td:not(:first-child) { white-space: normal; }
 th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .notes { font-size: 0.85rem; color: #444; margin: 0.2rem 0; }
 figure { margin: 1rem 0 1.5rem; max-width: 36rem; } figcaption { font-size: 0.85rem; color: #444; }
@@ -131,8 +132,9 @@ figure img { width: 100%; }
 .answer { font-size: 1.2rem; } .warning { background: #fff3cd; padding: 0.5rem 1rem; }
 pre { background: #f5f5f5; padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.8rem; }
 .docstring { white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 50rem) {
+@media (max-width: 60rem) {
   thead { display: none; }
+  table { font-size: 0.85rem; }
   table, tbody, tr, td { display: block; }
   tr { border-bottom: 2px solid #bbb; padding: 0.4rem 0; }
   td, td:first-child { border: 0; padding: 0.1rem 0; display: flex; justify-content: space-between; gap: 1rem; }

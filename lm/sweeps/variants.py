@@ -9,7 +9,6 @@ from lm.config import Config
 from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
-from lm.parallel.mesh import with_accumulation
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
@@ -80,8 +79,7 @@ def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
         if key not in corpora:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
-            checked = resolve_config(config, corpora[key])
-            resolved[name] = with_accumulation(checked, dict.fromkeys(("replica", "fsdp"), 1)), corpora[key]
+            resolved[name] = resolve_config(config, corpora[key]), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
@@ -99,7 +97,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
-        say(f"{name}, {len(alike)} seeds: {warm_starts[alike[0]].describe()}")
+        say(f"{name}, {plural(len(alike), 'seed')}: {warm_starts[alike[0]].describe()}")
     return warm_starts
 
 

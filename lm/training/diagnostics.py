@@ -6,9 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from lm.inspection import inspect
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
-from lm.step import TrainState, inspect, take_batch
+from lm.step import TrainState, take_batch
 from lm.training.batch_source import BatchSource
 from lm.training.progress import Progress
 from lm.training.run import Run

@@ -14,7 +14,7 @@ from lm.errors import UserError
 from lm.files import to_json
 from lm.layers.attention import choose_implementation
 from lm.parallel import processes
-from lm.parallel.mesh import check_mesh, with_accumulation
+from lm.parallel.mesh import check_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,6 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
     resolved = resolve_config(config, corpus)
     mesh_sizes = check_mesh(resolved, jax.device_count())
-    resolved = with_accumulation(resolved, mesh_sizes)
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
     if corpus.name.endswith("(fallback)"):  # the run's name must not claim the text that it did not train on

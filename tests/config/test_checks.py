@@ -47,7 +47,6 @@ from lm.config.loading import load
         ("data.packing=documents", "data.order: crops cut across documents"),
         ("data.packing=documents data.order=epochs data.stride=3", "data.stride: 3 has no effect with packing"),
         ("data.stride=3", "data.stride: 3 has no effect with order"),
-        ("train.accumulation=5", "train.accumulation: 5 does not divide batch_size = 32"),
         ("train.debug=true model.scan_layers=true", "train.debug: true"),
         ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
         ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),

@@ -53,6 +53,6 @@ def test_keeps_the_dtype_and_rate_0_is_the_identity():
         (jax.random.split(jax.random.key(0, impl="rbg"), 4), 0.5, "'rbg' kind"),
     ],
 )
-def test_mistakes_are_named(keys, rate, message):
+def test_invalid_arguments_raise(keys, rate, message):
     with pytest.raises(ValueError, match=message):
         dropout(jnp.ones((4, 3)), keys, rate)

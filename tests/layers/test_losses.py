@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend import core as jax_core
 
-from lm.layers.losses import chunked_softmax_cross_entropy, head_logits, softmax_cross_entropy
+from lm.layers.losses import Head, chunked_softmax_cross_entropy, head_logits, softmax_cross_entropy
 
 B, T, D, V = 3, 7, 5, 11
 RNG = np.random.default_rng(0)
@@ -29,20 +29,21 @@ def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0):
 @jax.jit
 @functools.partial(jnp.vectorize, signature="(v),()->()")
 def nll(logits_V, target):
-    """The loss of each token by itself."""
+    """Return the loss of each token."""
     return softmax_cross_entropy(logits_V, target)[0]
 
 
 def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
-    logits = head_logits(h, w, bias, softcap=softcap, transposed=transposed)
+    logits = head_logits(h, Head(w, bias, softcap, transposed))
     return softmax_cross_entropy(logits, TARGETS, weights, z_loss=z_loss)
 
 
-def chunked(h, w, bias, weights, *, chunk_size=6, **options):
-    return chunked_softmax_cross_entropy(h, w, bias, TARGETS, weights, chunk_size=chunk_size, **options)
+def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, transposed=False):
+    head = Head(w, bias, softcap, transposed)
+    return chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss)
 
 
-@functools.cache  # compiling is what takes time
+@functools.cache  # compiling dominates the time
 def sums_and_gradients(f, **options):
     """((loss_sum, weight_sum), the gradients of 3 loss_sum / weight_sum in h, w, bias and weights)."""
 
@@ -86,7 +87,7 @@ def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
 
 
-def test_a_tied_head_is_given_as_the_table_lies():
+def test_a_tied_head_is_the_transposed_embedding_table():
     sums, (d_h, d_w, d_bias, _) = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
     for f in (whole, chunked):
         tied_sums, tied = sums_and_gradients(f, transposed=True)(H, W.T, BIAS, WEIGHTS)
@@ -125,8 +126,8 @@ def test_equals_torch(torch_answers):
 
 def test_leading_axes_are_arbitrary():
     h, targets = np.stack([H, 2 * H, H - 1, H]), np.stack([TARGETS] * 4)
-    f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, W, BIAS, targets, chunk_size=24)[0])
-    expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, W, BIAS), targets)[0])
+    f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, Head(W, BIAS), targets, chunk_size=24)[0])
+    expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, Head(W, BIAS)), targets)[0])
     np.testing.assert_allclose(f(h, targets), expected(h, targets), rtol=1e-6)
     np.testing.assert_allclose(f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6)
 
@@ -136,7 +137,7 @@ def test_large_logits_and_16_bit_inputs():
     np.testing.assert_allclose(nll(logits, jnp.array([1, 1])), [1000, 0])
     h = jnp.asarray(H, jnp.bfloat16)
     logits = np.asarray(h, np.float64) @ np.asarray(jnp.asarray(W, jnp.bfloat16), np.float64) + BIAS
-    found = head_logits(h, W, BIAS)
+    found = head_logits(h, Head(W, BIAS))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-5)
     (a, _), whole_gradients = sums_and_gradients(whole)(h, W, BIAS, WEIGHTS)
@@ -150,7 +151,7 @@ def test_large_logits_and_16_bit_inputs():
 
 
 def largest_intermediate(f, *args):
-    """The number of elements of the largest array that any operation of f, at any depth, makes."""
+    """Return the size of the largest result of any operation of f, at any depth."""
 
     def arrays(jaxpr):
         for equation in jaxpr.eqns:
@@ -170,22 +171,12 @@ def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transpose
 
     def loss(h, w, chunk_size):
         if chunk_size is None:
-            return softmax_cross_entropy(head_logits(h, w, transposed=transposed), targets)[0]
-        return chunked_softmax_cross_entropy(h, w, None, targets, chunk_size=chunk_size, transposed=transposed)[0]
+            return softmax_cross_entropy(head_logits(h, Head(w, transposed=transposed)), targets)[0]
+        return chunked_softmax_cross_entropy(h, Head(w, transposed=transposed), targets, chunk_size=chunk_size)[0]
 
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
-        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # what is to be avoided is seen
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the whole loss does have them
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
-
-
-def test_a_chunk_takes_the_same_positions_of_every_example():
-    """So that a batch sharded over devices is not moved: every step of the scan sees all B examples."""
-    h, targets = jnp.ones((8, 32, 4)), jnp.zeros((8, 32), jnp.int32)
-    jaxpr = jax.make_jaxpr(lambda h: chunked_softmax_cross_entropy(h, jnp.ones((4, 6)), None, targets, chunk_size=64))(
-        h
-    )
-    (scan,) = [e for e in jaxpr.jaxpr.eqns if "custom_vjp" in e.primitive.name]
-    assert (4, 8, 8, 4) in [v.aval.shape for v in scan.invars]
 
 
 def test_a_chunk_size_below_1_is_an_error():

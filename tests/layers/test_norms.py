@@ -18,7 +18,7 @@ def compiled(x, scale, bias, algorithms, **options):
 
 
 def norms(x, scale=None, bias=None, *, algorithms=tuple(LAYER_NORMS), **options):
-    """Float64 outputs by algorithm; compiled as one function, because compiling is what takes time."""
+    """Return float64 outputs by algorithm, compiled as one function, because compiling dominates the time."""
     return {k: np.asarray(y, np.float64) for k, y in compiled(x, scale, bias, algorithms, **options).items()}
 
 
@@ -37,7 +37,7 @@ def value_and_pullback(f, x, g):
 
 
 def running_mean_variance(x):
-    """The biased one-pass formula, feature by feature as people write it."""
+    """The biased one-pass formula, as a loop over features."""
     mean, total = np.zeros(x.shape[:-1]), np.zeros(x.shape[:-1])
     for i in range(x.shape[-1]):
         mean = mean + (x[..., i] - mean) / (i + 1)
@@ -53,8 +53,7 @@ def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0, eps=EPS):
 
 
 def rounding(x, y, eps=EPS):
-    """What float32 may cost: the mean is off by up to log2(n) roundings of a pairwise sum of numbers as large as x, the
-    result by a few of its own."""
+    """Bound the rounding error in float32: log2(n) roundings of the mean's pairwise sum, and a few of the result."""
     x = np.asarray(x, np.float64)
     sigma = np.sqrt(x.var(-1, keepdims=True) + eps)
     largest = np.abs(x).max(-1, keepdims=True)
@@ -225,6 +224,6 @@ def test_scale_and_bias_may_be_absent_and_leading_axes_any():
         (4, {"block_size": 0}, "at least 1"),
     ],
 )
-def test_mistakes_are_named(width, options, message):
+def test_invalid_arguments_raise(width, options, message):
     with pytest.raises(ValueError, match=message):
         layer_norm(jnp.ones((2, width)), None, None, **options)

@@ -1,4 +1,4 @@
-"""Spread over a mesh, training is what it is on one device, and sends what it should and nothing else."""
+"""Training on a mesh equals training on one device, and communicates what it should and nothing else."""
 
 import itertools
 import json
@@ -19,9 +19,10 @@ from tiny import tiny
 from lm import parameters
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
+from lm.cost.memory import micro_batches_per_step
 from lm.errors import UserError
 from lm.parallel import sharding
-from lm.parallel.mesh import check_mesh, mesh_sizes, with_accumulation
+from lm.parallel.mesh import check_mesh, mesh_sizes
 
 HERE = Path(__file__).parents[1]
 ENV = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
@@ -29,7 +30,7 @@ MODELS = {
     "modern": {},
     "eight heads": {"model": {"n_heads": 8, "n_kv_heads": 8}},
     "scanned": {"model": {"scan_layers": True, "remat": "block"}},
-    "accumulated": {"train": {"accumulation": 2, "loss_chunk": 16}},
+    "micro-batches": {"train": {"micro_batch_size": 4, "loss_chunk": 16}},
     "everything": {
         "model": {
             "norm": "layer", "ffn": "mlp", "attn_bias": True, "ffn_bias": True, "head_bias": True, "qk_norm": True,
@@ -48,7 +49,7 @@ ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4)
 
 
 def on_devices(tmp_path, n: int, cases: list[dict]):
-    """What tests/on_devices.py finds: a list of dicts of arrays, and its HLO texts."""
+    """Run tests/on_devices.py; returns a dict of arrays and an HLO text for each case."""
     out = tmp_path / f"on_{n}.npz"
     job = json.dumps({"devices": n, "cases": cases})
     done = subprocess.run(
@@ -73,8 +74,8 @@ def assert_equal(found: dict, reference: dict) -> None:
 
 
 def meshes_of(model: str) -> list[list[int]]:
-    """All that its heads allow for the plain model, the rest for that with eight heads; for the others one product."""
-    few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_spread
+    """Return all meshes that the default model's heads allow, the others for eight heads, and one for other models."""
+    few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_sharded
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
     return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
 
@@ -93,7 +94,7 @@ def test_ten_steps_equal_those_of_one_device(tmp_path, model):
 
 @pytest.mark.slow
 def test_bfloat16_trains_on_a_mesh(tmp_path):
-    """Rounded by 2^-8 in every product, in another order; the losses stay close."""
+    """Every product is rounded by 2^-8, in another order; the losses stay close."""
     cases = [
         {"mesh": mesh, "sections": {"model": {dtype: "bfloat16", "compute_dtype": "bfloat16"}}}
         for dtype, mesh in (("compute_dtype", [2, 2, 1, 2]), ("param_dtype", [2, 2, 2, 1]))
@@ -105,16 +106,16 @@ def test_bfloat16_trains_on_a_mesh(tmp_path):
 
 @pytest.mark.slow
 def test_bfloat16_gathers_nothing_over_tensor(tmp_path):
-    """The partitioner cannot look into a constraint of layout, and would gather what lies below it."""
+    """The partitioner does not understand a layout constraint, and would gather its argument."""
     case = {"mesh": [1, 4, 2, 1], "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}}, "hlo": True}
     gathers = [c for c in parse_collectives(on_devices(tmp_path, 8, [case])[1][0]) if c.kind == "all-gather"]
     assert {c.n for c in gathers} == {4}
 
 
-# ---- What is sent ----------------------------------------------------------------------------------------------------
+# ---- Communication -------------------------------------------------------------------------------------------------
 
 SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}
-WIDE = {  # so wide that what the plan leaves out is less than 1 %
+WIDE = {  # so wide that what the estimate leaves out is less than 1 %
     "model": {"scan_layers": True, "n_layers": 3, "vocab_size": 64, "d_model": 128, "d_ff": 384},
     "train": {"seq_len": 24},
 }
@@ -122,33 +123,33 @@ COUNTED = [
     *((WIDE, mesh) for mesh in MESHES),
     ({**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}}, [2, 4, 1, 1]),  # on CPU bfloat16 travels as float32
     ({**WIDE, "model": WIDE["model"] | {"remat": "block"}, "train": {"seq_len": 24, "loss_chunk": 64}}, [1, 2, 2, 2]),
-    ({**WIDE, "train": {"seq_len": 24, "accumulation": 2}}, [2, 2, 1, 2]),
+    ({**WIDE, "train": {"seq_len": 24, "micro_batch_size": 2}}, [2, 2, 1, 2]),
 ]
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_what_the_plan_says(tmp_path):
-    """By kind and size of the group: the plan's bytes are the compiled program's, but for 1 % (gains, scalars)."""
+def test_estimated_bytes_equal_those_of_the_compiled_program(tmp_path):
+    """By kind and size of the group, except for 1 % (gains, scalars)."""
     cases = [{"mesh": mesh, "sections": sections, "hlo": True} for sections, mesh in COUNTED]
     for case, text in zip(cases, on_devices(tmp_path, 8, cases)[1], strict=True):
         sizes, config = dict(zip(MESH_AXES, case["mesh"], strict=True)), config_of(case)
         found = parse_collectives(text)
         check_sizes(found, config, sizes)
-        said, sent = Counter(), Counter()
+        expected, sent = Counter(), Counter()
         for s in transfers(config, sizes):
-            said[s.kind, s.n] += s.sent
-        # Token ids and weights are cut into positions by the partitioner, which sends a few of them about.
+            expected[s.kind, s.n] += s.sent
+        # The partitioner shards token ids and weights over positions, for which it sends a few of them.
         for c in found:
             sent["others" if c.kind in ("collective-permute", "all-to-all") else c.kind, c.n] += c.sent
-        for group in said.keys() | sent.keys():
-            allowed = 0.01 * said.total()
-            assert sent[group] == pytest.approx(said[group], rel=0, abs=allowed), (case["mesh"], group, said, sent)
+        for group in expected.keys() | sent.keys():
+            allowed = 0.01 * expected.total()
+            assert sent[group] == pytest.approx(expected[group], rel=0, abs=allowed), (case["mesh"], group)
 
 
 def check_sizes(found, config, sizes) -> None:
-    """No gather is larger than the largest parameter of a layer (or the embedding), and none is of activations.
+    """Check that no gather is larger than the largest parameter of a layer (or the embedding), and none of activations.
 
-    But for keys and values, which sequence parallelism of this kind gathers, over positions and not over examples.
+    Except for keys and values, which this kind of sequence parallelism gathers, over positions and not over examples.
     """
     m, table = config.model, parameters.parameter_table(config.model)
     largest = max(p.size // (m.n_layers if p.axes[0] == "N" else 1) for p in table.values())
@@ -158,7 +159,7 @@ def check_sizes(found, config, sizes) -> None:
                 if len(shape) == 4 and shape[1] == config.train.seq_len and shape[3] == m.d_head:
                     assert c.n == sizes["sequence"], c
                     share = config.train.batch_size // (sizes["replica"] * sizes["fsdp"])
-                    assert shape[0] == share // config.train.accumulation, c
+                    assert shape[0] == min(share, config.train.micro_batch_size or share), c
                     continue
                 assert math.prod(shape) <= largest, c
                 assert shape[-2:] != (config.train.seq_len, m.d_model), c
@@ -166,7 +167,7 @@ def check_sizes(found, config, sizes) -> None:
 
 @pytest.mark.slow
 def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_path):
-    """ZeRO-3: each layer's parameter forward and backward, by its name; completed ones are not kept in between."""
+    """ZeRO-3: each layer's parameter is gathered forward and backward; gathered ones are not saved in between."""
     # A length at which no activation has a weight's shape.
     sections = SCANNED | {"train": {"seq_len": 11}}
     _, (text,) = on_devices(tmp_path, 8, [{"mesh": [1, 8, 1, 1], "sections": sections, "hlo": True}])
@@ -191,12 +192,12 @@ def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_pa
 
 
 @pytest.mark.slow
-def test_accumulation_reduces_once_a_step(tmp_path):
-    """Over replicas the gradients of all micro-batches are added up on each device first."""
-    sections = {"train": {"accumulation": 2}}
+def test_micro_batches_reduce_gradients_once_per_step(tmp_path):
+    """Over replicas the gradients of all micro-batches are summed on each device first."""
+    sections = {"train": {"micro_batch_size": 1}}
     cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({}, sections)]
-    once, accumulated = (sum(c.sent for c in parse_collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
-    assert accumulated == once
+    once, micro_batches = (sum(c.sent for c in parse_collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
+    assert micro_batches == once
 
 
 HLO = """\
@@ -222,7 +223,7 @@ ENTRY %main (p: f32[8,4]) -> f32[8,4] {
 """
 
 
-def test_collectives_of_a_text_are_counted_by_hand():
+def test_collectives_of_a_text_equal_those_counted_by_hand():
     gather, reduce, scatter = parse_collectives(HLO)
     assert (gather.kind, gather.n, gather.times, gather.payload, gather.where) == ("all-gather", 2, 15, 128, "a/w")
     assert (reduce.kind, reduce.n, reduce.times, reduce.payload) == ("all-reduce", 4, 5, 26)
@@ -235,34 +236,35 @@ def test_collectives_of_a_text_are_counted_by_hand():
 
 # ---- Where arrays live -----------------------------------------------------------------------------------------------
 
-BORN = """
+
+INITIALIZE = """
 import functools, re, sys
 import jax; jax.config.update("jax_num_cpu_devices", 8)
 from tiny import tiny
 from lm import parameters
 from lm.parallel import sharding
-from lm.parallel.mesh import check_mesh, make_mesh, mesh_sizes, with_accumulation
+from lm.parallel.mesh import make_mesh
 from lm.config import MESH_AXES
 from lm.step import init_state
 config = tiny(model={"vocab_size": 64, "d_model": 1024, "d_ff": 8192}, train={"batch_size": 16})
 table, init = parameters.parameter_table(config.model), functools.partial(init_state, config)
 for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
     with jax.set_mesh(make_mesh(dict(zip(MESH_AXES, mesh)))):
-        born = jax.tree.map(lambda a: a.sharding, sharding.shard_state(jax.eval_shape(init, 0), table))
-        text = jax.jit(init, out_shardings=born).lower(0).compile().as_text()
+        shardings = jax.tree.map(lambda a: a.sharding, sharding.shard_state(jax.eval_shape(init, 0), table))
+        text = jax.jit(init, out_shardings=shardings).lower(0).compile().as_text()
     sizes = [eval(shape.replace(",", "*")) for shape in re.findall(r"\\b[fus]\\d+\\[([\\d,]+)\\]", text)]
     print(max(sizes), max(p.size for p in table.values()))
 """
 
 
 @pytest.mark.slow
-def test_the_state_is_born_spread(tmp_path):
-    """No array of the program that makes it is larger than a device's share of the largest parameter."""
-    done = subprocess.run([sys.executable, "-c", BORN], env=ENV, capture_output=True, text=True, timeout=300)
+def test_the_state_is_initialized_sharded(tmp_path):
+    """No array of the initializing program is larger than a device's shard of the largest parameter."""
+    done = subprocess.run([sys.executable, "-c", INITIALIZE], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    for line, n_shares in zip(done.stdout.splitlines(), (8, 4), strict=True):
-        largest, whole = map(int, line.split())
-        assert largest == whole // n_shares
+    for line, n_shards in zip(done.stdout.splitlines(), (8, 4), strict=True):
+        largest, full = map(int, line.split())
+        assert largest == full // n_shards
 
 
 SIZES = [
@@ -279,30 +281,25 @@ def test_mesh_sizes(sizes, n, expected):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
-        ((-1, 3, 1, 1), r"fsdp 3 .* does not make up 8 devices; .* must be 1, 2, 4 or 8"),
-        ((2, 2, 1, 1), "does not make up 8 devices; set one axis to -1, if .* 1, 2, 4 or 8"),
-        ((1, 16, 1, 1), "does not make up 8 devices"),
+        ((-1, 3, 1, 1), r"fsdp 3 .* does not fit 8 devices; .* must be 1, 2, 4 or 8"),
+        ((2, 2, 1, 1), "does not fit 8 devices; set one axis to -1 and .* 1, 2, 4 or 8"),
+        ((1, 16, 1, 1), "does not fit 8 devices"),
     ],
 )
-def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
-    with pytest.raises(UserError, match=said):
+def test_a_mesh_that_does_not_fit_the_devices(sizes, message):
+    with pytest.raises(UserError, match=message):
         mesh_sizes(MeshConfig(*sizes), 8)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "sections", "said"),
+    ("sizes", "sections", "message"),
     [
         ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8, .* with tensor = 1, 2 or 4"),
         ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
         ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
         ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24, .* with replica x fsdp = 1, 2 or 4"),
-        (
-            (4, 2, 1, 1),
-            {"train": {"batch_size": 48, "accumulation": 4}},
-            "config.train.accumulation: .* use 1, 2, 3 or 6",
-        ),
         (
             (2, 1, 1, 4),
             {"train": {"seq_len": 10}},
@@ -313,10 +310,10 @@ def test_a_mesh_that_does_not_make_up_the_devices(sizes, said):
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
     ],
 )
-def test_what_cannot_be_spread(sizes, sections, said):
+def test_what_cannot_be_sharded(sizes, sections, message):
     config = tiny(**sections)
     object.__setattr__(config, "mesh", MeshConfig(*sizes))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_mesh(config, 8)
 
 
@@ -324,12 +321,10 @@ def test_what_cannot_be_spread(sizes, sections, said):
 def test_micro_batches_are_as_few_as_their_size_allows(sizes, expected):
     """480 sequences, at most 12 at once; 15 on each of 32 devices are 3 times 5."""
     config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
-    fitted = with_accumulation(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True)))
-    assert (fitted.train.accumulation, fitted.train.micro_batch_size) == (expected, None)
-    assert with_accumulation(fitted, {}) is fitted
+    assert micro_batches_per_step(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True))) == expected
 
 
-def test_a_vocabulary_that_tensor_does_not_divide_is_whole_over_it():
+def test_a_vocabulary_that_tensor_does_not_divide_is_replicated():
     table = parameters.parameter_table(tiny().model)  # 19 tokens
     sizes = dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True))
     assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")

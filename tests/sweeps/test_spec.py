@@ -175,11 +175,18 @@ def test_missing_fields_are_named(tmp_path):
 
 
 def test_the_wrong_kind_of_file_names_the_right_command():
+<<<<<<< HEAD
     config, sweep = ROOT / "configs" / "shakespeare.py", ROOT / "configs" / "sweeps" / "norms.py"
     with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
         load_sweep(str(config), "quick")
     with pytest.raises(UserError, match=rf"not get_config\(\); use python -m lm\.sweep --config {sweep}$"):
         load_config(str(sweep), [])
+=======
+    with pytest.raises(UserError, match=r"defines get_config\(\), not get_sweep\(\); run it with python -m lm.train$"):
+        load_sweep(str(ROOT / "configs" / "shakespeare.py"), "quick")
+    with pytest.raises(UserError, match=r"defines get_sweep\(\), not get_config\(\); run it with python -m lm.sweep$"):
+        load_config(str(ROOT / "configs" / "sweeps" / "norms.py"), [])
+>>>>>>> sweeps
 
 
 def test_files_that_do_not_return_a_sweep(tmp_path):

@@ -1,0 +1,60 @@
+"""Every choice of the schema has an implementation, and a choice without one is an error."""
+
+import dataclasses
+
+import pytest
+from tiny import tiny
+
+from lm import layer_stack, model, optimizers, parameters, step
+from lm.config.schema import schema
+from lm.layers import attention, feed_forward, norm_placements, norms, position_encodings
+from lm.optimizers import make_optimizer
+
+# By key: the tables that are looked up by its value.
+TABLES = [
+    ("model.norm", model.NORMS),
+    ("model.norm_algorithm", norms.LAYER_NORMS),
+    ("model.norm_placement", norm_placements.NORM_PLACEMENTS),
+    ("model.norm_placement", parameters.NORMS_BY_PLACEMENT),
+    ("model.ffn", model.FEED_FORWARDS),
+    ("model.activation", feed_forward.ACTIVATIONS),
+    ("model.positions", model.POSITION_ENCODINGS),
+    ("model.rope_pairing", position_encodings.PAIRINGS),
+    ("model.sinusoidal_order", position_encodings.SINUSOID_ORDERS),
+    ("model.init", parameters.INITIALIZERS),
+    ("model.attention", ("auto", *attention.IMPLEMENTATIONS)),
+    ("model.remat", layer_stack.REMAT_POLICIES),
+    ("optimizer.name", optimizers.UPDATE_RULES),
+    ("optimizer.name", optimizers.WIDTH_SCALES),
+    ("optimizer.schedule", optimizers.SCHEDULES),
+]
+
+
+@pytest.mark.parametrize(("key", "table"), TABLES)
+def test_tables_have_the_choices_of_the_schema(key, table):
+    assert set(table) == set(schema()[key][1].metadata["choices"])
+
+
+@pytest.mark.parametrize("key", ["norm_placement", "ffn", "init", "parametrization"])
+def test_a_model_choice_without_an_implementation_is_an_error(key):
+    with pytest.raises(KeyError, match="adopt"):
+        parameters.parameter_table(dataclasses.replace(tiny().model, **{key: "adopt"}))
+
+
+@pytest.mark.parametrize("key", ["name", "schedule"])
+def test_an_optimizer_choice_without_an_implementation_is_an_error(key):
+    """An update rule that is only added to the schema does not train as Muon."""
+    config = tiny()
+    o = dataclasses.replace(config.optimizer, **{key: "adopt"})
+    with pytest.raises(KeyError, match="adopt"):
+        make_optimizer(o, 10, parameters.parameter_table(config.model))
+
+
+def test_an_unknown_on_nonfinite_is_an_error():
+    with pytest.raises(KeyError, match="adopt"):
+        step.train_step(None, None, tiny(train={"on_nonfinite": "adopt"}))
+
+
+def test_a_missing_parameter_is_an_error_that_names_the_table():
+    with pytest.raises(KeyError, match=r"the parameter table of attention has no parameter 'w_x_DHK'; it has w_q_DHK"):
+        parameters.attention_table(tiny().model)["w_x_DHK"]
