@@ -21,6 +21,15 @@ hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what the default selection of tests leaves out."""
+    if config.option.markexpr == "not slow":
+        terminalreporter.write_line(
+            "The slow tests were not run: all meshes of 8 devices, several processes, repeated kills, whole sweeps, "
+            "SLURM, the changes of docs/changing-the-model.md. To run them: python -m pytest -m slow"
+        )
+
+
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory, worker_id):
     base = tmp_path_factory.getbasetemp()

@@ -1,0 +1,184 @@
+"""README and docs/: links, keys, commands and paths exist, and the worked changes of the model work when applied."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from running import ROOT
+
+from lm.config.schema import schema
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMES_OF_GUIDES = (
+    "README",
+    "AGENTS",
+    "CONTRIBUTING",
+    "docs/architecture",
+    "docs/getting-started",
+    "docs/troubleshooting",
+)
+GUIDES = [ROOT / f"{name}.md" for name in NAMES_OF_GUIDES]
+CHANGES = ROOT / "docs" / "changing-the-model.md"
+# Keys that pages name although the schema lacks them: those of worked changes, and a misspelled one.
+NEW_KEYS = {"changing-the-model.md": {"model.attn_gate", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_resolve(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"\w+:", link):  # another site
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link}: no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_keys_and_modules_exist(page):
+    text = page.read_text(encoding="utf-8")
+    known = set(schema()) | NEW_KEYS.get(page.name, set())
+    sections = {key.rpartition(".")[0] for key in known}
+    for key in re.findall(r"--config\.([a-z][a-z0-9_.]*[a-z0-9_])", text):
+        assert key in known | sections, f"--config.{key}: no such key"
+    for module in re.findall(r"python3? -m ((?:lm|launch|benchmarks)[\w.]*\w)", text):
+        assert importlib.util.find_spec(module), f"python3 -m {module}: no such module"
+
+
+@pytest.mark.parametrize("page", [*GUIDES, CHANGES], ids=name_of)
+def test_paths_exist(page):
+    """Files and folders of the repository that a guide names in backticks exist."""
+    named = re.findall(r"`((?:lm|configs|tests|docs|launch|benchmarks)/[\w./*-]*)`", page.read_text(encoding="utf-8"))
+    for path in named:
+        assert list(ROOT.glob(path.rstrip("/"))), f"{path}: no such path"
+
+
+# ---- The worked changes --------------------------------------------------------------------------------------------
+
+# Each key alone changes the update of the output head in one step of SGD; then all of them train together.
+EXPERIMENT = """
+import sys
+
+import jax
+import jax.numpy as jnp
+from tiny import state_of, tiny
+
+from lm import train
+from lm.step import train_step
+
+def head_after_one_step(changed):
+    sections = {"model": {"qk_norm": False}, "optimizer": {"name": "sgd", "learning_rate": 0.1}}
+    for key, value in changed.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    config = tiny(**sections)
+    batch = {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
+    state, metrics = jax.jit(train_step, static_argnames="config")(state_of(config), batch, config)
+    assert metrics["finite"]
+    return state.params["head"]["w_DV"]
+
+base = head_after_one_step({})
+for key, value in KEYS.items():
+    assert jnp.abs(head_after_one_step({key: value}) - base).max() > 1e-5, f"{key} = {value} changes nothing"
+sys.exit(train.main(ARGUMENTS))
+"""
+
+
+def changes() -> list[tuple[str, str, str]]:
+    """Return (file, place, code) of each block of docs/changing-the-model.md."""
+    blocks = re.findall(r"```python\n# (\S+), (.*?)\n(.*?)```", CHANGES.read_text(encoding="utf-8"), re.DOTALL)
+    return [(file, place, code.rstrip("\n")) for file, place, code in blocks]
+
+
+def changed_keys() -> dict[str, object]:
+    """Return the values that the page trains with, by key."""
+    found = re.findall(r"`--config\.([\w.]+)=(\w[\w.]*)`", CHANGES.read_text(encoding="utf-8"))
+    return {key: {"true": True, "0.01": 0.01}.get(value, value) for key, value in found}
+
+
+def apply(text: str, place: str, code: str) -> str:
+    """Return the text of a file with one change applied at its place."""
+    if place == "at the end":
+        return f"{text}\n\n{code}\n"
+    if choices := re.fullmatch(r"in the choices of (\w+)", place):
+        start = re.search(rf"^    {choices[1]}: str = key\(", text, re.MULTILINE)
+        assert start, f"the schema has no key {choices[1]}"
+        end = text.index(")", text.index("choices=(", start.end()))
+        return f"{text[:end]}, {code}{text[end:]}"
+    if dictionary := re.fullmatch(r"in ([A-Z_]+)", place):
+        line = f"\n{dictionary[1]} = {{"
+        assert text.count(line) == 1, f"there is no dictionary {dictionary[1]}"
+        return text.replace(line, f"{line}\n    {code},".replace(",,", ","))
+    if beside := re.fullmatch(r'(before|in place of) "(.*)"', place):
+        lines = [line for line in text.splitlines() if line.strip().startswith(beside[2])]
+        assert len(lines) == 1, f"{len(lines)} lines start with {beside[2]!r}"
+        indent = re.match(" *", lines[0])[0]
+        new = textwrap.indent(code, indent) + ("\n" + lines[0] if beside[1] == "before" else "")
+        return text.replace(f"\n{lines[0]}\n", f"\n{new}\n")
+    raise AssertionError(f"unknown place {place!r}")
+
+
+def test_worked_changes_have_places():
+    """Every change has its place in the code as it is."""
+    files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _, _ in changes()}
+    for file, place, code in changes():
+        files[file] = apply(files[file], place, code)
+        compile(files[file], file, "exec")
+
+
+def test_readme_shows_a_worked_change():
+    blocks = re.findall(r"```python\n.*?```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    assert all(block in CHANGES.read_text(encoding="utf-8") for block in blocks)
+
+
+@pytest.mark.slow
+def test_worked_changes_train(tmp_path):
+    """On a copy of the code each change has an effect, and a run with all of them finishes."""
+    for package in ("lm", "configs"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
+    for file, place, code in changes():
+        path = tmp_path / file
+        path.write_text(apply(path.read_text(encoding="utf-8"), place, code), encoding="utf-8")
+    keys = changed_keys()
+    assert len(keys) == 6
+    small = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "train.seq_len": 16, "train.batch_size": 2}
+    small |= {"train.steps": 3, "train.steps_per_dispatch": 1, "eval.sample_tokens": 0, "log.tensorboard": "false"}
+    small |= {"optimizer.warmup_steps": 1, "data.source": f"text:{tmp_path / 'text.txt'}"}
+    values = {key: str(value).lower() for key, value in keys.items()}
+    arguments = ["--config=configs/shakespeare.py", "--workdir=run"]
+    arguments += [f"--config.{key}={value}" for key, value in (small | values).items()]
+    script = EXPERIMENT.replace("KEYS", repr(keys)).replace("ARGUMENTS", repr(arguments))
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests")]),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
