@@ -154,11 +154,6 @@ def table_between_marks(name: str) -> re.Pattern:
     return re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
-
-
 def format_ratio(ratio: dict) -> str:
     return "**{median:.2f}** ({low:.2f} to {high:.2f})".format(**ratio)
 

@@ -25,7 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.compare import RESULTS, ROOT, format_ratio, markdown, write_results
+from benchmarks.compare import RESULTS, ROOT, format_ratio, write_results
+from lm.text import markdown_table
 
 BATCHES = {"124M": (128, 64, 48, 32, 24, 16, 8), "1B": (16, 8, 4, 2, 1), "G": (64,)}
 OUT_OF_MEMORY = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -42,7 +43,7 @@ def main() -> int:
         return 2
     name = "-".join(["gpu", *(a.parts if a.parts != list(PARTS) else [])])
     rows = run_parts({PARTS[part][0]: lambda part=part: PARTS[part][1](a) for part in a.parts}, name)
-    print(markdown(["what", "result"], [[row["what"], row["result"].replace("|", "/")] for row in rows]))
+    print(markdown_table(["what", "result"], [[row["what"], row["result"]] for row in rows]))
     return int(any(row["failed"] for row in rows))
 
 

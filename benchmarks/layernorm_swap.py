@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.compare import markdown
 from benchmarks.page import publish
 from lm import data, layer_stack, model
 from lm.data.batches import gather
 from lm.errors import UserError
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
+from lm.text import markdown_table
 from lm.training.sampling import load_run
 from lm.training.workdir import format_command
 
@@ -45,7 +45,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.code
     rows = table(found, speeds())
-    print(markdown(rows[0], rows[1:]))
+    print(markdown_table(rows[0], rows[1:]))
     if a.publish:
         about = (
             f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over the first "

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks.compare import alternate, argument_parser, format_ratio, markdown, parse_arguments, publish, ratio
+from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
+from lm.text import markdown_table
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def table(rows: list[dict], clock: str) -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    return markdown(header, cells)
+    return markdown_table(header, cells)
 
 
 def compare(name: str, ours: tuple[Callable, int], theirs: Callable, n_rounds: int) -> dict:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.compare import markdown
 from benchmarks.layernorm_swap import forward
 from benchmarks.page import publish
 from lm import data
@@ -24,6 +23,7 @@ from lm.config.loading import load_values
 from lm.data.batches import gather, train_batch
 from lm.errors import UserError
 from lm.step import init_state, train_step
+from lm.text import markdown_table
 from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
@@ -41,7 +41,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.code
     rows = table(found)
-    print(markdown(rows[0], rows[1:]))
+    print(markdown_table(rows[0], rows[1:]))
     if a.publish:
         command = "python -m benchmarks.mup_coordinates --publish docs/results"
         about = (

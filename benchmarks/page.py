@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from benchmarks.compare import markdown
 from lm.files import write_text
 from lm.sweeps.tables import code
+from lm.text import markdown_table
 from lm.training.workdir import describe_start
 
 
@@ -25,7 +25,7 @@ def publish(directory: Path, name: str, about: str, commands: list[str], table: 
     parts = [
         f"# {name}",
         about,
-        markdown(table[0], table[1:]),
+        markdown_table(table[0], table[1:]),
         f"![{name}]({name}.png)",
         "To reproduce it:",
         "```",

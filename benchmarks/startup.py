@@ -22,12 +22,12 @@ from benchmarks.compare import (
     alternate,
     argument_parser,
     format_ratio,
-    markdown,
     parse_arguments,
     publish,
     ratio,
 )
 from benchmarks.shapes import CONFIG, SHAPES, named, values_of, write_tokens
+from lm.text import markdown_table
 
 IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 
@@ -73,7 +73,7 @@ def table(results: dict) -> str:
         for r in results["caches"]
     ]  # fmt: skip
     imports = ", ".join(f"`import {name}` {seconds:.1f}" for name, seconds in results["imports_cpu"].items())
-    return markdown(header, cells) + f"\n\nCPU seconds of imports alone: {imports}."
+    return markdown_table(header, cells) + f"\n\nCPU seconds of imports alone: {imports}."
 
 
 def import_seconds(names: str) -> float:

@@ -24,11 +24,11 @@ from benchmarks.compare import (
     alternate,
     argument_parser,
     format_ratio,
-    markdown,
     parse_arguments,
     publish,
     ratio,
 )
+from lm.text import markdown_table
 
 NANOGPT_LOSS = 1.88  # of the CPU run in nanoGPT's README
 
@@ -77,7 +77,7 @@ def table(r: dict) -> str:
     last = ["times sooner", "", "", format_ratio(r["ratio_cpu"]), format_ratio(r["ratio_wall"]), "", "", ""]
     above = sum(turn["loss_64"] > NANOGPT_LOSS for turn in r["ours"])
     seeds = f"Of {len(r['ours'])} seeds of ours {above} end above {NANOGPT_LOSS} at context 64."
-    return markdown(header, [ours, theirs, last]) + f"\n\n{seeds}"
+    return markdown_table(header, [ours, theirs, last]) + f"\n\n{seeds}"
 
 
 def timed(command: list[str]) -> dict:

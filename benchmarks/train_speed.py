@@ -23,12 +23,12 @@ from benchmarks.compare import (
     alternate,
     argument_parser,
     format_ratio,
-    markdown,
     parse_arguments,
     publish,
     ratio,
 )
 from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
+from lm.text import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
 DTYPES = ("float32", "bfloat16")
@@ -94,7 +94,7 @@ def table(rows: list[dict], peak: dict) -> str:
     )
     can = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in peak["flops"].items())
     copy = f"{peak['copy_bytes'] / 1e9:,.0f} GB/s read and written"
-    return markdown(header, cells) + f"\n\nGFLOPs a step: {flops}. Measured peak of the machine: {can}, {copy}."
+    return markdown_table(header, cells) + f"\n\nGFLOPs a step: {flops}. Measured peak of the machine: {can}, {copy}."
 
 
 def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:

@@ -15,6 +15,7 @@ from lm.files import to_json
 from lm.layers.attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
+from lm.text import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +126,9 @@ def training_attention(config: Config, corpus: Corpus) -> tuple[str, str]:
     )
 
 
-def describe_parameters(table: parameters.Table) -> str:
+def describe_parameters(parameter_table: parameters.Table) -> str:
     """Return the table of parameters as text: path, shape, axes, initializer and count of each."""
     rows = [("parameter", "shape", "axes", "initializer", "count")]
-    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in table.items()]
-    rows.append(("total", "", "", "", f"{parameters.count(table):,}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in parameter_table.items()]
+    rows.append(("total", "", "", "", f"{parameters.count(parameter_table):,}"))
+    return table(rows, right=[4])
