@@ -1,0 +1,60 @@
+"""Small files: what is read has the expected shape, or the error says what is wrong with which file."""
+
+import pytest
+
+from lm.errors import UserError
+from lm.files import COUNT, parse_json, read_json
+
+SHAPE = {"name": str, "losses": {str: float}, "shards": [{"size": COUNT, "split": (str, None)}]}
+GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
+
+
+def test_json_of_the_expected_shape_is_returned(tmp_path):
+    (tmp_path / "good.json").write_text(GOOD)
+    assert read_json(tmp_path / "good.json", SHAPE)["losses"] == {"3": 1.5, "4": "NaN"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"\0" * 20, "Expecting value"),
+        (GOOD.encode()[:-4], "Expecting"),
+        (b'{"name": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"9" * 5000, "digits"),
+        (b"[1]", "its content is a list, not an object"),
+        (b"null", "its content is null, not an object"),
+        (GOOD.replace('"name"', '"nom"').encode(), "its content has no 'name'"),
+        (GOOD.replace('"a"', "7").encode(), "name is 7, not a string"),
+        (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number"),
+        (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
+        (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),
+        (GOOD.replace('"size": 1', '"size": -1').encode(), "shards[0].size is -1, not an integer of at least 0"),
+        (GOOD.replace('"split": null', '"split": 1').encode(), "shards[0].split is 1, not a string or null"),
+    ],
+)
+def test_a_corrupted_file_is_an_error_of_one_line_that_names_it(tmp_path, content, reason):
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_json(path, SHAPE, "delete it")
+    message = str(error.value)
+    assert message.startswith(f"{path} is corrupted: ")
+    assert reason in message
+    assert message.endswith("; delete it")
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+def test_a_file_that_cannot_be_read_is_not_called_corrupted(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "missing.json")
+    with pytest.raises(IsADirectoryError):
+        read_json(tmp_path)
+
+
+def test_integers_fit_64_bits():
+    assert parse_json("-3", int) == -3
+    with pytest.raises(ValueError, match="not an integer"):
+        parse_json(str(2**63), (int, COUNT))
