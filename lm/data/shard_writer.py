@@ -30,7 +30,7 @@ from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
 
-FORMAT = 2  # of the shards; a directory of another format is not resumed
+FORMAT = 3  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 PIECE = 2**20  # characters encoded at once
 
@@ -110,6 +110,8 @@ def _prepare_tokenizer(o: Options, units: list[Unit], say) -> tokenizers.Tokeniz
         return tokenizers.make("byte", ())
     if kind == "hf":
         tokenizer = tokenizers.make(o.tokenizer, ())
+        for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
+            say(line)
     else:
         if path.exists():
             return tokenizers.make(f"hf:{path}", ())

@@ -139,21 +139,40 @@ class WordTokenizer(Tokenizer):
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json."""
+    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json.
+
+    Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add or change tokens.
+    They are switched off, also in `json`, and their names are in `switched_off`.
+    """
 
     kind = "hf"
 
     def __init__(self, tokenizer: str):
         import tokenizers
 
-        self.json = tokenizer
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
+        self.switched_off = self._switch_off()
+        self.json = self.model.to_str() if self.switched_off else tokenizer
         # "<|endoftext|>" inside a text is encoded as text, not as the end of a document.
         self.model.encode_special_tokens = True
         vocabulary = self.model.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         names = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
         self.end_of_text = next((vocabulary[name] for name in names if name in vocabulary), None)
+
+    def _switch_off(self) -> list[str]:
+        """Switch off what would drop, add or change tokens, and return its names."""
+        names = []
+        if self.model.truncation is not None:
+            self.model.no_truncation()
+            names.append("truncation")
+        if self.model.padding is not None:
+            self.model.no_padding()
+            names.append("padding")
+        if getattr(self.model.model, "dropout", None):  # only BPE has it
+            self.model.model.dropout = None
+            names.append("BPE dropout")
+        return names
 
     def state(self):
         return {"tokenizer": self.json}
@@ -185,6 +204,16 @@ def _raise_unknown(what: str, unknown: list[str], known: str, size: int):
         f"tokenizer: {len(unknown)} {what}{'s' * (len(unknown) > 1)} not in its {known} of {size}: {shown}; "
         'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
     )
+
+
+def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
+    """Return what the user must know about the tokenizer of a spec: one line each."""
+    lines = []
+    if names := getattr(tokenizer, "switched_off", []):
+        lines.append(f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here')
+    if is_lossy(tokenizer):
+        lines.append(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
+    return lines
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:

@@ -89,8 +89,8 @@ def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
 def _load_tokenizer(spec: str, warn) -> tokenizers.Tokenizer:
     """Load a tokenizer that is not learned from the text."""
     tokenizer = tokenizers.make(spec, ())
-    if tokenizers.is_lossy(tokenizer):
-        warn(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
+    for line in tokenizers.warnings_about(tokenizer, spec):
+        warn(line)
     return tokenizer
 
 

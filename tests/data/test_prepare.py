@@ -143,6 +143,18 @@ def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
     assert text.count(tokenizers.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
 
 
+def test_a_tokenizer_with_truncation_loses_no_token(dump, tmp_path, capsys):
+    bpe = json.loads(tokenizers.train_bpe(DOCUMENTS, 280).json)
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    for name, spec in {"plain": bpe, "cut": bpe | {"truncation": cut}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(spec))
+        assert main(arguments(dump, tmp_path / name, "--tokenizer", f"hf:{tmp_path / name}.json")) == 0
+    assert capsys.readouterr().out.count("has truncation switched on; switched off here") == 1
+    splits = [corpus(tmp_path / n, tmp_path, f"hf:{tmp_path / n / 'tokenizer.json'}").splits for n in ("plain", "cut")]
+    for name in ("train", "validation"):
+        np.testing.assert_array_equal(splits[0][name].tokens, splits[1][name].tokens)
+
+
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_resumes_and_repeats_nothing(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"

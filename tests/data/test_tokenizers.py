@@ -153,3 +153,33 @@ def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):
 def test_a_bad_spec_is_an_error_that_quotes_it(spec):
     with pytest.raises(UserError, match=rf'^config.data.tokenizer: .*"{spec}"'):
         tokenizers.make(spec, ["text"])
+
+
+TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+PADDING = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ({"truncation": TRUNCATION}, "truncation"),
+        ({"padding": PADDING | {"pad_to_multiple_of": None}}, "padding"),
+        ({"dropout": 0.9}, "BPE dropout"),
+    ],
+)
+def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_path, setting, name):
+    spec = json.loads(bpe.json)
+    spec = spec | {"model": spec["model"] | setting} if "dropout" in setting else spec | setting
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    tokenizer = tokenizers.make(f"hf:{path}", ())
+    kept = tokenizers.from_json(tokenizer.to_json())  # what a run and a cache keep
+    for made in (tokenizer, kept):
+        np.testing.assert_array_equal(made.encode(ENGLISH), bpe.encode(ENGLISH))
+        assert made.fingerprint == tokenizer.fingerprint
+    (tmp_path / "kept.json").write_text(kept.json)  # what lm.data.prepare keeps
+    assert tokenizers.make(f"hf:{tmp_path / 'kept.json'}", ()).switched_off == []
+    as_published = json.dumps({"kind": "hf", "tokenizer": path.read_text()}, sort_keys=True)
+    assert tokenizer.to_json() != as_published  # tokens that were cached with it on are not used again
+    (line,) = tokenizers.warnings_about(tokenizer, "hf:tokenizer.json")
+    assert line == f'WARNING: the tokenizer "hf:tokenizer.json" has {name} switched on; switched off here'
