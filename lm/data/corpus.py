@@ -54,6 +54,7 @@ class Corpus:
         entropy_floor: nats per token below which no causal model can score, where it is known (source "markov" with
             the char tokenizer).
         packed: whether the splits are packed rows.
+        ids_are_checked: whether the tokenizer wrote the tokens, so that their ids are below its size.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Corpus:
     notices: tuple[str, ...] = ()
     entropy_floor: float | None = None
     packed: bool = False
+    ids_are_checked: bool = False
 
     def split(self, name: str) -> Split:
         """Return a split by name; "validation+test" joins two in this order. Raises UserError if there is none."""
@@ -120,11 +122,13 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
     if "train" not in corpus.splits:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
-        problems += _check_split(split, seq_len, vocab_size)
+        problems += _check_length(split, seq_len)
+        if not corpus.ids_are_checked:
+            problems += _check_ids(split, vocab_size)
     return problems
 
 
-def _check_split(split: Split, seq_len: int, vocab_size: int) -> list[str]:
+def _check_length(split: Split, seq_len: int) -> list[str]:
     n = len(split.tokens)
     if split.packed:
         if n:
@@ -136,10 +140,14 @@ def _check_split(split: Split, seq_len: int, vocab_size: int) -> list[str]:
             f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {split.name} split "
             f"has {n}; {advice}, or choose other config.data.splits"
         ]
-    # Ids of a tokenizer are below its size; those of token shards must be checked.
-    if split.n_bytes is None and (largest := shards.largest_id(split.tokens)) >= vocab_size:
-        return [
-            f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; "
-            f"use at least {largest + 1}"
-        ]
     return []
+
+
+def _check_ids(split: Split, vocab_size: int) -> list[str]:
+    largest = shards.largest_id(split.tokens)
+    if largest < vocab_size:
+        return []
+    problem = f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; "
+    if shards.look_like_pairs(split.tokens):
+        return [problem + 'its ids look like pairs of uint16 ids: remove ".uint32" from the names of its shards']
+    return [problem + f"use at least {largest + 1}"]

@@ -20,6 +20,7 @@ SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
 LLMC_HEADER = 256  # int32 numbers: magic, version, number of tokens, zeros
 LLMC_MAGIC = 20240520
 LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # for the vocabularies of GPT-2 and Llama 3
+SAMPLE = 2**16  # ids, to guess a type
 
 
 class TokenShards(NamedTuple):
@@ -61,6 +62,9 @@ def open_shards(path: str, cache_dir: Path) -> TokenShards:
             f"{location}: {min(missing)} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
             "again"
         )
+    for split, arrays in parts.items():
+        for file, array in zip(splits[split], arrays, strict=True):
+            _check_count(file, array, records.get(file.name))
     digests = {
         split: [_digest(file, records.get(file.name), cache_dir) for file in files] for split, files in splits.items()
     }
@@ -135,6 +139,14 @@ def _digest(path: Path, record: dict | None, cache_dir: Path) -> str:
     return record["sha256"]
 
 
+def _check_count(path: Path, tokens: np.ndarray, record: dict | None) -> None:
+    if record is not None and len(tokens) != record["tokens"]:
+        raise UserError(
+            f"{path} has {len(tokens)} tokens of {tokens.dtype}, but {MANIFEST} lists {record['tokens']}; prepare the "
+            "corpus again"
+        )
+
+
 def open_shard(path: Path) -> np.ndarray:
     """Memory-map one shard.
 
@@ -147,9 +159,12 @@ def open_shard(path: Path) -> np.ndarray:
 
     Raises:
         UserError: the file is corrupted or not a token shard.
+        OSError: the file cannot be read, which says nothing about its content.
     """
     try:
         return _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
+    except OSError:
+        raise
     except Exception as e:  # NumPy's parser of .npy headers raises many types
         raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None
 
@@ -163,14 +178,40 @@ def _map_npy(path: Path) -> np.ndarray:
 
 def _map_bin(path: Path) -> np.ndarray:
     size = path.stat().st_size
-    if size >= 4 * LLMC_HEADER:
-        magic, version, n_tokens = np.fromfile(path, "<i4", 3).tolist()
-        if magic == LLMC_MAGIC and version in LLMC_DTYPES:
-            return cache.map_tokens(path, LLMC_DTYPES[version], (n_tokens,), 4 * LLMC_HEADER)
+    header = np.fromfile(path, "<i4", 3).tolist()
+    if header[:1] == [LLMC_MAGIC]:
+        if len(header) < 3 or header[1] not in LLMC_DTYPES:
+            raise ValueError(f"llm.c's header must have the version 1 or 7 and the number of tokens, got {header[1:]}")
+        return cache.map_tokens(path, LLMC_DTYPES[header[1]], (header[2],), 4 * LLMC_HEADER)
     dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
         raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
-    return cache.map_tokens(path, dtype, (size // dtype.itemsize,))
+    tokens = cache.map_tokens(path, dtype, (size // dtype.itemsize,))
+    if dtype.itemsize == 2 and _look_like_halves(tokens):
+        raise ValueError(
+            "it looks like uint32 ids, because every second uint16 is almost 0; if it is, let its name end in "
+            ".uint32.bin, else convert it to .npy"
+        )
+    return tokens
+
+
+def _look_like_halves(tokens: np.ndarray) -> bool:
+    """Return whether ids of uint16 look like uint32 ids that were cut in two.
+
+    The upper half of a little-endian uint32 id is 0 for the first 65,536 ids, and below 4 for a vocabulary of 262,144.
+    """
+    sample = np.asarray(tokens[:SAMPLE])
+    return len(sample) >= 16 and len(tokens) % 2 == 0 and sample[1::2].max() < 4 <= sample[::2].max()
+
+
+def look_like_pairs(tokens) -> bool:
+    """Return whether ids of uint32 look like pairs of uint16 ids: almost none is below 65,536.
+
+    >>> look_like_pairs(np.array([5, 7, 0, 9], np.uint16).view(np.uint32))
+    True
+    """
+    sample = np.asarray(tokens[:SAMPLE])
+    return sample.dtype.itemsize == 4 and bool((sample >= 2**16).mean() > 0.75)
 
 
 def largest_id(tokens, max_read: int = 2**28) -> int:

@@ -52,7 +52,7 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
         splits = _pack(splits, directory, cache_dir / "tokens" / fingerprint[:32], seq_len)
     floor = source.entropy_rate if config.tokenizer == "char" else None
-    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed)
+    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
 
 
 def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
@@ -66,7 +66,8 @@ def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
         )
     splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
     fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
-    return Corpus(opened.name, splits, tokenizer, fingerprint, tuple(notices))
+    same = tokenizer is not None and tokenizer.fingerprint == opened.tokenizer
+    return Corpus(opened.name, splits, tokenizer, fingerprint, tuple(notices), ids_are_checked=same)
 
 
 def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:

@@ -1,6 +1,8 @@
 """tokens:PATH: shards of every format are joined without copying them into memory."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import check_corpus, open_corpus, tokenizers
+from lm.data import check_corpus, open_corpus, prepare, tokenizers
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,81 @@ def test_a_corrupted_shard_is_an_error_of_one_line(tmp_path, kind, damage, reaso
     assert reason in message
     assert "pickle" not in message
     assert "\n" not in message
+
+
+def test_ids_beyond_the_vocabulary_are_found_where_a_manifest_has_the_byte_count(tmp_path):
+    (tmp_path / "text.txt").write_text("to be, or not to be\n" * 50)
+    output = tmp_path / "out"
+    job = ["--input", f"text:{tmp_path / 'text.txt'}", "--tokenizer", "byte", "--output", str(output)]
+    assert prepare.main([*job, "--validation", "0.2"]) == 0
+    corpus = open_shards(tmp_path, f"tokens:{output}")
+    assert corpus.splits["train"].n_bytes is not None
+    problems = check_corpus(corpus, 8, 50)
+    assert problems[0] == "config.model.vocab_size: 50, but the train split has the id 116; use at least 117"
+    assert check_corpus(corpus, 8, 117) == []
+    assert check_corpus(open_shards(tmp_path, f"tokens:{output}", "byte"), 8, 256) == []
+
+
+@pytest.mark.parametrize("vocab_size", [300, 50_257, 128_256, 262_144])
+def test_uint32_ids_are_not_read_as_uint16(tmp_path, vocab_size):
+    ids = np.random.default_rng(0).integers(0, vocab_size, 1000).astype("<u4")
+    path = tmp_path / "train.bin"
+    path.write_bytes(ids.tobytes())
+    with pytest.raises(UserError, match=r"looks like uint32 ids.* let its name end in \.uint32\.bin") as error:
+        open_shards(tmp_path, f"tokens:{path}")
+    assert "\n" not in str(error.value)
+    path = path.rename(tmp_path / "train.uint32.bin")
+    np.testing.assert_array_equal(open_shards(tmp_path, f"tokens:{path}").splits["train"].tokens, ids)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 4, 65, 256, 50_257, 65_536])
+def test_uint16_ids_are_not_taken_for_others_and_not_read_as_uint32(tmp_path, vocab_size):
+    ids = np.random.default_rng(0).integers(0, vocab_size, 1000).astype("<u2")
+    path = tmp_path / "train.bin"
+    path.write_bytes(ids.tobytes())
+    corpus = open_shards(tmp_path, f"tokens:{path}")
+    np.testing.assert_array_equal(corpus.splits["train"].tokens, ids)
+    assert check_corpus(corpus, 8, vocab_size) == []
+    path = path.rename(tmp_path / "train.uint32.bin")
+    (problem,) = check_corpus(open_shards(tmp_path, f"tokens:{path}"), 8, vocab_size)
+    assert vocab_size < 5 or 'look like pairs of uint16 ids: remove ".uint32"' in problem
+
+
+@pytest.mark.parametrize("header", [(20240520,), (20240520, 2, 100), (20240520, 7, 100), (20240520, 1, -1)])
+def test_a_header_of_llmc_that_is_wrong_is_not_read_as_ids(tmp_path, header):
+    """Another version, uint16 ids in a file that should hold uint32, or a header that was cut."""
+    path = tmp_path / "train.bin"
+    whole = np.zeros(256, "<i4")
+    whole[: len(header)] = header
+    ids = np.arange(100, dtype="<u2").tobytes()
+    path.write_bytes((whole.tobytes() + ids) if len(header) == 3 else whole[:1].tobytes() + ids[:2])
+    with pytest.raises(UserError, match=r"train\.bin is not a complete token shard"):
+        open_shards(tmp_path, f"tokens:{path}")
+
+
+def test_a_shard_with_another_number_of_tokens_than_its_record_is_an_error(tmp_path):
+    folder = tmp_path / "out"
+    (folder / "units").mkdir(parents=True)
+    np.save(folder / "train_000000.npy", np.arange(100, dtype=np.uint16))
+    record = {"file": "train_000000.npy", "split": "train", "sha256": "0", "text_bytes": 200, "tokens": 100}
+    record["size"] = (folder / record["file"]).stat().st_size
+    (folder / "manifest.json").write_text(json.dumps({"tokenizer": None, "shards": [record]}))
+    assert open_shards(tmp_path, f"tokens:{folder}").splits["train"].n_tokens == 100
+    np.save(folder / "train_000000.npy", np.arange(50, dtype=np.uint32))  # as many bytes
+    with pytest.raises(UserError, match=r"has 50 tokens of uint32, but manifest\.json lists 100"):
+        open_shards(tmp_path, f"tokens:{folder}")
+
+
+def test_a_shard_that_cannot_be_read_is_not_called_incomplete(tmp_path, monkeypatch):
+    """Such as one on a network file system that fails for a moment."""
+    folder = write_shards(tmp_path / "shards", "npy")
+
+    def fail(path, mode):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        open_shards(tmp_path, f"tokens:{folder}")
 
 
 LARGE = """
