@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import numpy as np
 import platformdirs
 
 from lm import files
+from lm.data import checksums
 from lm.errors import UserError
 
+LAYOUT = 2  # of the files in the cache; part of their names, so that another version makes its own
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
 
@@ -34,9 +37,9 @@ def key_of(*parts) -> str:
 def digest_of(path: Path, cache: Path) -> str:
     """Return the sha256 of a file; that of a large file is cached by path, size and modification time."""
     stat = path.stat()
-    cached = cache / "digests" / key_of(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    if stat.st_size >= _MIN_CACHED_DIGEST and cached.exists():
-        return cached.read_text()
+    cached = cache / "digests" / key_of(LAYOUT, str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    if stat.st_size >= _MIN_CACHED_DIGEST and (digest := read_file(cached)):
+        return digest
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stat.st_size >= _MIN_CACHED_DIGEST:
@@ -45,12 +48,70 @@ def digest_of(path: Path, cache: Path) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a small file atomically; concurrent writers do not mix. Raises UserError if it cannot be written."""
+    """Write a small file, with its checksum, atomically; concurrent writers do not mix. `read_file` reads it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, text)
+        files.write_text(path, f"{_sha256(text.encode())}\n{text}")
     except OSError as e:
         raise _write_error(path, e) from None
+
+
+def read_file(path: Path) -> str | None:
+    """Return the text that `write_file` wrote; None if the file is missing or damaged."""
+    try:
+        digest, _, content = path.read_bytes().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return content.decode() if digest == _sha256(content).encode() else None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def make_entry(directory: Path, write: Callable[[Path], None], warn: Callable[[str], None]) -> None:
+    """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
+
+    Args:
+        directory: the entry.
+        write: writes the files of the entry into the temporary directory that it is called with.
+        warn: receives one warning if the entry is rebuilt.
+
+    Raises:
+        UserError: the entry cannot be written.
+        OSError: the entry cannot be read, which says nothing about its content.
+    """
+
+    def write_with_checksums(work: Path) -> None:
+        write(work)
+        checksums.record(work)
+
+    if directory.is_dir():
+        if checksums.find_damage(directory) is None:
+            return
+        # Processes that find the same damage rebuild the entry one after the other; all but the first find it rebuilt.
+        with filelock.FileLock(directory.with_name(f".{directory.name}.lock")):
+            if damage := directory.is_dir() and checksums.find_damage(directory):
+                warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+                _remove(directory)
+            if not directory.is_dir():
+                publish(directory, write_with_checksums)
+    else:
+        publish(directory, write_with_checksums)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory at once, as others see it; what they have mapped of it stays readable to them."""
+    try:
+        aside = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
+        os.rename(directory, Path(aside, "damaged"))
+    except OSError as e:
+        raise _write_error(directory, e) from None
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(directory: Path, write: Callable[[Path], None], setting: str = "config.data.cache_dir") -> None:

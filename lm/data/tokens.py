@@ -15,8 +15,9 @@ import numpy as np
 from lm.data import cache, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split
 from lm.errors import Unavailable, UserError
+from lm.files import COUNT, read_json
 
-FORMAT = 1  # of the cached files; part of their keys
+FORMAT = 1  # of the tokens; part of their fingerprints
 MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
 MAX_BATCH_DOCUMENTS = 1024
 
@@ -44,15 +45,19 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
     source, name = _find_source(config, cache_dir, warn, say)
     tokenizer = _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    directory = cache_dir / "tokens" / fingerprint[:32]
-    splits = _tokenize(source, tokenizer, directory, say)
+    directory = _entry(cache_dir, fingerprint)
+    splits = _tokenize(source, tokenizer, directory, warn, say)
     if packed := config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
-        splits = _pack(splits, directory, cache_dir / "tokens" / fingerprint[:32], seq_len)
+        splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, warn)
     floor = source.entropy_rate if config.tokenizer == "char" else None
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
+
+
+def _entry(cache_dir: Path, fingerprint: str) -> Path:
+    return cache_dir / "tokens" / cache.key_of(cache.LAYOUT, fingerprint)[:32]
 
 
 def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
@@ -100,9 +105,12 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
         return _load_tokenizer(config.tokenizer, warn)
-    key = cache.key_of(FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
-    path = cache_dir / "tokenizers" / f"{key[:32]}.json"
-    if not path.exists():
+    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
+    path = cache_dir / "tokenizers" / key[:32]
+    cached = cache.read_file(path)
+    if cached is None:
+        if path.exists():
+            warn(f"WARNING: the cached tokenizer {path} is corrupted; it is made again")
         if kind == "bpe":
             say(f"training the tokenizer {config.tokenizer} on {source.name}")
         splits = source.documents
@@ -110,8 +118,9 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
         selected = splits.values() if use_all else [splits.get("train", ())]
         documents = chain.from_iterable(map(_with_newlines, selected))
         tokenizer = tokenizers.make(config.tokenizer, documents, config.unk)
-        cache.write_file(path, tokenizer.to_json())
-    return tokenizers.from_json(path.read_text(encoding="utf-8"))
+        cached = tokenizer.to_json()
+        cache.write_file(path, cached)
+    return tokenizers.from_json(cached)
 
 
 def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
@@ -122,13 +131,16 @@ def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
         yield document
 
 
-def _tokenize(source, tokenizer, directory: Path, say) -> dict[str, Split]:
+def _tokenize(source, tokenizer, directory: Path, warn, say) -> dict[str, Split]:
     """Return the memory-mapped tokens of each split; the first call writes them."""
-    if not directory.is_dir():
+
+    def write(work: Path) -> None:
         say(f"tokenizing {source.name}")
-        cache.publish(directory, lambda work: _write_splits(source.documents, tokenizer, work))
+        _write_splits(source.documents, tokenizer, work)
+
+    cache.make_entry(directory, write, warn)
     with _report_corruption(directory):
-        meta = json.loads((directory / "meta.json").read_text())
+        meta = read_json(directory / "meta.json", {"dtype": str, "splits": {str: [(COUNT, None)]}})
         return {
             name: Split(
                 name, cache.map_tokens(directory / f"{name}.bin", meta["dtype"], (n_tokens,)), n_tokens, n_bytes
@@ -166,7 +178,7 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
-def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int) -> dict[str, Split]:
+def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int, warn) -> dict[str, Split]:
     """Return the splits as memory-mapped packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
@@ -177,8 +189,7 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int)
             np.save(work / f"{name}.npy", rows)
             np.save(work / f"{name}.segments.npy", segments)
 
-    if not directory.is_dir():
-        cache.publish(directory, write)
+    cache.make_entry(directory, write, warn)
     with _report_corruption(directory):
         return {
             name: dataclasses.replace(
@@ -192,10 +203,10 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int)
 
 @contextlib.contextmanager
 def _report_corruption(directory: Path) -> Iterator[None]:
-    """Turn errors while reading a cache entry into a UserError; cleaners of old files may have deleted parts of it."""
+    """Turn what is wrong with a cache entry into a UserError, though it was complete a moment ago."""
     try:
         yield
-    except (OSError, ValueError) as e:
+    except (FileNotFoundError, ValueError) as e:
         raise UserError(f"the cache entry {directory} is corrupted ({e}); delete it to rebuild it") from None
 
 

@@ -48,6 +48,30 @@ def test_of_two_processes_one_publishes_and_nothing_is_mixed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
+def _make_damaged_entry(target, barrier, warnings):
+    barrier.wait(timeout=120)
+    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), warnings.put)
+    assert (target / "a").read_text() == "whole"
+
+
+def test_processes_that_find_the_same_damage_rebuild_the_entry_once(tmp_path):
+    target = tmp_path / "entry"
+    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), pytest.fail)
+    (target / "a").write_text("whale")
+    context = multiprocessing.get_context("spawn")
+    barrier, warnings = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_make_damaged_entry, args=(target, barrier, warnings)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    warning = f"WARNING: the cache entry {target} is corrupted (a has changed in the MiB at byte 0); it is rebuilt"
+    assert warnings.get(timeout=10) == warning
+    assert warnings.empty()
+    assert {path.name for path in tmp_path.iterdir()} <= {"entry", ".entry.lock"}
+
+
 def test_mapping_a_file_of_another_size_is_an_error(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(np.arange(10, dtype=np.uint16).tobytes())

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -10,7 +11,17 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import Corpus, Split, check_corpus, open_corpus, python_docs, sources, tokenizers, unigram_loss
+from lm.data import (
+    Corpus,
+    Split,
+    check_corpus,
+    checksums,
+    open_corpus,
+    python_docs,
+    sources,
+    tokenizers,
+    unigram_loss,
+)
 from lm.data import corpus as corpus_module
 from lm.data import tokens as tokens_module
 from lm.errors import UserError
@@ -201,19 +212,66 @@ def test_an_unwritable_cache_names_the_key_to_set(config, tmp_path):
         quiet(config(cache_dir=str(tmp_path / "file")))
 
 
-@pytest.mark.parametrize("name", ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy"])
-def test_a_cache_entry_with_a_missing_file_names_the_directory_to_delete(config, tmp_path, name):
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "deleted": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "one bit flipped": flip,
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "other JSON": lambda path: path.write_text("[1]"),
+}
+FILES = ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy", "checksums.json"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path, name, damage):
+    def in_memory(corpus):
+        return {name: (np.array(split.tokens), np.array(split.segments)) for name, split in corpus.splits.items()}
+
     given = config(packing="documents")
-    before = quiet(given, seq_len=8)
-    (path,) = (tmp_path / "cache" / "tokens").glob(f"*/{name}")
-    path.unlink()
-    seq_len = 9 if name == "train.lengths.npy" else 8  # another seq_len packs again, which reads the lengths
-    with pytest.raises(UserError, match=rf"^the cache entry {path.parent} is corrupted .*; delete it") as error:
-        quiet(given, seq_len=seq_len)
-    assert "\n" not in str(error.value)
-    shutil.rmtree(path.parent)
-    after = quiet(given, seq_len=8)
-    np.testing.assert_array_equal(after.splits["test"].tokens, before.splits["test"].tokens)
+    fingerprint, before = quiet(given, seq_len=8).fingerprint, in_memory(quiet(given, seq_len=8))
+    for path in (tmp_path / "cache" / "tokens").glob(f"*/{name}"):
+        DAMAGES[damage](path)
+        lines = []
+        after = open_corpus(given, seq_len=8, say=lines.append)
+        warnings = [line for line in lines if "WARNING" in line]
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"WARNING: the cache entry {path.parent} is corrupted (")
+        assert name in warnings[0] or name == "checksums.json"  # whose damage is found in what it lists
+        assert after.notices == (warnings[0],)
+        np.testing.assert_equal(in_memory(after), before)
+        assert after.fingerprint == fingerprint
+        assert quiet(given, seq_len=8).notices == ()
+
+
+@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "deleted"])
+def test_a_damaged_cached_tokenizer_is_made_again_with_one_warning(config, tmp_path, damage):
+    before = quiet(config())
+    (path,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    DAMAGES[damage](path)
+    after = quiet(config())
+    (warning,) = after.notices
+    assert warning == f"WARNING: the cached tokenizer {path} is corrupted; it is made again"
+    assert after.tokenizer.to_json() == before.tokenizer.to_json()
+    assert quiet(config()).notices == ()
+
+
+def test_a_cache_entry_that_cannot_be_read_is_not_rebuilt(config, monkeypatch):
+    quiet(config())
+
+    def fail(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(checksums.Path, "open", lambda path, *_: fail(path))
+    with pytest.raises(PermissionError):
+        quiet(config())
 
 
 def test_check_corpus_lists_every_problem_at_once(config):
