@@ -15,6 +15,7 @@ from lm.errors import run_command
 EXAMPLES = """examples:
   python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
   python -m lm.data.prepare --input text:novel.txt --tokenizer byte --output data/novel
+  python -m lm.data.prepare --verify data/dump
   python -m lm.train --config configs/gpt2_124m.py --config.data.source=tokens:data/dump \\
     --config.data.tokenizer=hf:data/dump/tokenizer.json
 """
@@ -22,7 +23,7 @@ EXAMPLES = """examples:
 
 def main(argv: list[str] | None = None) -> int:
     a = parse_arguments(argv)
-    return run_command(lambda: write(a))
+    return run_command(lambda: verify(Path(a.verify)) if a.verify is not None else write(a))
 
 
 def write(a: argparse.Namespace) -> int:
@@ -30,6 +31,13 @@ def write(a: argparse.Namespace) -> int:
 
     unit_bytes = int(a.unit_mb * 2**20)
     write_shards(Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, unit_bytes, a.workers))
+    return 0
+
+
+def verify(directory: Path) -> int:
+    from lm.data import shards
+
+    print(shards.verify(directory))
     return 0
 
 
@@ -42,15 +50,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--input",
-        required=True,
         metavar="KIND:PATH",
         help="text:PATH or jsonl:PATH (a file, or a folder of files), arrayrecord:PATH, or tfds:DIR (a prepared "
         "dataset, which keeps its own splits)",
     )
     parser.add_argument(
-        "--tokenizer", required=True, metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"
+        "--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory of the shards, empty or new")
+    parser.add_argument("--output", metavar="DIR", help="directory of the shards, empty or new")
+    parser.add_argument(
+        "--verify", metavar="DIR", help="only compare the shards in DIR with the checksums in its manifest.json"
+    )
     parser.add_argument(
         "--validation",
         type=float,
@@ -62,10 +72,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
     a = parser.parse_args(argv)
+    missing = [f"--{name}" for name in ("input", "tokenizer", "output") if getattr(a, name) is None]
+    if missing and a.verify is None:
+        parser.error(f"the following arguments are required: {', '.join(missing)} (or --verify)")
     if not 0 <= a.validation < 1:
         parser.error("--validation must be at least 0 and below 1")
-    if a.unit_mb <= 0:
-        parser.error("--unit_mb must be above 0")
+    if not 2**-20 <= a.unit_mb <= 2**20:  # a byte to a TiB; not a number is neither
+        parser.error("--unit_mb must be at least one byte (0.000001) and at most 1048576")
     if a.workers < 1:
         parser.error("--workers must be at least 1")
     return a

@@ -4,18 +4,22 @@
 """
 
 import glob
-import json
+import hashlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.data import cache
+from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
 from lm.errors import UserError
+from lm.files import COUNT, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
+RECORD = {"file": str, "split": str, "tokens": COUNT, "text_bytes": COUNT, "size": COUNT, "sha256": str}  # of a shard
+MANIFEST_SHAPE = {"tokenizer": (str, None), "shards": [RECORD]}
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
 LLMC_HEADER = 256  # int32 numbers: magic, version, number of tokens, zeros
 LLMC_MAGIC = 20240520
@@ -120,14 +124,46 @@ def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
         UserError: the manifest is corrupted, or the preparation did not finish.
     """
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
         if (directory / "units").is_dir():
             raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume") from None
         return None, {}
-    except ValueError as e:
-        raise UserError(f"{directory / MANIFEST} is corrupted ({e}); prepare the corpus again") from None
     return manifest["tokenizer"], {shard["file"]: shard for shard in manifest["shards"]}
+
+
+def verify(directory: Path) -> str:
+    """Compare the shards and the tokenizer of a folder with the checksums in its manifest, which reads all of them.
+
+    Returns:
+        A line about what was verified.
+
+    Raises:
+        UserError: there is no manifest; or a file is missing, or differs from what was written. Lists all such files.
+    """
+    fingerprint, records = read_manifest(directory)
+    if not records:
+        raise UserError(f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it")
+    with ThreadPoolExecutor() as pool:
+        problems = [text for text in pool.map(lambda record: _difference(directory, record), records.values()) if text]
+    path = directory / "tokenizer.json"
+    if path.exists() and tokenizers.make(f"hf:{path}", ()).fingerprint != fingerprint:
+        problems.append(f"{path} is not the tokenizer of the shards")
+    if problems:
+        raise UserError(*problems, f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again")
+    n_tokens = sum(record["tokens"] for record in records.values())
+    return f"{directory}: {len(records)} shards with {n_tokens:,} tokens are as they were written"
+
+
+def _difference(directory: Path, record: dict) -> str | None:
+    """Return how a shard differs from its record, None if it does not."""
+    path = directory / record["file"]
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return f"{path} is missing"
+    return None if digest == record["sha256"] else f"{path} has another sha256 than when it was written"
 
 
 def _digest(path: Path, record: dict | None, cache_dir: Path) -> str:

@@ -155,6 +155,51 @@ def test_a_tokenizer_with_truncation_loses_no_token(dump, tmp_path, capsys):
         np.testing.assert_array_equal(splits[0][name].tokens, splits[1][name].tokens)
 
 
+def test_verify_finds_every_shard_that_is_not_as_it_was_written(dump, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert main(arguments(dump, output, "--tokenizer", "bpe:300")) == 0
+    shards = sorted(output.glob("train_*.npy"))
+    capsys.readouterr()
+    assert main(["--verify", str(output)]) == 0
+    assert "are as they were written" in capsys.readouterr().out
+    content = bytearray(shards[1].read_bytes())
+    content[-1] ^= 1
+    shards[1].write_bytes(content)
+    shards[4].unlink()
+    tokenizer = json.loads((output / "tokenizer.json").read_text())
+    (output / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main(["--verify", str(output)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"{shards[1]} has another sha256 than when it was written",
+        f"{shards[4]} is missing",
+        f"{output / 'tokenizer.json'} is not the tokenizer of the shards",
+        "3 files differ from manifest.json; restore them or prepare them again",
+    ]
+    assert main(["--verify", str(tmp_path)]) == 2
+    assert "has no manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "{}", '{"tokenizer": 1, "shards": []}', '{"tokenizer": null, "shards": [1]}']
+)
+def test_a_corrupted_manifest_is_an_error_of_one_line(dump, tmp_path, damage):
+    output = tmp_path / "out"
+    assert main(arguments(dump, output)) == 0
+    whole = (output / "manifest.json").read_text()
+    for text in (damage, whole[:-5], whole.replace('"size": ', '"size": "x'), whole.replace('"sha256"', '"sha"')):
+        (output / "manifest.json").write_text(text)
+        with pytest.raises(UserError, match=r"manifest\.json is corrupted: .*; prepare the corpus again") as error:
+            corpus(output, tmp_path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "1e-9", "1e300"])
+def test_a_size_of_units_that_is_no_size_is_a_usage_error(dump, tmp_path, capsys, value):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments(dump, tmp_path / "out", "--unit_mb", value))
+    assert "--unit_mb must be at least one byte" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_resumes_and_repeats_nothing(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"
