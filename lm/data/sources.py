@@ -1,6 +1,5 @@
 """Sources of text. A source has a name and a digest; its documents are only read if the cache lacks their tokens."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +11,12 @@ from pathlib import Path
 from lm.config import SPLITS
 from lm.data import cache, shakespeare
 from lm.errors import UserError
+from lm.files import read_json
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 MAX_LISTED_FILES = 4
+# What is read of the metadata of a prepared TFDS directory. Numbers are strings there, as in all JSON of proto3.
+INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
 
 
 @dataclass(frozen=True)
@@ -218,31 +220,42 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     Raises:
         UserError: the directory is incomplete, has no texts, or can only be read by TensorFlow.
     """
+    advice = "delete the directory and prepare it again"
     try:
-        info = json.loads((directory / "dataset_info.json").read_text())
-        features = json.loads((directory / "features.json").read_text())
-        dataset, splits = info["name"], {s["name"]: list(map(int, s["shardLengths"])) for s in info["splits"]}
-    except (OSError, ValueError, KeyError) as e:
-        reason = f"dataset_info.json has no {e}" if isinstance(e, KeyError) else e
+        info = read_json(directory / "dataset_info.json", INFO, advice)
+        features = read_json(directory / "features.json", dict, advice)
+    except FileNotFoundError as e:
+        raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {advice}") from None
+    dataset, splits = info["name"], {split["name"]: split["shardLengths"] for split in info["splits"]}
+    if wrong := [n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)]:
+        raise UserError(f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; {advice}")
+    file_format = info.get("fileFormat", "tfrecord")
+    if file_format != "array_record":
         raise UserError(
-            f"{directory} is not a complete prepared TFDS directory ({reason}); delete it and prepare it again"
-        ) from None
-    if info.get("fileFormat") != "array_record":
-        raise UserError(
-            f"{directory} is stored as {info.get('fileFormat', 'tfrecord')}, which only TensorFlow can read; "
+            f"{directory} is stored as {str(file_format)[:80]}, which only TensorFlow can read; "
             "prepare it again with --file_format=array_record"
         )
-    names = sorted(features.get("featuresDict", {}).get("features", {}))
+    names = _feature_names(features)
     if "text" not in names:
         raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}), so it is not a text dataset')
     prepared = {}
     for split, lengths in splits.items():
+        lengths = list(map(int, lengths))
         stem, n_shards = f"{dataset}-{split}.array_record", len(lengths)
         shards = [directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it again")
         prepared[split] = shards, sum(lengths)
     return prepared
+
+
+def _feature_names(features: dict) -> list[str]:
+    """Return the names in features.json; none if the dataset is not a dictionary of features."""
+    for key in ("featuresDict", "features"):
+        features = features.get(key)
+        if not isinstance(features, dict):
+            return []
+    return sorted(features)
 
 
 # ---- python_docs, markov ---------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def prepared(tmp_path):
 )
 def test_an_incomplete_directory_is_an_error(config, prepared, no_network, missing):
     (prepared / missing).unlink()
-    with pytest.raises(UserError, match=r"1\.0\.0 is .*delete it and prepare it again"):
+    with pytest.raises(UserError, match=r"1\.0\.0 is .*prepare it again"):
         quiet(config())
 
 
@@ -237,9 +237,34 @@ def test_an_incomplete_directory_is_an_error(config, prepared, no_network, missi
 def test_a_description_without_a_needed_key_is_an_error(config, prepared, key):
     info = prepared / "dataset_info.json"
     info.write_text(info.read_text().replace(f'"{key}"', '"other"'))
-    with pytest.raises(UserError, match=rf"1\.0\.0 is not a complete .*has no '{key}'.*delete it") as error:
+    with pytest.raises(UserError, match=rf"dataset_info\.json is corrupted: .*has no '{key}'; delete") as error:
         quiet(config())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: "[" * 10**5,
+        lambda text: text[: len(text) // 2],
+        lambda text: "\0" * len(text),
+        lambda text: text.replace('"1"', "[1]").replace('"text"', "7"),
+        lambda text: text.replace('"1"', '"²"').replace('"features"', '"feet"'),
+        lambda text: text.replace('"1"', f'"{"9" * 5000}"').replace('"featuresDict": {', '"featuresDict": 1, "x": {'),
+        lambda text: text.replace('"splits": [', '"splits": {"a": 1}, "x": [').replace('"featuresDict"', '"f"'),
+    ],
+)
+def test_corrupted_metadata_is_an_error_of_one_line(config, prepared, name, damage):
+    path = prepared / name
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UserError, match=r"is corrupted: .*prepare it again|has no feature .text.") as error:
+        quiet(config())
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 def test_a_truncated_shard_is_an_error(config, prepared):
