@@ -12,9 +12,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,10 +25,10 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import cache, tokenizers
-from lm.data.shards import MANIFEST, SPLIT_IN_FILE_NAME
+from lm.data.shards import MANIFEST, RECORD, SPLIT_IN_FILE_NAME
 from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
-from lm.files import lock, to_json, write_text
+from lm.files import lock, read_json, to_json, write_text
 
 FORMAT = 3  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
@@ -68,8 +68,8 @@ def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
     """Check the arguments, reserve the output directory for them, and hold its lock."""
     job = {"format": FORMAT, "tokenizer": o.tokenizer, "validation": o.validation, "field": o.field}
     job["units"] = [dataclasses.asdict(unit) for unit in units]
-    tokenizer_file = Path(o.tokenizer.partition(":")[2])  # of hf:PATH
-    content = cache.digest_of(tokenizer_file, o.output) if tokenizer_file.is_file() else None
+    kind, _, path = o.tokenizer.partition(":")
+    content = cache.digest_of(Path(path), o.output) if kind == "hf" and os.path.isfile(path) else None
     key = cache.key_of(job, [os.stat(unit.path).st_mtime_ns for unit in units], content)
     key_file = o.output / "units" / "job"
     try:
@@ -79,7 +79,7 @@ def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"--output: cannot create {o.output}: {error.strerror}") from None
     with lock(key_file.parent, "--output"):
-        if key_file.exists() and key_file.read_text() != key:
+        if key_file.exists() and key_file.read_bytes() != key.encode():
             raise UserError(
                 f"--output: {o.output} was written from other input or with other options; use another directory, or "
                 "delete it"
@@ -94,8 +94,11 @@ def _check_arguments(o: Options, first: Unit) -> None:
     kind, _, size = o.tokenizer.partition(":")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
-    elif o.tokenizer != "byte" and not (kind == "bpe" and size.isdecimal() and int(size) > 256):
-        raise UserError(f"--tokenizer: {o.tokenizer!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE above 256")
+    elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):
+        raise UserError(
+            f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE above 256 and below "
+            "10000000"
+        )
     try:
         next(read_documents(first, o.field), None)
     except (OSError, ValueError) as error:
@@ -158,7 +161,7 @@ def _write_missing(o: Options, units: list[Unit], say) -> None:
 
 
 def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, say) -> None:
-    records = [json.loads(_record_file(o.output, i).read_text()) for i in range(n_units)]
+    records = [_read_record(o.output, i) for i in range(n_units)]
     shards = [shard for record in records for shard in record["shards"]]
     n_tokens = {split: sum(s["tokens"] for s in shards if s["split"] == split) for split in SPLITS}
     if not n_tokens["train"]:
@@ -175,11 +178,16 @@ def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, s
 
 def _is_finished(output: Path, i: int) -> bool:
     """Return whether unit i has its record and all of its shards have their recorded sizes."""
-    if not _record_file(output, i).exists():
+    try:
+        shards = _read_record(output, i)["shards"]
+    except (FileNotFoundError, UserError):  # a corrupted record is written again
         return False
-    shards = json.loads(_record_file(output, i).read_text())["shards"]
     paths = [(output / shard["file"], shard["size"]) for shard in shards]
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _read_record(output: Path, i: int) -> dict:
+    return read_json(_record_file(output, i), {"shards": [RECORD]}, "rerun the command")
 
 
 def _record_file(output: Path, i: int) -> Path:

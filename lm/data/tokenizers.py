@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from lm.errors import UserError
+from lm.files import parse_json
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
@@ -156,6 +157,8 @@ class HFTokenizer(Tokenizer):
         # "<|endoftext|>" inside a text is encoded as text, not as the end of a document.
         self.model.encode_special_tokens = True
         vocabulary = self.model.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise ValueError("its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
         names = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
         self.end_of_text = next((vocabulary[name] for name in names if name in vocabulary), None)
@@ -184,11 +187,22 @@ class HFTokenizer(Tokenizer):
         """Encode several texts on all cores."""
         for text in texts:
             _utf8(text)
-        encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as e:  # `tokenizers` raises bare Exception
+            raise UserError(
+                f"tokenizer: cannot encode the text ({_first_line(e)}); add the unknown token to the vocabulary of its "
+                "tokenizer.json, or use a byte-level tokenizer"
+            ) from None
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, shortened."""
+    return f"{error}".partition("\n")[0][:200] or type(error).__name__
 
 
 def _utf8(text: str) -> bytes:
@@ -218,14 +232,29 @@ def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
     """Return whether SAMPLE does not survive encoding and decoding: accents, spaces, line ends, scripts, emoji."""
-    return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
+    try:
+        return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
+    except UserError:  # it encodes some texts only
+        return True
 
 
 def from_json(text: str) -> Tokenizer:
-    """Load a tokenizer from its `to_json`."""
-    state = json.loads(text)
-    kinds = {"byte": ByteTokenizer, "char": CharTokenizer, "word": WordTokenizer, "hf": HFTokenizer}
-    return kinds[state.pop("kind")](**state)
+    """Load a tokenizer from its `to_json`; raises UserError if it is none."""
+    kinds = {
+        "byte": (ByteTokenizer, {}),
+        "char": (CharTokenizer, {"chars": str, "unk": bool}),
+        "word": (WordTokenizer, {"words": [str], "unk": bool}),
+        "hf": (HFTokenizer, {"tokenizer": str}),
+    }
+    try:
+        kind = parse_json(text, {"kind": str})["kind"]
+        if kind not in kinds:
+            raise ValueError(f"kind is {kind[:40]!r}, not one of {', '.join(kinds)}")
+        tokenizer, shape = kinds[kind]
+        state = parse_json(text, shape)
+        return tokenizer(**{name: state[name] for name in shape})
+    except Exception as e:  # `tokenizers` raises bare Exception for a malformed tokenizer
+        raise UserError(f"a saved tokenizer is corrupted: {_first_line(e)}") from None
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
@@ -275,6 +304,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
                 return HFTokenizer(file.read())
         except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(
-                f'config.data.tokenizer: cannot read "{spec}" ({e}); PATH must be a tokenizer.json of Hugging Face'
+                f'config.data.tokenizer: cannot read "{spec}" ({_first_line(e)}); '
+                "PATH must be a tokenizer.json of Hugging Face"
             ) from None
     raise UserError(f'config.data.tokenizer: "{spec}" is not one of char, byte, word, bpe:SIZE, hf:PATH')

@@ -1,7 +1,6 @@
 """Units of a large corpus: parts of about equal size that processes read independently."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from lm.config import SPLITS
 from lm.data import sources
 from lm.errors import UserError
+from lm.files import parse_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +108,25 @@ def read_documents(unit: Unit, field: str) -> Iterator[str]:
         yield from sources.Records(Path(unit.path), split, n_records).between(unit.start, unit.end)
     elif unit.kind == "arrayrecord":
         with closing(_open_records(unit.path)) as reader:
-            yield from (record.decode() for record in reader.read(unit.start, unit.end))
+            yield from (record.decode() for record in _read_records(reader, unit))
     elif unit.kind == "text":
         yield "".join(line.decode() for line in _read_lines(unit))
     else:
         yield from (_parse_line(line, field) for line in _read_lines(unit) if line.strip())
 
 
+def _read_records(reader, unit: Unit) -> list[bytes]:
+    try:
+        return reader.read(unit.start, unit.end)
+    except Exception as error:  # ArrayRecord raises many types
+        raise UserError(f"{unit.path} is not a complete ArrayRecord file ({error}); replace or remove it") from None
+
+
 def _parse_line(line: bytes, field: str) -> str:
-    document = json.loads(line)
-    text = document.get(field) if isinstance(document, dict) else None
+    try:
+        text = parse_json(line).get(field)
+    except ValueError as error:
+        raise ValueError(f"a line is no JSON object ({error}): {line[:100]!r}") from None
     if not isinstance(text, str):
         raise ValueError(f"a line has no text in the field {field!r} (set --field): {line[:100]!r}")
     return text

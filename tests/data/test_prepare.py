@@ -200,6 +200,37 @@ def test_a_size_of_units_that_is_no_size_is_a_usage_error(dump, tmp_path, capsys
     assert "--unit_mb must be at least one byte" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("damage", ["", "[1]", '{"shards": [{"file": 3}]}', "\0" * 100])
+def test_a_corrupted_record_of_a_unit_is_written_again(dump, tmp_path, damage):
+    assert main(arguments(dump, tmp_path / "out")) == 0
+    manifest = (tmp_path / "out" / "manifest.json").read_text()
+    (tmp_path / "out" / "units" / "000002.json").write_text(damage)
+    assert main(arguments(dump, tmp_path / "out")) == 0
+    assert (tmp_path / "out" / "manifest.json").read_text() == manifest
+    assert main(["--verify", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("line", [b"", b"[1]", b"{", b'{"text": "\xff"}', b'{"text": 1}', b"[" * 10**5, b"9" * 5000])
+def test_a_corrupted_line_is_an_error_of_one_line_that_names_the_file(dump, tmp_path, capsys, line):
+    for at in (0, 250):
+        lines = dump.read_bytes().splitlines()
+        path = tmp_path / f"{at}.jsonl"
+        path.write_bytes(b"\n".join([*lines[:at], line, *lines[at:]]) + b"\n")
+        code = main(arguments(path, tmp_path / f"out{at}"))
+        error = capsys.readouterr().err
+        assert (code, error.count("\n")) == ((2, 1) if line else (0, 0))
+        assert error.startswith(str(path) if line else "")
+        assert len(error) < 600
+
+
+@pytest.mark.parametrize("size", ["1" + "0" * 23, "9" * 5000, "256", "-1", "", "³²¹"])
+def test_a_size_of_a_vocabulary_that_cannot_be_is_an_error(dump, tmp_path, capsys, size):
+    assert main(arguments(dump, tmp_path / "out", "--tokenizer", f"bpe:{size}")) == 2
+    error = capsys.readouterr().err
+    assert "SIZE above 256 and below 10000000" in error
+    assert len(error) < 400
+
+
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_resumes_and_repeats_nothing(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"

@@ -183,3 +183,53 @@ def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_pa
     assert tokenizer.to_json() != as_published  # tokens that were cached with it on are not used again
     (line,) = tokenizers.warnings_about(tokenizer, "hf:tokenizer.json")
     assert line == f'WARNING: the tokenizer "hf:tokenizer.json" has {name} switched on; switched off here'
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "BPE", "Unigram"])
+def test_a_tokenizer_without_its_unknown_token_is_an_error_that_says_so(tmp_path, kind):
+    from tokenizers import Tokenizer, models
+
+    model = {
+        "WordLevel": lambda: models.WordLevel({"a": 0}, unk_token="[UNK]"),
+        "WordPiece": lambda: models.WordPiece({"a": 0}, unk_token="[UNK]"),
+        "BPE": lambda: models.BPE({"a": 0}, [], unk_token="[UNK]"),
+        "Unigram": lambda: models.Unigram([("a", -1.0)]),
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(Tokenizer(model[kind]()).to_str())
+    tokenizer = tokenizers.make(f"hf:{path}", ())
+    assert tokenizers.is_lossy(tokenizer)
+    with pytest.raises(UserError, match=r"(?i)unk.*add the unknown token to the vocabulary") as error:
+        tokenizer.encode("b")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"kind": 3}',
+        '{"kind": "chars"}',
+        '{"kind": "char", "chars": ["a"], "unk": false}',
+        '{"kind": "char", "chars": "ab", "unk": "no"}',
+        '{"kind": "word", "words": [1], "unk": false}',
+        '{"kind": "hf", "tokenizer": {}}',
+        '{"kind": "hf", "tokenizer": "{}"}',
+        '{"kind": "hf"}',
+        "[" * 10**5,
+    ],
+)
+def test_a_saved_tokenizer_that_is_corrupted_is_an_error_of_one_line(text):
+    with pytest.raises(UserError, match=r"^a saved tokenizer is corrupted: ") as error:
+        tokenizers.from_json(text)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_vocabulary_is_an_error(bpe, tmp_path):
+    spec = json.loads(bpe.json)
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(spec | {"added_tokens": [], "model": spec["model"] | {"vocab": {}, "merges": []}})
+    )
+    with pytest.raises(UserError, match="its vocabulary is empty"):
+        tokenizers.make(f"hf:{tmp_path / 'tokenizer.json'}", ())
