@@ -77,12 +77,25 @@ def run_file(path: str, function: str, folder: str) -> Any:
         spec.loader.exec_module(module)
         if hasattr(module, function):
             return getattr(module, function)()
-    except Exception as error:  # a config file is the user's own code, and may raise anything
-        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise UserError(f"{path}: it called sys.exit({error.code!r}); a config file must define {function}()") from None
+    except BaseException as error:  # a config file is the user's own code, and may raise anything
+        raise UserError(f"{path}: {type(error).__name__}: {_message(error)}") from error
     for other, command in COMMANDS.items():
         if hasattr(module, other):
             raise UserError(f"--config: {path} defines {other}(), not {function}(); use {command} --config {path}")
     raise UserError(f"--config: {path} has no function {function}(); see the files in {folder}/")
+
+
+def _message(error: BaseException) -> str:
+    """Return an error's message, shortened; an error of the user's own type may fail to give one."""
+    try:
+        text = str(error)
+    except Exception:
+        return "no message"
+    return text if len(text) <= 2000 else f"{text[:2000]}..."
 
 
 def _get_config(path: str) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def _get_config(path: str) -> dict[str, Any]:
     config = run_file(path, "get_config", "configs")
     try:
         return flatten(dict(config))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):  # the last of a dict that contains itself
         raise UserError(f"{path}: get_config() returned {type(config).__name__}; it must return a ConfigDict") from None
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import types
 import typing
 from typing import Any
@@ -114,9 +115,16 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
     if not isinstance(value, kind) or (kind is int and not is_int):
         article = "an" if kind.__name__[0] in "aeiou" else "a"
         raise ValueError(f"{_short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
+    if kind is str and ("\0" in value or _has_surrogate(value)):
+        raise ValueError(f"{_short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
     return value
+
+
+def _has_surrogate(text: str) -> bool:
+    """Return whether UTF-8 cannot encode a text; Python reads bytes of the command line that are not UTF-8 so."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_range(value: Any, limits: types.MappingProxyType) -> None:
@@ -149,7 +157,7 @@ def _has_form(value: str, form: str) -> bool:
     """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a number)."""
     name, colon, argument = form.partition(":")
     given_name, given_colon, given = value.partition(":")
-    is_size = given.isdecimal() and len(given) < 10
+    is_size = re.fullmatch("[0-9]{1,7}", given) is not None
     return (given_name, given_colon, bool(given)) == (name, colon, bool(colon)) and (argument != "SIZE" or is_size)
 
 
@@ -193,4 +201,6 @@ def _short(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to print an int of more than 4300 digits
         return "a number of thousands of digits"
+    except Exception:  # an object of the user's own type
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import typing
@@ -171,6 +172,33 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
     assert len(problems(broken, "train.stpes=3", "train.steps=x")) == 3
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"import sys; sys.exit(0)", r"it called sys\.exit\(0\); a config file must define get_config\(\)"),
+        (b"def get_config(): raise SystemExit('bye')", r"it called sys\.exit\('bye'\)"),
+        (b"class E(BaseException): pass\nraise E('own')", "E: own"),
+        (b"class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "E: no message"),
+        (b"def get_config(): raise ValueError('long' * 10**5)", "ValueError: longlong"),
+        (b"def get_config():\n    d = {}\n    d['a'] = d\n    return d", "must return a ConfigDict"),
+        (b"def get_config(: \xff", "can't decode byte 0xff"),
+        (b"\0\0", "null bytes"),
+    ],
+)
+def test_a_config_file_can_neither_end_the_command_nor_give_a_traceback(tmp_path, the_problem, content, message):
+    path = tmp_path / "experiment.py"
+    path.write_bytes(content)
+    line = the_problem(str(path))
+    assert line.startswith(f"{path}: ")
+    assert re.search(message, line)
+    assert len(line) < 3000
+
+
+def test_ctrl_c_while_a_config_file_runs_is_no_error_of_the_file(config_file):
+    with pytest.raises(KeyboardInterrupt):
+        load(config_file("raise KeyboardInterrupt"), [])
+
+
 def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
     line = the_problem(str(ROOT / "configs" / "sweeps" / "norms.py"))
     assert "use python -m lm.sweep" in line
@@ -188,7 +216,7 @@ VALUES = {
     int: st.integers(1, 2**31 - 1),
     float: st.floats(0.001, 0.999),
     bool: st.booleans(),
-    str: st.text(max_size=5),
+    str: st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
 }
 
 
