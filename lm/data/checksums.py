@@ -42,6 +42,8 @@ def find_damage(directory: Path) -> str | None:
         return f"{FILE} is missing"
     except UserError:
         return f"{FILE} is not what was written"
+    if unknown := {path.name for path in directory.iterdir()} - recorded.keys() - {FILE}:
+        return f"{FILE} does not list {min(unknown)}"
     return next(filter(None, (_damage_of(directory / name, **recorded[name]) for name in recorded)), None)
 
 

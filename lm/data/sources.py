@@ -171,8 +171,9 @@ class Records:
             for i in range(start, end):
                 yield records[i]["text"].decode()
         except Exception as e:  # ArrayRecord raises many types
+            reason = " ".join(str(e).split())[:300]
             raise UserError(
-                f"{self.directory}: cannot read the {self.split} split ({e}); delete the directory and prepare it again"
+                f"{self.directory}: cannot read the {self.split} split ({reason}); delete the directory and prepare it again"
             ) from e
 
 

@@ -32,3 +32,10 @@ def test_repeated_checks_of_a_very_large_file_read_all_of_it(tmp_path, monkeypat
         None,
         "tokens.bin has changed in the MiB at byte 56",
     }
+
+
+def test_a_file_without_a_checksum_is_damage(tmp_path):
+    """It was added, or checksums.json has lost it."""
+    checksums.record(tmp_path)
+    (tmp_path / "tokens.bin").write_bytes(b"x")
+    assert checksums.find_damage(tmp_path) == "checksums.json does not list tokens.bin"
