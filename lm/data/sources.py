@@ -112,14 +112,24 @@ def find_text(path: Path, config, cache_dir: Path, say: Callable[[str], None]) -
         say(f"reading {len(files)} file{'s' * (len(files) > 1)} of {path}: {_shorten(files, path)}")
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("text", [cache.digest_of(file, cache_dir) for file in files], fractions)
-    return Source(path.resolve().name, digest, lambda: cut([_read(file) for file in files], fractions))
+    return Source(_printable(path.resolve().name), digest, lambda: cut([_read(file) for file in files], fractions))
 
 
 def _shorten(files: list[Path], folder: Path) -> str:
-    names = [str(file.relative_to(folder)) for file in files]
+    names = [_printable(str(file.relative_to(folder))) for file in files]
     if len(names) > MAX_LISTED_FILES:
         names[MAX_LISTED_FILES - 1 : -1] = ["..."]
     return ", ".join(names)
+
+
+def _printable(name: str) -> str:
+    """Return a file name that can be printed on one line and written to JSON.
+
+    >>> _printable("caf" + os.fsdecode(bytes([233]))), _printable("two lines".replace(" ", chr(10)))
+    ('caf\ufffd', 'two\ufffdlines')
+    """
+    text = os.fsencode(name).decode(errors="replace")
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def list_files(path: Path) -> list[Path]:
@@ -173,7 +183,8 @@ class Records:
         except Exception as e:  # ArrayRecord raises many types
             reason = " ".join(str(e).split())[:300]
             raise UserError(
-                f"{self.directory}: cannot read the {self.split} split ({reason}); delete the directory and prepare it again"
+                f"{self.directory}: cannot read the {self.split} split ({reason}); "
+                "delete the directory and prepare it again"
             ) from e
 
 

@@ -166,6 +166,18 @@ def test_a_folder_lists_the_files_it_reads(config, tmp_path):
     assert f"reading 14 files of {folder}: a.txt, b/c.txt, b/notes.md, ..., z9.txt" in lines
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(config, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in (b"caf\xe9.txt", b"two\nlines.txt"):
+        (folder / os.fsdecode(name)).write_text(TEXT)
+    lines = []
+    corpus = open_corpus(config(source=f"text:{folder}"), say=lines.append)
+    assert sum(split.n_bytes for split in corpus.splits.values()) == 2 * len(TEXT) + 1  # and a newline between them
+    assert lines[0] == f"reading 2 files of {folder}: caf\ufffd.txt, two\ufffdlines.txt"
+
+
 def test_a_source_without_its_kind_suggests_the_right_form(config, tmp_path):
     (tmp_path / "novel.txt").write_text(TEXT)
     with pytest.raises(UserError, match=f"did you mean text:{tmp_path}/novel.txt"):
