@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm.config import flatten, init_run
+from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import lock, to_json, write_bytes, write_text
 
@@ -86,7 +86,8 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
         before = was.pop(path, defaults[path])  # a key added since then had the effect of its default
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
-    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
+    removed = {path: before for path, before in was.items() if path.removeprefix("config.") not in REMOVED_KEYS}
+    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in removed.items())
     return differences
 
 

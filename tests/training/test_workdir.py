@@ -100,6 +100,13 @@ def test_a_config_read_back_from_json_does_not_differ():
     assert workdir.experiment_digest(from_dict(saved)) == workdir.experiment_digest(config)
 
 
+def test_a_key_that_was_removed_is_ignored_in_a_saved_config():
+    saved = as_saved(Config())
+    saved["train"]["accumulation"] = 4
+    assert from_dict(saved) == Config()
+    assert workdir.compare_configs(saved, Config()) == ([], [])
+
+
 def test_a_key_younger_than_the_run_had_its_default_and_a_former_one_is_a_difference():
     saved = as_saved(Config())
     del saved["model"]["qk_norm"]
