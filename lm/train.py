@@ -19,7 +19,7 @@ def train(argv: list[str] | None) -> int:
     if a.plan:
         return show_estimate(config, a.device)
     # What can be refused without jax is refused before its import.
-    if not (a.resume and newest_checkpoint(a.workdir)):
+    if not a.resume or newest_checkpoint(a.workdir) is None:
         check_init_from(config)
     if a.workdir:
         check_workdir(a.workdir, config, resume=a.resume)
