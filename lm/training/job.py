@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+import time
 from contextlib import closing
 
 import jax
@@ -72,6 +73,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 loop = Loop(
+                    began=time.monotonic(),  # compilation counts
                     run=run,
                     outputs=Outputs(writer, progress, checkpoints, signals),
                     program=compile_steps(run, source, state)[0],
