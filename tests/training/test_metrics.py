@@ -185,6 +185,16 @@ def test_a_file_gets_plain_lines():
     ]
 
 
+def test_the_remaining_time_follows_the_present_speed():
+    """30 steps of 10 s (compilation, or a busy machine) no longer count once 30 steps took 1 s each."""
+    stream, now = io.StringIO(), 0.0
+    progress = Progress(100, stream, clock=lambda: now)
+    for step in range(1, 61):
+        now += 10 if step <= 30 else 1
+        progress.update({"step": step, "loss": 2.5})
+    assert stream.getvalue().splitlines()[-1] == "step  60/100  loss 2.5000  ETA 0:40"
+
+
 def read_all(terminal: int) -> bytes:
     """What was written to a pseudo-terminal whose other end is closed; reading past the end is an error there."""
     parts = []
