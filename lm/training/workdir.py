@@ -139,9 +139,14 @@ def newest_checkpoint(workdir: str | Path) -> int | None:
     return max((int(path.name) for path in found if path.name.isdigit()), default=None)
 
 
-def check_init_from(config) -> None:
-    """Raise UserError if the run that config.init_from names has no checkpoints. A resumed run does not need it."""
+def check_init_from(config, resumed: str | Path | None) -> None:
+    """Raise UserError if the run that config.init_from names has no checkpoints.
+
+    It is not needed if the run in the directory `resumed` has one.
+    """
     run = init_run(config)
+    if resumed is not None and newest_checkpoint(resumed) is not None:
+        return
     if run is not None and not Path(run, "checkpoints").is_dir():
         raise UserError(f"config.init_from: {run} holds no checkpoints; give the directory of a run")
 
