@@ -25,8 +25,7 @@ GPUS = {name: device for name, device in DEVICES.items() if device.gke and devic
 PORT = 8476
 VOLUME = "/runs"  # where pods mount the claim
 SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
-# Keys whose values depend on the pods: a directory on the volume, a package of the image.
-CHECKED_IN_THE_POD = ("--config.init_from", "--config.log.wandb")
+CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
 
 
 def main(argv: list[str] | None = None) -> int:

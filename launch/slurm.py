@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launch.arguments import after_dashes, check_sweep, check_train
 from lm.errors import UserError
+from lm.training.workdir import check_init_from
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
 
@@ -45,12 +46,17 @@ def main(argv: list[str] | None = None) -> int:
         check_options(args)
         words = after_dashes(args.train)
         workdir = "set it before the two dashes"
-        config = check_sweep(words, workdir=workdir) if args.array else check_train(words, workdir=workdir)
+        if args.array:
+            file, config = check_sweep(words, workdir=workdir), None
+        else:
+            file, config = check_train(words, workdir=workdir)
+        folder = "sweeps" if args.array else "runs"
+        args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
+        if config:
+            check_init_from(config, args.workdir)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.code
-    folder = "sweeps" if args.array else "runs"
-    args.workdir = Path(args.workdir or f"{folder}/{Path(config).stem}").absolute()
     script = job_script(args, words)
     if args.dry_run:
         print(script, end="")

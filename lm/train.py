@@ -6,7 +6,7 @@ from lm import runtime
 from lm.config import Config
 from lm.config.command_line import command_line
 from lm.errors import run_command
-from lm.training.workdir import check_init_from, check_workdir, is_finished, newest_checkpoint
+from lm.training.workdir import check_init_from, check_workdir, is_finished
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,8 +19,7 @@ def train(argv: list[str] | None) -> int:
     if a.plan:
         return show_estimate(config, a.device)
     # What can be refused without jax is refused before its import.
-    if not (a.resume and newest_checkpoint(a.workdir)):
-        check_init_from(config)
+    check_init_from(config, a.workdir if a.resume else None)
     if a.workdir:
         check_workdir(a.workdir, config, resume=a.resume)
         if a.resume and is_finished(a.workdir, config):

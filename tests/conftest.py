@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter, config):
     """Say what the default selection of tests leaves out."""
     if config.option.markexpr == "not slow":
         terminalreporter.write_line(
-            "The slow tests were not run: all meshes of 8 devices, several processes, repeated kills, whole sweeps, "
+            "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated kills, whole sweeps, "
             "SLURM, the changes of docs/changing-the-model.md. To run them: python -m pytest -m slow"
         )
 

@@ -6,12 +6,14 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
+from lm.training import job
 from lm.training.checkpoints import restore_params
 from lm.training.workdir import SUMMARY_FIELDS
 
@@ -107,6 +109,20 @@ def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path)
     assert set(losses) == {"4", "8", "12"}
     assert max(losses.values()) - min(losses.values()) < 1e-5
     assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # which is that of the whole split
+
+
+@pytest.mark.slow
+def test_wall_seconds_include_compilation(train, tmp_path, monkeypatch):
+    compile_steps = job.compile_steps
+
+    def compile_slowly(*args):
+        time.sleep(5)
+        return compile_steps(*args)
+
+    monkeypatch.setattr(job, "compile_steps", compile_slowly)
+    code, _ = train(tmp_path / "run", "--config.train.steps=1", "--config.eval.every=0")
+    assert code == 0
+    assert summary_of(tmp_path / "run")["wall_seconds"] >= 5
 
 
 def test_a_log_file_has_plain_lines(bench):

@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+import time
 from contextlib import closing
 
 import jax
@@ -44,7 +45,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) > 0
+    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) is not None
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
@@ -72,6 +73,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 loop = Loop(
+                    began=time.monotonic(),  # compilation counts
                     run=run,
                     outputs=Outputs(writer, progress, checkpoints, signals),
                     program=compile_steps(run, source, state)[0],

@@ -134,15 +134,20 @@ def holds_run(workdir: str | Path) -> bool:
     return any((Path(workdir) / name).exists() for name in _MARKS_OF_A_RUN)
 
 
-def newest_checkpoint(workdir: str | Path) -> int:
-    """Return the newest step with a checkpoint (a directory named by its step), 0 if there is none."""
+def newest_checkpoint(workdir: str | Path) -> int | None:
+    """Return the newest step with a checkpoint (a directory named by its step), None if there is none."""
     found = Path(workdir, "checkpoints").glob("*")
-    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+    return max((int(path.name) for path in found if path.name.isdigit()), default=None)
 
 
-def check_init_from(config) -> None:
-    """Raise UserError if the run that config.init_from names has no checkpoints. A resumed run does not need it."""
+def check_init_from(config, resumed: str | Path | None) -> None:
+    """Raise UserError if the run that config.init_from names has no checkpoints.
+
+    It is not needed if the run in the directory `resumed` has one.
+    """
     run = init_run(config)
+    if resumed is not None and newest_checkpoint(resumed) is not None:
+        return
     if run is not None and not Path(run, "checkpoints").is_dir():
         raise UserError(f"config.init_from: {run} holds no checkpoints; give the directory of a run")
 
@@ -186,7 +191,7 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed")
     experiment, execution = compare_configs(old, config)
     old_steps = old["train"]["steps"]
-    refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir))
+    refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir) or 0)
     problems = experiment + ([refusal] if refusal else [])
     if problems:
         raise UserError(

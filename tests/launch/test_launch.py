@@ -115,6 +115,7 @@ def test_gke_accepts_directories_that_only_the_pods_have():
         ("slurm", ("--array", "3", "--nodes", "2", *SWEEP), "each job of a sweep has one node"),
         ("slurm", (*CONFIG, "--workdir=elsewhere"), "--workdir after the two dashes: set it before"),
         ("slurm", ("--array", "3", *SWEEP, "--workdir=elsewhere"), "--workdir after the two dashes: set it before"),
+        ("slurm", (*CONFIG, "--config.init_from=runs/none"), "config.init_from: runs/none holds no checkpoints"),
         ("slurm", (*CONFIG, "--resume"), "--resume after the two dashes"),
         ("slurm", ("--", "--config", "configs/none.py"), "configs/none.py"),
         ("slurm", (*CONFIG, "--config.model.d_modl=64"), "did you mean d_model"),

@@ -80,8 +80,7 @@ def meshes_of(model: str) -> list[list[int]]:
     return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [m if m == "scanned" else pytest.param(m, marks=pytest.mark.slow) for m in MODELS])
 def test_ten_steps_equal_those_of_one_device(tmp_path, model):
     cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in meshes_of(model)]
     (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])

@@ -181,8 +181,30 @@ def test_a_file_gets_plain_lines():
         "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %",
         "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 8:10",  # 980 steps of half a second
         "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
-        "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s  ETA 4:02",
+        "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s  ETA 8:05",
     ]
+
+
+def test_the_remaining_time_follows_the_present_speed():
+    """30 steps of 10 s (compilation, or a busy machine) no longer count once 30 steps took 1 s each."""
+    stream, now = io.StringIO(), 0.0
+    progress = Progress(100, stream, clock=lambda: now)
+    for step in range(1, 61):
+        now += 10 if step <= 30 else 1
+        progress.update({"step": step, "loss": 2.5})
+    assert stream.getvalue().splitlines()[-1] == "step  60/100  loss 2.5000  ETA 0:40"
+
+
+def test_the_remaining_time_of_dispatches_of_many_lines():
+    """The lines of a dispatch come at once, so the speed follows from the time between dispatches: 50 steps in 60 s."""
+    stream, now = io.StringIO(), 0.0
+    progress = Progress(1000, stream, clock=lambda: now)
+    for step in range(1, 201):
+        now += 60 if step % 50 == 1 else 0.001
+        progress.update({"step": step, "loss": 2.5})
+    lines = stream.getvalue().splitlines()
+    assert not any("ETA" in line for line in lines[:50])
+    assert lines[-1] == "step  200/1000  loss 2.5000  ETA 16:01"
 
 
 def read_all(terminal: int) -> bytes:

@@ -184,15 +184,16 @@ def test_growing_a_finished_run_keeps_the_scores_of_its_checkpoints(train, tmp_p
 
 
 @pytest.mark.slow
-def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path):
-    """The checkpoint has all parameters: only a new run needs the run that init_from names."""
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path, steps):
+    """The checkpoint, also one of step 0, has all parameters: only a new run needs the run that init_from names."""
     source = tmp_path / "source"
     shutil.copytree(bench.reference(), source)
     keys = ("--config.optimizer.schedule=constant", f"--config.init_from={source}")
-    assert train(tmp_path / "run", *keys, "--config.train.steps=4")[0] == 0
+    assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}")[0] == 0
     shutil.rmtree(source)
     code, output = train(tmp_path / "run", *keys, "--config.train.steps=8", "--resume")
-    assert (code, "resuming at step 4" in output) == (0, True)
+    assert (code, f"resuming at step {steps}" in output) == (0, True)
     code, output = train(tmp_path / "new", *keys, "--resume")
     assert (code, "holds no checkpoints" in output) == (2, True)
 
