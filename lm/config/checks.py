@@ -215,7 +215,7 @@ def mesh(config: Config) -> Iterator[Problem]:
     sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
     for axis, size in sizes.items():
         if size == 0:
-            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all that the others leave")
+            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all remaining devices")
     if len(rest := [axis for axis, size in sizes.items() if size == -1]) > 1:
         keys = tuple(f"mesh.{axis}" for axis in rest)
         yield keys, f"config.mesh: {' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"

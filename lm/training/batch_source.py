@@ -20,7 +20,7 @@ class BatchSource:
 
     Make it once per split and pass it down: the constructor copies the split to the devices if it fits.
 
-    A feed is a dict of arrays whose examples are spread over the mesh: {"starts"} if the split is resident, else the
+    A feed is a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the
     gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns it
     into a batch.
 

@@ -10,7 +10,7 @@ from lm.training.workdir import Workdir
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
-    """End a run that has made all of its steps; returns "finished", or "interrupted" if a signal came."""
+    """End a run after its last step; returns "finished", or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
     step, lines = int(state.step), {}
     for name in config.eval.final_splits:

@@ -39,7 +39,7 @@ class Loop:
 
     Attributes:
         program: the compiled (state, feed, n_steps) -> (state, metrics).
-        sources: the batches of each split, made when a split is first used.
+        sources: the batches of each split, created when the split is first used.
         record: saved with every checkpoint: config, data, tokenizer.
         seconds_before: seconds that earlier starts of this run took.
     """
@@ -112,7 +112,7 @@ class Loop:
         Returns:
             The line, or None if a signal came.
         """
-        # A run that grows has two lines at its former last step: of the whole split, and of max_batches.
+        # An extended run has two lines at its former last step: one of the full split, one of max_batches.
         measure = {"split": split} | ({"batches": max_batches} if max_batches else {})
         for line in self.outputs.writer.lines_of(step):
             if line.get("split") == split and line.get("batches", 0) == max_batches:

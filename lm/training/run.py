@@ -22,7 +22,7 @@ class Run:
     """What training is a function of.
 
     Attributes:
-        config: the resolved config: nothing in its model section is None that the data or other keys decide.
+        config: the resolved config: the data and other keys have filled in its model section.
         corpus: the tokens of each split, and the tokenizer.
         table: the parameters by path.
         mesh_sizes: the number of devices along each mesh axis.

@@ -110,7 +110,7 @@ def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
         return None
     return (
         f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
-        f"{decay_start + 1} to {steps_made}, already made, would change. A run that is to grow needs "
+        f"{decay_start + 1} to {steps_made}, already trained, would change. To be extended, a run needs "
         "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
     )
 
@@ -147,7 +147,7 @@ def check_init_from(config) -> None:
 
 
 def is_finished(workdir: str | Path, config) -> bool:
-    """Return whether the run in this directory made all of its steps and wrote its summary."""
+    """Return whether the run in this directory took its last step and wrote its summary."""
     try:
         summary = json.loads(Path(workdir, "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a damaged summary is written again

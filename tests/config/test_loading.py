@@ -138,7 +138,7 @@ def test_a_schedule_is_shortened_only_where_it_does_not_fit(config_file, capsys,
 
 
 def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole_run(config_file):
-    """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
+    """The warm-up is part of the experiment: with another one, the steps already trained used other learning rates."""
     path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
     recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
     assert compare_configs(recorded, load(path, ["train.steps=50"])) == ([], [])

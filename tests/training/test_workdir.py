@@ -224,7 +224,7 @@ def test_growing_after_the_decay_began_is_refused(tmp_path):
     (tmp_path / "checkpoints" / "900.corrupted-1").mkdir()
     workdir.check_workdir(tmp_path, longer, resume=True)
     (tmp_path / "checkpoints" / "900").mkdir()
-    with pytest.raises(UserError, match="steps 801 to 900, already made"):
+    with pytest.raises(UserError, match="steps 801 to 900, already trained"):
         workdir.check_workdir(tmp_path, longer, resume=True)
 
 
