@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, as far as it runs without a GPU."""
+"""The parts of benchmarks/gpu.py that run without a GPU."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_the_largest_batch_is_the_first_that_fits_in_memory():
         gpu.largest_batch((128, 64), train)
 
 
-def test_other_errors_than_memory_are_raised():
+def test_errors_other_than_out_of_memory_are_raised():
     def train(batch):
         raise RuntimeError("losses differ")
 

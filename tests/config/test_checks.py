@@ -88,7 +88,7 @@ def test_wandb_that_is_not_installed_is_reported_before_the_run(config_file, the
 
 
 def test_no_contradiction_is_reported_for_a_value_that_was_refused(config_file, the_problem):
-    """n_heads = 0 is out of range; that the default in its place does not divide d_model is not the user's mistake."""
+    """n_heads = 0 is out of range. A conflict with the default that replaces it is not the user's mistake."""
     assert "out of range" in the_problem(config_file("config.model.d_model = 250"), "model.n_heads=0")
 
 
