@@ -47,7 +47,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
+        """Return the sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
