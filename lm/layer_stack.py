@@ -89,5 +89,5 @@ def _rows(x):
     return tuple(x[i] for i in range(len(x)))
 
 
-# JAX's own derivative would sum as many padded arrays of the whole stack's size as it has rows.
+# JAX's own derivative would sum one padded array of the full stack's size per row.
 _rows.defvjp(lambda x: (_rows(x), None), lambda _, rows: (jnp.stack(rows),))

@@ -134,7 +134,7 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     if shards and kind not in ("none", "hf", "byte"):
         yield problem(
             "data.tokenizer data.source",
-            f"{d.tokenizer} is made from text, but {d.source} holds token ids; use none, byte or hf:PATH",
+            f"{d.tokenizer} is learned from text, but {d.source} holds token ids; use none, byte or hf:PATH",
         )
     if kind == "bpe" and int(size) < 257:
         yield problem(
@@ -188,7 +188,7 @@ def schedule(config: Config) -> Iterator[Problem]:
     if o.warmup_steps >= decay_steps:
         yield problem(
             "optimizer.warmup_steps optimizer.decay_steps train.steps",
-            f"{o.warmup_steps} is the whole schedule of {decay_steps} steps; use less than {decay_steps}",
+            f"{o.warmup_steps} leaves no step after it in a schedule of {decay_steps} steps; use less than {decay_steps}",
         )
 
 

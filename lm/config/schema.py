@@ -254,7 +254,7 @@ class EvalConfig:
     """Evaluation during and after training, and the sample at the end."""
 
     every: int = key(0, "steps between evaluations of the validation split; 0: only at the end", low=0, execution=True)
-    max_batches: int = key(0, "batches per evaluation during training; 0: the whole split", low=0, execution=True)
+    max_batches: int = key(0, "batches per evaluation during training; 0: the full split", low=0, execution=True)
     batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
     final_splits: tuple[str, ...] = key(
         ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True

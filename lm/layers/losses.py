@@ -1,4 +1,4 @@
-"""Cross-entropy of the output head, computed from whole logits or from chunks of them.
+"""Cross-entropy of the output head, computed from all logits at once or in chunks.
 
 Losses are weighted sums, returned with the sum of the weights. Only the caller knows what both must be summed over
 (micro-batches, devices) before one is divided by the other.

@@ -146,7 +146,7 @@ def leave(code: int) -> None:
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """If the body raises in one of several processes, print the error and end that process at once.
+    """Return a context in which an exception in one of several processes is printed and ends that process at once.
 
     The other processes detect the loss and end as well.
     """

@@ -97,7 +97,7 @@ def _merged(axes, names) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much to spend.
+    """The size of a sweep: seeds, learning rates, and config values such as the number of steps.
 
     Attributes:
         tuning_seeds: seeds per learning rate for choosing the rate.

@@ -17,7 +17,7 @@ ROUNDS = 9
 
 
 class Workload(NamedTuple):
-    """What is timed: runs_per_device x n_devices runs of one config at once."""
+    """One thing to time: runs_per_device x n_devices runs of one config at once."""
 
     config: Config
     corpus: Corpus

@@ -1,4 +1,4 @@
-"""The end of a run: final evaluations, the last checkpoint, the summary, a sample, a picture of the losses."""
+"""End a run: final evaluations, last checkpoint, summary, sample, and a plot of the losses."""
 
 from lm import parameters
 from lm.data import unigram_loss

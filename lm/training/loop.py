@@ -25,7 +25,7 @@ from lm.training.step_log import StepLog
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a run writes to, and what can stop it."""
+    """Where a run writes its results, and the signals that can stop it."""
 
     writer: MetricsWriter
     progress: Progress
@@ -78,7 +78,7 @@ class Loop:
         return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
 
     def _due(self, step: int) -> dict[str, bool]:
-        """What the host does after `step` steps."""
+        """Return which tasks of the host are due after `step` steps."""
         c = self.run.config
         periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
         due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
@@ -107,7 +107,7 @@ class Loop:
         """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
 
         Args:
-            max_batches: how many batches to evaluate; 0: the whole split.
+            max_batches: how many batches to evaluate; 0: the full split.
 
         Returns:
             The line, or None if a signal came.

@@ -83,7 +83,7 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
     was, differences = flatten(old, "config."), ([], [])
     defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, defaults[path])  # a key added since then had the effect of its default
+        before = was.pop(path, defaults[path])  # a key added since then counts as its default
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())

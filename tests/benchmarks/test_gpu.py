@@ -10,7 +10,7 @@ from benchmarks import compare, gpu
 
 @pytest.mark.slow
 def test_several_seeds_in_one_program(bench, monkeypatch):
-    """The part runs its real command, on the smallest shape."""
+    """Run the part's real command on the smallest shape."""
     monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
     found = gpu.seeds("tiny", n_seeds=2, rounds=2)
     speeds = found["row"]["tokens_per_second"]

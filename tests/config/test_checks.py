@@ -38,7 +38,7 @@ from lm.config.loading import load
         ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
         ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
         ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
-        ("data.source=tokens:x", "data.tokenizer: char is made from text"),
+        ("data.source=tokens:x", "data.tokenizer: char is learned from text"),
         ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
         (
             "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
@@ -50,7 +50,7 @@ from lm.config.loading import load
         ("train.debug=true model.scan_layers=true", "train.debug: true"),
         ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
         ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
-        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is the whole schedule of 1000 steps"),
+        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 leaves no step after it in a schedule of 1000 steps"),
         ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
         ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
         ("train.profile=5", "train.profile: (5,)"),
