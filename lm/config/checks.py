@@ -188,7 +188,7 @@ def schedule(config: Config) -> Iterator[Problem]:
     if o.warmup_steps >= decay_steps:
         yield problem(
             "optimizer.warmup_steps optimizer.decay_steps train.steps",
-            f"{o.warmup_steps} leaves no step after it in a schedule of {decay_steps} steps; use less than {decay_steps}",
+            f"{o.warmup_steps} is not less than the schedule of {decay_steps} steps; use less than {decay_steps}",
         )
 
 

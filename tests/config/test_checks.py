@@ -50,7 +50,7 @@ from lm.config.loading import load
         ("train.debug=true model.scan_layers=true", "train.debug: true"),
         ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
         ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
-        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 leaves no step after it in a schedule of 1000 steps"),
+        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
         ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
         ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
         ("train.profile=5", "train.profile: (5,)"),
