@@ -143,7 +143,7 @@ def apply(text: str, place: str, code: str) -> str:
 
 
 def test_worked_changes_have_places():
-    """Every change has its place in the code as it is."""
+    """The place that each change names exists in the present code."""
     files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _, _ in changes()}
     for file, place, code in changes():
         files[file] = apply(files[file], place, code)

@@ -65,7 +65,7 @@ def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, 
     Args:
         variants: resolved config and data by name.
         baseline: the variant that is also measured one run at a time.
-        runs_per_device: how many runs a device vectorizes; the runs of all variants are on it at once.
+        runs_per_device: how many runs a device vectorizes; the runs of all variants share its memory.
 
     Returns:
         speeds.json: medians and quartiles of tokens per second by variant, and the baseline's alone.

@@ -94,7 +94,7 @@ class Checkpoints:
             meta: anything that JSON can hold.
 
         Returns:
-            False if the step already has a checkpoint, which is left as it is.
+            False if the step already has a checkpoint, which is kept.
 
         Raises:
             TemporaryError: if this or the previous checkpoint could not be written.
