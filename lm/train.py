@@ -18,7 +18,7 @@ def train(argv: list[str] | None) -> int:
     a, config = command_line(argv)
     if a.plan:
         return show_estimate(config, a.device)
-    # What can be refused without jax is refused before its import.
+    # Check everything that does not need jax before importing it, which takes seconds.
     check_init_from(config, a.workdir if a.resume else None)
     if a.workdir:
         check_workdir(a.workdir, config, resume=a.resume)
@@ -46,7 +46,7 @@ def show_estimate(config: Config, device: str) -> int:
     from lm.training.run import resolve_config
 
     vocab_size = config.model.vocab_size
-    if vocab_size is None:  # the tokenizer has it, which is made from the text
+    if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = resolve_config(config, corpus).model.vocab_size
     print(estimate(parameters.resolve(config, vocab_size), name, n_devices))

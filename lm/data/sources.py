@@ -19,7 +19,7 @@ MAX_LISTED_FILES = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A text that exists but is not read yet.
+    """A text that was found but not read yet.
 
     Attributes:
         name: shown to the user.
@@ -35,7 +35,7 @@ class Source:
 
     @cached_property
     def documents(self) -> dict[str, Iterable[str]]:
-        """The documents of each split, read at first use."""
+        """Return the documents of each split, read at first use."""
         return self.read()
 
 

@@ -25,7 +25,7 @@ from lm.training.step_log import StepLog
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a run writes to, and what can stop it."""
+    """Where a run writes its results, and the signals that can stop it."""
 
     writer: MetricsWriter
     progress: Progress
@@ -39,7 +39,7 @@ class Loop:
 
     Attributes:
         program: the compiled (state, feed, n_steps) -> (state, metrics).
-        sources: the batches of each split, made when a split is first used.
+        sources: the batches of each split, created when the split is first used.
         record: saved with every checkpoint: config, data, tokenizer.
         seconds_before: seconds that earlier starts of this run took.
     """
@@ -78,7 +78,7 @@ class Loop:
         return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
 
     def _due(self, step: int) -> dict[str, bool]:
-        """What the host does after `step` steps."""
+        """Return which tasks of the host are due after `step` steps."""
         c = self.run.config
         periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
         due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
@@ -107,12 +107,12 @@ class Loop:
         """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
 
         Args:
-            max_batches: how many batches to evaluate; 0: the whole split.
+            max_batches: how many batches to evaluate; 0: the full split.
 
         Returns:
             The line, or None if a signal came.
         """
-        # A run that grows has two lines at its former last step: of the whole split, and of max_batches.
+        # An extended run has two lines at its former last step: one of the full split, one of max_batches.
         measure = {"split": split} | ({"batches": max_batches} if max_batches else {})
         for line in self.outputs.writer.lines_of(step):
             if line.get("split") == split and line.get("batches", 0) == max_batches:

@@ -1,4 +1,4 @@
-"""The progress that a run shows: one live line in a terminal, plain lines anywhere else."""
+"""Show the progress of a run: one live line in a terminal, plain lines elsewhere."""
 
 import collections
 import os

@@ -83,7 +83,7 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
     was, differences = flatten(old, "config."), ([], [])
     defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, defaults[path])  # a key added since then had the effect of its default
+        before = was.pop(path, defaults[path])  # a key added since then counts as its default
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     removed = {path: before for path, before in was.items() if path.removeprefix("config.") not in REMOVED_KEYS}
@@ -111,7 +111,7 @@ def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
         return None
     return (
         f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
-        f"{decay_start + 1} to {steps_made}, already made, would change. A run that is to grow needs "
+        f"{decay_start + 1} to {steps_made}, already trained, would change. To be extended, a run needs "
         "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
     )
 
@@ -153,7 +153,7 @@ def check_init_from(config, resumed: str | Path | None) -> None:
 
 
 def is_finished(workdir: str | Path, config) -> bool:
-    """Return whether the run in this directory made all of its steps and wrote its summary."""
+    """Return whether the run in this directory took its last step and wrote its summary."""
     try:
         summary = json.loads(Path(workdir, "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a damaged summary is written again

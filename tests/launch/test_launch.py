@@ -99,7 +99,7 @@ def test_the_schema_detects_a_misspelled_key():
     assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() != manifest
 
 
-def test_gke_accepts_directories_that_only_the_pods_have():
+def test_gke_accepts_directories_that_exist_only_in_the_pods():
     done = launch("gke", *GPUS, *CONFIG, "--config.init_from=/runs/pretrained")
     assert done.returncode == 0, done.stderr
     assert "--config.init_from=/runs/pretrained" in done.stdout
