@@ -229,7 +229,7 @@ def test_parse_collectives_by_hand():
     assert (scatter.kind, scatter.n, scatter.times, scatter.payload) == ("reduce-scatter", 4, 1, 32)
     assert gather.sent == 0.5 * 128 * 15
     assert reduce.sent == 2 * 0.75 * 26 * 5
-    with pytest.raises(ValueError, match="unknown length"):
+    with pytest.raises(ValueError, match="unknown trip count"):
         parse_collectives(re.sub(r', backend_config=\S+"5"\}\}', "", HLO))
 
 
