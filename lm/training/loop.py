@@ -39,7 +39,7 @@ class Loop:
 
     Attributes:
         program: the compiled (state, feed, n_steps) -> (state, metrics).
-        sources: the batches of each split, created when the split is first used.
+        sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
         seconds_before: seconds that earlier starts of this run took.
     """
@@ -47,7 +47,6 @@ class Loop:
     run: Run
     outputs: Outputs
     program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]
-    train_source: BatchSource
     sources: dict[str, BatchSource]
     diagnostics: Diagnostics
     record: dict
@@ -65,14 +64,15 @@ class Loop:
             return status is not None or signals.to_stop()
 
         plan = dispatches(int(state.step), config)
-        for done in pipeline(self.program, state, plan, self.train_source.train, pause=self._pauses_after, stop=stop):
+        feed = self.sources["train"].train
+        for done in pipeline(self.program, state, plan, feed, pause=self._pauses_after, stop=stop):
             if status != "nonfinite" and log.write(done) is not None:
                 status = "nonfinite"
             if done.state is not None:
                 state = done.state
                 status = status or self._between_dispatches(state, done.dispatch.end, log)
         self.diagnostics.stop_profile(state)
-        return state, status or ("interrupted" if signals.received else "finished")
+        return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
 
     def _pauses_after(self, dispatch: Dispatch) -> bool:
         return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
