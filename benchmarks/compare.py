@@ -32,7 +32,12 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
     parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
     parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument(
+        "--publish",
+        "--readme",
+        action="store_true",
+        help="write the table into docs/performance.md (--readme: as before)",
+    )
     parser.add_argument("--name", default=name, help=f"write results/NAME.json and the table marked NAME [{name}]")
     return parser
 

@@ -1,4 +1,4 @@
-"""The layers that benchmarks/layers.py times, each as a pair: ours compiled by jit, PyTorch's run eagerly."""
+"""The layers that benchmarks/layers.py times, in pairs: ours compiled by jit, and PyTorch's run eagerly."""
 
 import functools
 import math

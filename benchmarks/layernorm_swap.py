@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.page import publish
 from lm import data, layer_stack, model
 from lm.data.batches import gather
-from lm.errors import UserError
+from lm.errors import UserError, run_command
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.text import markdown_table
@@ -39,11 +39,11 @@ def main() -> int:
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
     retain_freed_memory()  # as in training: some algorithms need large temporary arrays
-    try:
-        found = [swapped(run) for run in a.runs]
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
+    return run_command(lambda: measure(a))
+
+
+def measure(a: argparse.Namespace) -> int:
+    found = [swapped(run) for run in a.runs]
     rows = table(found, speeds())
     print(markdown_table(rows[0], rows[1:]))
     if a.publish:

@@ -21,7 +21,7 @@ from lm import data
 from lm.config import Config
 from lm.config.loading import load_values
 from lm.data.batches import gather, train_batch
-from lm.errors import UserError
+from lm.errors import run_command
 from lm.step import init_state, train_step
 from lm.text import markdown_table
 from lm.training.run import resolve_config
@@ -35,11 +35,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0])
     parser.add_argument("--publish", metavar="DIR", help="write mup_coordinates.md and its picture there")
     a = parser.parse_args()
-    try:
-        found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
+    return run_command(lambda: measure(a))
+
+
+def measure(a: argparse.Namespace) -> int:
+    found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
     rows = table(found)
     print(markdown_table(rows[0], rows[1:]))
     if a.publish:

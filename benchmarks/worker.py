@@ -21,7 +21,7 @@ from benchmarks.shapes import config_of, named
 
 def main(job: dict) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries is not an answer
     side = {"ours": ours, "theirs": theirs}[job["side"]](job)
     for line in sys.stdin:
         print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)
@@ -66,7 +66,7 @@ def theirs(job: dict):
 
 
 class Ours:
-    """The training loop of lm.train, with its batches and its log, without its beginning and end."""
+    """The training loop of lm.train with its batches and its log, but without setup and final evaluation."""
 
     def __init__(self, run, workdir: Path):
         from lm.training.batch_source import BatchSource
@@ -84,8 +84,7 @@ class Ours:
             run=run,
             outputs=Outputs(MetricsWriter(workdir), progress, None, None),
             program=program,
-            train_source=source,
-            sources={},
+            sources={"train": source},
             diagnostics=Diagnostics(run, source, workdir, progress),
             record={},
             seconds_before=0.0,

@@ -2,6 +2,7 @@
 
 import argparse
 
+from lm.config import Config
 from lm.config.command_line import command_line
 from lm.errors import UserError
 from lm.sweeps import spec
@@ -21,21 +22,21 @@ def after_dashes(words: list[str]) -> list[str]:
     return words[1:]
 
 
-def check_train(words: list[str], *, workdir: str, unchecked: tuple[str, ...] = ()) -> str:
-    """Check the arguments of python -m lm.train and return the config file.
+def check_train(words: list[str], *, workdir: str, unchecked: tuple[str, ...] = ()) -> tuple[str, Config]:
+    """Check the arguments of python -m lm.train and return the config file and the config.
 
     Args:
         words: the arguments.
         workdir: where the user sets the workdir instead, for the error message.
-        unchecked: keys whose values depend on the machine that trains ("--config.init_from").
+        unchecked: keys whose values depend on the machine that trains ("--config.log.wandb").
 
     Raises:
         UserError: an argument, the config or an override is wrong, or the launcher sets the argument.
     """
     _refuse(words, ("--workdir",), workdir)
     _refuse(words, RESERVED, "the launcher sets this; remove it")
-    arguments, _ = command_line([word for word in words if word.partition("=")[0] not in unchecked])
-    return arguments.config
+    arguments, config = command_line([word for word in words if word.partition("=")[0] not in unchecked])
+    return arguments.config, config
 
 
 def check_sweep(words: list[str], *, workdir: str) -> str:

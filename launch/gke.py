@@ -18,24 +18,24 @@ import yaml
 
 from launch.arguments import after_dashes, check_train
 from lm.cost.devices import DEVICES, Gke
-from lm.errors import UserError
+from lm.errors import UserError, run_command
 
 TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
 PORT = 8476
 VOLUME = "/runs"  # where pods mount the claim
 SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
-# Keys whose values depend on the pods: a directory on the volume, a package of the image.
-CHECKED_IN_THE_POD = ("--config.init_from", "--config.log.wandb")
+CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     args = parse_arguments(argv)
-    try:
-        print(yaml.safe_dump(jobset(args), sort_keys=False), end="")
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
+    return run_command(lambda: print_manifest(args))
+
+
+def print_manifest(args: argparse.Namespace) -> int:
+    print(yaml.safe_dump(jobset(args), sort_keys=False), end="")
     return 0
 
 

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 from launch.arguments import after_dashes, check_sweep, check_train
-from lm.errors import UserError
+from lm.errors import UserError, run_command
+from lm.training.workdir import check_init_from
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
 
@@ -40,24 +41,29 @@ exit $code
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     args = parse_arguments(argv)
-    try:
-        check_options(args)
-        words = after_dashes(args.train)
-        workdir = "set it before the two dashes"
-        config = check_sweep(words, workdir=workdir) if args.array else check_train(words, workdir=workdir)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.code
+    return run_command(lambda: check_and_submit(args))
+
+
+def check_and_submit(args: argparse.Namespace) -> int:
+    check_options(args)
+    words = after_dashes(args.train)
+    workdir = "set it before the two dashes"
+    if args.array:
+        file, config = check_sweep(words, workdir=workdir), None
+    else:
+        file, config = check_train(words, workdir=workdir)
     folder = "sweeps" if args.array else "runs"
-    args.workdir = Path(args.workdir or f"{folder}/{Path(config).stem}").absolute()
+    args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
+    if config:
+        check_init_from(config, args.workdir)
     script = job_script(args, words)
     if args.dry_run:
         print(script, end="")
         return 0
     if shutil.which("sbatch") is None:
-        print("sbatch is not installed here; submit from a login node, or use --dry-run", file=sys.stderr)
-        return 2
+        raise UserError("sbatch is not installed here; submit from a login node, or use --dry-run")
     return submit(script, log_path(args))
 
 

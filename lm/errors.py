@@ -21,13 +21,13 @@ class UserError(Exception):
 
 
 class TemporaryError(UserError):
-    """An error that the same command may not meet again: a disk that failed, a directory in use. Launchers retry."""
+    """An error that may be gone when the command is rerun: a failed disk, a directory in use. Launchers retry."""
 
     code = 1
 
 
 class Unavailable(UserError):
-    """A text cannot be reached without a network: the one error for which `data.offline` names a fallback."""
+    """An error for a text that needs a network. It is the only error for which `data.offline` names a fallback."""
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -17,10 +17,10 @@ COUNT = range(2**63)  # an `expected` of `read_json`: a number of things, a size
 
 
 def to_json(value, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity".
+    """Return strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity".
 
-    Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Most readers refuse the bare words
-    that Python writes by default, and null could not be told from a value that was not measured.
+    Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Python writes bare NaN and Infinity by
+    default, which most readers refuse; null already means a value that was not measured.
 
     >>> to_json({"loss": float("nan"), "steps": 3})
     '{"loss": "NaN", "steps": 3}'

@@ -24,13 +24,13 @@ def apply_layers(block: type[nn.Module], c: ModelConfig, x_BTD, context):
     """Apply n_layers blocks to x_BTD, inside a compact method of a Linen module.
 
     Args:
-      block: module class, called as block(c)(x_BTD, context, layer, window).
-      c: model section of a resolved config.
-      x_BTD: input of the first block.
-      context: passed to every block; its `positions` are None for 0 .. T-1.
+        block: module class, called as block(c)(x_BTD, context, layer, window).
+        c: model section of a resolved config.
+        x_BTD: input of the first block.
+        context: passed to every block; its `positions` are None for 0 .. T-1.
 
     Returns:
-      (B, T, D), the output of the last block.
+        (B, T, D), the output of the last block.
     """
     # Windows of at least the sequence's length are dropped: they do not change the program.
     seq_len = collectives.global_seq_len(x_BTD.shape[-2]) if context.positions is None else UNLIMITED
@@ -89,5 +89,5 @@ def _rows(x):
     return tuple(x[i] for i in range(len(x)))
 
 
-# JAX's own derivative would sum as many padded arrays of the whole stack's size as it has rows.
+# JAX's own derivative would sum one padded array of the full stack's size per row.
 _rows.defvjp(lambda x: (_rows(x), None), lambda _, rows: (jnp.stack(rows),))

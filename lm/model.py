@@ -50,7 +50,7 @@ FEED_FORWARDS = {
 
 
 class Context(NamedTuple):
-    """What all layers of one call share."""
+    """Inputs that all layers share in one call."""
 
     positions: jax.Array | None  # integers (T,) or (B, T); None: 0 .. T-1
     segments: jax.Array | None  # integers (B, T): tokens see their own segment only
@@ -74,7 +74,7 @@ class Context(NamedTuple):
 
 
 def _declare(module: nn.Module, table: parameters.Table) -> parameters.Table:
-    """Return the module's parameters by name, gathered; their values were made by parameters.init_params."""
+    """Return the module's parameters by name, gathered; parameters.init_params computes their initial values."""
     c = module.config
 
     def declared(path, p):
@@ -159,10 +159,10 @@ class Transformer(nn.Module):
     """Decoder-only Transformer from token ids (B, T) to the last hidden states (B, T, D).
 
     Call arguments:
-      tokens_BT: integers (B, T).
-      positions: integers (T,) or (B, T); None: 0 .. T-1.
-      segments: integers (B, T), documents that must not see each other; None: one document.
-      dropout_keys_B: one key per example; None: no dropout.
+        tokens_BT: integers (B, T).
+        positions: integers (T,) or (B, T); None: 0 .. T-1.
+        segments: integers (B, T), documents that must not see each other; None: one document.
+        dropout_keys_B: one key per example; None: no dropout.
     """
 
     config: ModelConfig
@@ -199,10 +199,10 @@ def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
     """Return the last hidden states (B, T, D), after the final norm.
 
     Args:
-      params: nested dicts as made by parameters.init_params.
-      c: model section of a resolved config.
-      tokens_BT: integers (B, T).
-      **inputs: see Transformer. mutable=["intermediates"]: also return the output of each layer.
+        params: nested dicts, as returned by parameters.init_params.
+        c: model section of a resolved config.
+        tokens_BT: integers (B, T).
+        **inputs: see Transformer. mutable=["intermediates"]: also return the output of each layer.
     """
     params = params if c.scan_layers else layer_stack.unstack_layers(params)
     return Transformer(c).apply({"params": params}, tokens_BT, **inputs)

@@ -134,10 +134,10 @@ def make_optimizer(
     kind of each parameter, so that rules can be compared with nothing else changed.
 
     Args:
-      o: optimizer section of the config.
-      steps: config.train.steps.
-      table: the parameter table.
-      factor: parameters.width_factor of the model; 1 except under muP.
+        o: optimizer section of the config.
+        steps: config.train.steps.
+        table: the parameter table.
+        factor: parameters.width_factor of the model; 1 except under muP.
     """
     schedule = learning_rate_schedule(o, steps)
     chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]

@@ -23,10 +23,10 @@ class Parameter:
     """One declared parameter.
 
     Attributes:
-      shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
-      kind: "weight", "embedding", "norm" or "bias", which weight decay and Muon distinguish.
-      n_in: number of dimensions that a product contracts (the first ones); 0 without a product.
-      init, std: a key of DISTRIBUTIONS, and the factor of its draws (0: none).
+        shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
+        kind: "weight", "embedding", "norm" or "bias", which weight decay and Muon distinguish.
+        n_in: number of dimensions that a product contracts (the first ones); 0 without a product.
+        init, std: a key of DISTRIBUTIONS, and the factor of its draws (0: none).
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Table(dict):
 
 
 def resolve(config: Config, vocab_size: int) -> Config:
-    """Return the config with all keys of its model section filled in that may be none."""
+    """Return the config with the unset keys of its model section filled in."""
     c = config.model
     model = dataclasses.replace(
         c,
@@ -76,7 +76,7 @@ def resolve(config: Config, vocab_size: int) -> Config:
 
 
 def width_factor(c: ModelConfig) -> float:
-    """Return how many times as wide as its base a model under muP is; 1 under the standard parametrization.
+    """Return the ratio of the model's width to muP's base width; 1 under the standard parametrization.
 
     muP (Yang et al. 2022, arXiv:2203.03466, table 8) assumes that the widths of heads and of the feed-forward layer
     grow with d_model. Weights between hidden features keep a variance of 1/d_in. The variance of the head's weight does
@@ -210,8 +210,8 @@ def init_params(c: ModelConfig, seed) -> dict:
     parameters nor on the depth.
 
     Args:
-      c: model section of a resolved config.
-      seed: an integer or a traced uint32 scalar.
+        c: model section of a resolved config.
+        seed: an integer or a traced uint32 scalar.
     """
     # All layers of a parameter are drawn at once, and flat on one device: XLA's CPU compiler takes about half a second
     # for each draw, and three times that for one of three dimensions. The values are the same.

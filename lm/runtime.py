@@ -10,7 +10,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
 def can_set_malloc() -> bool:
-    """Whether the C library is glibc and no environment variable configures its allocator."""
+    """Return whether the C library is glibc and no environment variable configures its allocator."""
     configured = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
     return not configured and hasattr(ctypes.CDLL(None), "mallopt")
 

@@ -29,12 +29,12 @@ _DROPOUT = 0x64726F70  # separates the keys of dropout from those of the initial
 class TrainState:
     """Everything that changes during training; all else is a function of it and the config."""
 
-    step: jax.Array  # int32: number of steps made, and of the next batch
+    step: jax.Array  # int32: number of steps taken, and the index of the next batch
     params: dict
     opt_state: Any
     seed: jax.Array  # uint32
     skipped: jax.Array  # int32: updates rejected because they were not finite (on_nonfinite = "skip")
-    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later one is made
+    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
@@ -106,8 +106,8 @@ def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
     """Return the number of equal micro-batches, as few as possible, of at most micro_batch_size sequences each.
 
     Args:
-      n_sequences: sequences of a batch on one device.
-      micro_batch_size: config.train.micro_batch_size; none: one micro-batch.
+        n_sequences: sequences of a batch on one device.
+        micro_batch_size: config.train.micro_batch_size; none: one micro-batch.
 
     >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
     (3, 1)
@@ -149,7 +149,7 @@ def gradients(state: TrainState, batch: dict, config: Config):
     def local(params, fields):
         """Sum loss and gradients over devices once, after all micro-batches.
 
-        Except over fsdp: gradients of sharded parameters are scattered at once, as whole ones might not fit.
+        Except over fsdp: gradients of sharded parameters are scattered at once, because full ones might not fit.
         """
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
         loss, grads = _sum_over_micro_batches(jax.value_and_grad(mean_loss), params, fields, n)
@@ -164,15 +164,15 @@ def _all_finite(tree):
 
 
 def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
-    """Make one optimizer step.
+    """Take one optimizer step.
 
     An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
     rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
     all later calls.
 
     Returns:
-      The new state, and the metrics, all scalars: loss (nats per token), grad_norm (before clipping), learning_rate,
-      finite.
+        The new state, and the metrics, all scalars: loss (nats per token), grad_norm (before clipping), learning_rate,
+        finite.
     """
     stop = {"stop": True, "skip": False}[config.train.on_nonfinite]
     learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
@@ -214,17 +214,17 @@ def take_batch(resident: dict | None, feed: dict, seq_len: int) -> dict:
 
 
 def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, config: Config):
-    """Make the first n_steps of the k steps whose feeds are stacked in `feeds`.
+    """Take the first n_steps of the k steps whose feeds are stacked in `feeds`.
 
     Args:
-      state: the state before the first step.
-      corpus: see `take_batch`.
-      feeds: arrays (k, B, ...).
-      n_steps: a traced number, at most k. One compiled program makes any number of steps, each in the same way.
-      config: a resolved config.
+        state: the state before the first step.
+        corpus: see `take_batch`.
+        feeds: arrays (k, B, ...).
+        n_steps: a traced number, at most k. One compiled program runs any number of steps, each in the same way.
+        config: a resolved config.
 
     Returns:
-      The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
+        The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
     """
     feeds = _with_one_more(feeds)
     n = len(jax.tree.leaves(feeds)[0])

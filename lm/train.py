@@ -6,7 +6,7 @@ from lm import runtime
 from lm.config import Config
 from lm.config.command_line import command_line
 from lm.errors import run_command
-from lm.training.workdir import check_init_from, check_workdir, is_finished, newest_checkpoint
+from lm.training.workdir import check_init_from, check_workdir, is_finished
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,9 +18,8 @@ def train(argv: list[str] | None) -> int:
     a, config = command_line(argv)
     if a.plan:
         return show_estimate(config, a.device)
-    # What can be refused without jax is refused before its import.
-    if not (a.resume and newest_checkpoint(a.workdir)):
-        check_init_from(config)
+    # Check everything that does not need jax before importing it, which takes seconds.
+    check_init_from(config, a.workdir if a.resume else None)
     if a.workdir:
         check_workdir(a.workdir, config, resume=a.resume)
         if a.resume and is_finished(a.workdir, config):
@@ -47,7 +46,7 @@ def show_estimate(config: Config, device: str) -> int:
     from lm.training.run import resolve_config
 
     vocab_size = config.model.vocab_size
-    if vocab_size is None:  # the tokenizer has it, which is made from the text
+    if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = resolve_config(config, corpus).model.vocab_size
     print(estimate(parameters.resolve(config, vocab_size), name, n_devices))

@@ -1,10 +1,10 @@
-"""lm.train that does something to itself at a chosen moment: python at_moment.py ACTION MOMENT COUNT ARGUMENTS...
+"""Run lm.train and send it a signal at a given moment: python at_moment.py ACTION MOMENT COUNT ARGUMENTS...
 
-ACTION: a signal's name (KILL, TERM, INT), or SLEEP: say "sleeping" and sleep for ten minutes.
-MOMENT: log         just before line number COUNT is written to metrics.jsonl, its steps long sent to the device
-        evaluation  just before batch number COUNT of all evaluations
-        save        the COUNT-th checkpoint is written and on the point of getting its name
-Saves are waited for (except at "save"), so that what is on the disk at a moment does not depend on timing.
+ACTION: the name of a signal (KILL, TERM, INT), or SLEEP: print "sleeping" and sleep for ten minutes.
+MOMENT: log         before the COUNT-th line is written to metrics.jsonl; the device has already received its steps
+        evaluation  before the COUNT-th batch, counted over all evaluations
+        save        after the COUNT-th checkpoint is written, and before it is renamed to its final name
+Except at "save", every save blocks until it is on disk, so that the files at a moment do not depend on timing.
 """
 
 import itertools

@@ -12,33 +12,34 @@ from running import Bench
 
 # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
 jax.config.update("jax_default_matmul_precision", "highest")
-# No compiled program comes from outside this process: within it jit's own cache serves, and a test never runs what
-# another version of the code or of jax compiled.
+# Disable the persistent compilation cache, so that a test never runs a program that another version of the code or of
+# jax compiled.
 jax.config.update("jax_compilation_cache_dir", None)
 
-# On a shared machine a deadline is a test of its load.
+# On a shared machine a deadline would test the machine's load.
 hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say what the default selection of tests leaves out."""
+    """Print which tests the default selection leaves out."""
     if config.option.markexpr == "not slow":
         terminalreporter.write_line(
-            "The slow tests were not run: all meshes of 8 devices, several processes, repeated kills, whole sweeps, "
+            "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated kills, whole sweeps, "
             "SLURM, the changes of docs/changing-the-model.md. To run them: python -m pytest -m slow"
         )
 
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory, worker_id):
+    """Return the `Bench` that all workers of the session share."""
     base = tmp_path_factory.getbasetemp()
     return Bench((base if worker_id == "master" else base.parent) / "bench")
 
 
 @pytest.fixture
 def train(bench, tmp_path, monkeypatch, capsys):
-    """train(*arguments) runs lm.train in this process and in an empty directory; returns (exit code, what it said)."""
+    """Return train(workdir, *arguments), which runs lm.train in this process and returns (exit code, output)."""
     from lm.train import main
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its HLO text, with the trip counts of its loops."""
+"""Parse the collectives of a compiled program from its HLO text, with the trip counts of its loops."""
 
 import dataclasses
 import math
@@ -18,8 +18,12 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 class Collective:
     """One instruction that communicates.
 
-    kind: one of KINDS. shapes: (dtype, shape) of each of its results on one device. n: devices in a group.
-    times: how often a run of the program carries it out. where: JAX's name of the operation it comes from.
+    Attributes:
+        kind: one of KINDS.
+        shapes: (dtype, shape) of each result on one device.
+        n: devices in a group.
+        times: how often one run of the program executes the instruction.
+        where: JAX's name of the operation that it was compiled from.
     """
 
     kind: str
@@ -30,20 +34,21 @@ class Collective:
 
     @property
     def payload(self) -> int:
-        """Bytes, once, of the whole array that a device ends with or begins with, whichever is larger."""
+        """Return the bytes of the full array that a device starts or ends with, whichever is larger."""
         result = sum(_itemsize(dtype) * math.prod(shape) for dtype, shape in self.shapes)
         return result * self.n if self.kind == "reduce-scatter" else result
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in all, by the ring algorithms (Thakur et al. 2005)."""
+        """Return the bytes that each device sends in one run, with ring algorithms (Thakur et al. 2005)."""
         return ring_bytes(self.kind, self.n, self.payload) * self.times
 
 
 def parse_collectives(hlo: str) -> list[Collective]:
-    """The collectives of a compiled program (`compiled.as_text()`), in the order of its text.
+    """Return the collectives of a compiled program (`compiled.as_text()`), in the order of its text.
 
-    Raises ValueError for a loop with collectives whose trip count XLA does not know: they cannot be counted.
+    Raises:
+        ValueError: a loop contains collectives and XLA does not know its trip count.
     """
     bodies, entry = _computations(hlo)
     times = dict.fromkeys(bodies, 0)
@@ -71,13 +76,13 @@ def parse_collectives(hlo: str) -> list[Collective]:
         for line in lines:
             if (match := _INSTRUCTION.search(line)) and times[name]:
                 if name in unknown:
-                    raise ValueError(f"{name}: a collective in a loop of unknown length: {line.strip()[:200]}")
+                    raise ValueError(f"{name}: a collective in a loop of unknown trip count: {line.strip()[:200]}")
                 found.append(_collective(match, line, times[name]))
     return found
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the name of the entry."""
+    """Return the lines of each computation by name, and the name of the entry computation."""
     bodies, name, entry = {}, None, None
     for line in hlo.splitlines():
         if line.startswith(("%", "ENTRY")) and line.endswith("{"):
@@ -93,14 +98,14 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
 
 def _collective(match, line: str, times: int) -> Collective:
     arrays = [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(match["type"])]
-    if match["start"] and match["kind"] != "all-reduce":  # an asynchronous one returns its operands, then its results
+    if match["start"] and match["kind"] != "all-reduce":  # asynchronous: operands, then results
         arrays = arrays[len(arrays) // 2 :]
     where = re.search(r'op_name="([^"]*)"', line)
     return Collective(match["kind"], tuple(arrays), _group_size(line), times, where[1] if where else "")
 
 
 def _group_size(line: str) -> int:
-    """Devices in a group, from replica_groups={{0,1},{2,3}}, =[2,2]<=[4], or =mesh['x'=2,'y'=2] {'y'}."""
+    """Return the devices in a group, from replica_groups={{0,1},{2,3}}, =[2,2]<=[4], or =mesh['x'=2,'y'=2] {'y'}."""
     if explicit := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return explicit[1].count(",") + 1
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", line):

@@ -1,10 +1,15 @@
-"""Run training steps on simulated devices in a process of their own: python tests/on_devices.py JSON OUT
+"""Run training steps on simulated devices: python tests/on_devices.py JSON OUT
 
 JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: a single device.
-For case i, OUT.npz gets losses and gradient norms of all steps, the optimizer state after the first step and parameters
-after the last, as i/losses, i/grad_norms, i/first/PATH, i/params/PATH, and i/eval. With "hlo" nothing is run and
-OUT.i.hlo gets the compiled step. The optimizer state stands for the first gradients (up to their norm, which is
-clipped): compiling a program for the gradients too would double the time.
+For case i, OUT.npz contains
+
+    i/losses, i/grad_norms    of all steps
+    i/first/PATH              the optimizer state after the first step
+    i/params/PATH             the parameters after the last step
+    i/eval                    the result of eval_step
+
+With "hlo" the step is compiled but not run, and its text is written to OUT.i.hlo. The optimizer state replaces the
+first gradients, which it determines up to their clipped norm: another program for the gradients would double the time.
 """
 
 import functools

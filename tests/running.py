@@ -1,4 +1,4 @@
-"""Runs of the entry point for the tests of it, as subprocesses or in this process."""
+"""Run lm.train for tests, as subprocesses, and read what a run wrote."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 
 
 class Bench:
-    """A directory shared by the tests and workers of a session: a text, caches, and one finished run, the reference."""
+    """A directory that all tests of a session share: a text, caches, and one finished reference run."""
 
     def __init__(self, base: Path):
         self.base, self.text = base, base / "text.txt"
@@ -30,31 +30,32 @@ class Bench:
         self.env = os.environ | {"XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT)}
 
     def arguments(self, workdir: Path | None, *more: str) -> list[str]:
-        """The tiny config on the bench's text; a later argument overrides an earlier one of the same key."""
+        """Return the arguments for the tiny config on the bench's text; later arguments override earlier ones."""
         into = [f"--workdir={workdir}"] if workdir else []
         return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", *into, *more]
 
     def command(self, workdir: Path, *more: str, at: str | None = None) -> list[str]:
-        """The command of a run; at = "KILL log 3" lets at_moment.py act on it."""
+        """Return the command of a run; with at = "KILL log 3" it runs under tests/at_moment.py."""
         program = ["-m", "lm.train"] if at is None else [str(ROOT / "tests" / "at_moment.py"), *at.split()]
         return [sys.executable, *program, *self.arguments(workdir, *more)]
 
     def train(self, workdir: Path, *more: str, at: str | None = None) -> subprocess.CompletedProcess:
+        """Run the command to its end."""
         command = self.command(workdir, *more, at=at)
         return subprocess.run(command, cwd=self.base, env=self.env, capture_output=True, text=True, timeout=600)
 
     def without_jax(self) -> Path:
-        """A directory that, ahead in PYTHONPATH, makes the import of jax an error."""
+        """Return a directory that makes `import jax` fail if it comes first in PYTHONPATH."""
         directory = self.base / "without_jax"
         directory.mkdir(exist_ok=True)
         (directory / "jax.py").write_text("raise ImportError('jax was imported')\n")
         return directory
 
     def reference(self) -> Path:
-        """The workdir of a run that nothing disturbed; its output is beside it."""
+        """Return the workdir of an uninterrupted run, which is trained once per session; its output is beside it."""
         workdir, said = self.base / "reference", self.base / "reference.txt"
         with open(self.base / "reference.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be at it
+            fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be training it
             if not said.exists():
                 done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
                 assert done.returncode == 0, done.stderr
@@ -63,6 +64,7 @@ class Bench:
 
 
 def free_ports(n: int) -> list[int]:
+    """Return n TCP ports that no process uses."""
     sockets = [socket.socket() for _ in range(n)]
     for s in sockets:
         s.bind(("127.0.0.1", 0))
@@ -74,9 +76,9 @@ def free_ports(n: int) -> list[int]:
 
 @contextlib.contextmanager
 def several(bench: Bench, workdir: Path, n: int, *more: str):
-    """n processes of one run; those that are left at the end are killed. What each says is in WORKDIR.I.log.
+    """Start n processes of one run, and kill them on exit. Process i writes its output to WORKDIR.i.log.
 
-    {i} in an argument is the number of the process.
+    {i} in an argument is replaced by the index of the process.
     """
     (port,), running = free_ports(1), []
     for i in range(n):
@@ -95,26 +97,28 @@ def several(bench: Bench, workdir: Path, n: int, *more: str):
 
 
 def metrics_of(workdir: Path) -> list[dict]:
-    """The lines of metrics.jsonl without what is measured by the clock."""
+    """Return the lines of metrics.jsonl without the timing fields."""
     return read_metrics(workdir / "metrics.jsonl", timing=False)
 
 
 def summary_of(workdir: Path) -> dict:
+    """Return summary.json."""
     return json.loads((workdir / "summary.json").read_text())
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
+    """Return the steps of the checkpoints on disk, in ascending order."""
     return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
 
 
 def checksums(workdir: Path, step: int) -> dict[str, str]:
-    """The checksum of every leaf of the state (parameters, moments, counters) in a checkpoint, by path."""
+    """Return the checksum of every leaf of a checkpoint (parameters, moments, counters), by path."""
     record = json.loads((workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())
     return {path: leaf["checksum"] for path, leaf in record["leaves"].items()}
 
 
 def assert_same_run(workdir: Path, reference: Path, step: int = 12) -> None:
-    """Two runs ended in the same state to the bit, and wrote the same lines, each once."""
+    """Assert that two runs ended in the same state, bit for bit, and logged the same lines, each once."""
     assert checksums(workdir, step) == checksums(reference, step)
     assert (workdir / "val_losses.json").read_text() == (reference / "val_losses.json").read_text()
     for ours, theirs in itertools.zip_longest(metrics_of(workdir), metrics_of(reference)):

@@ -1,4 +1,4 @@
-"""The loss of the best possible model of the markov text."""
+"""The loss per character of the best possible model of the markov text."""
 
 import numpy as np
 

@@ -10,7 +10,7 @@ from lm.config.schema import schema
 from lm.layers import attention, feed_forward, norm_placements, norms, position_encodings
 from lm.optimizers import make_optimizer
 
-# By key: the tables that are looked up by its value.
+# (config key, a table that is indexed by the key's value)
 TABLES = [
     ("model.norm", model.NORMS),
     ("model.norm_algorithm", norms.LAYER_NORMS),
@@ -43,7 +43,7 @@ def test_a_model_choice_without_an_implementation_is_an_error(key):
 
 @pytest.mark.parametrize("key", ["name", "schedule"])
 def test_an_optimizer_choice_without_an_implementation_is_an_error(key):
-    """An update rule that is only added to the schema does not train as Muon."""
+    """An update rule that was added to the schema alone does not fall back to another rule."""
     config = tiny()
     o = dataclasses.replace(config.optimizer, **{key: "adopt"})
     with pytest.raises(KeyError, match="adopt"):

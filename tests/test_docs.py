@@ -25,7 +25,7 @@ NAMES_OF_GUIDES = (
 )
 GUIDES = [ROOT / f"{name}.md" for name in NAMES_OF_GUIDES]
 CHANGES = ROOT / "docs" / "changing-the-model.md"
-# Keys that pages name although the schema lacks them: those of worked changes, and a misspelled one.
+# Keys that pages name but the schema does not have: those of worked changes, and a misspelled one.
 NEW_KEYS = {"changing-the-model.md": {"model.attn_gate", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
 
 
@@ -79,7 +79,7 @@ def test_paths_exist(page):
 
 # ---- The worked changes --------------------------------------------------------------------------------------------
 
-# Each key alone changes the update of the output head in one step of SGD; then all of them train together.
+# Check that each key alone changes the update of the output head in one step of SGD, then train with all of them.
 EXPERIMENT = """
 import sys
 
@@ -143,7 +143,7 @@ def apply(text: str, place: str, code: str) -> str:
 
 
 def test_worked_changes_have_places():
-    """Every change has its place in the code as it is."""
+    """The place that each change names exists in the present code."""
     files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _, _ in changes()}
     for file, place, code in changes():
         files[file] = apply(files[file], place, code)

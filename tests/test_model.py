@@ -1,4 +1,4 @@
-"""The whole model: what each config key changes and does not change, causality, and equality with NumPy."""
+"""The model: the effect of each config key, causality, and agreement with an independent NumPy implementation."""
 
 import dataclasses
 import itertools
@@ -17,13 +17,13 @@ from lm.layer_stack import unstack_layers
 from lm.layers.losses import head_logits
 
 T = 8
-TOKENS = np.arange(T * T).reshape(T, T)  # all different: one row of the embedding table for each token
-OTHER = T * T  # an id that does not occur
+TOKENS = np.arange(T * T).reshape(T, T)  # all different: each token has its own row of the embedding table
+OTHER = T * T  # an id that is not in TOKENS
 
-# --- Every key of ModelConfig is in one list: architecture, implementation, or training.
+# --- Every key of ModelConfig is in exactly one list: architecture, implementation, or training.
 
 LAYER = {"norm": "layer"}
-ARCHITECTURE = {  # key: (what both models have, the key's two values)
+ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_model": ({"n_heads": 4}, 16, 32),
     "n_layers": ({}, 2, 3),
     "n_heads": ({"d_head": 4, "n_kv_heads": 2}, 4, 2),
@@ -57,11 +57,11 @@ ARCHITECTURE = {  # key: (what both models have, the key's two values)
     "param_dtype": ({}, "float32", "bfloat16"),
     "compute_dtype": ({}, "float32", "bfloat16"),
 }
-IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and the exact algorithms of norm_algorithm
+IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and norm_algorithm, among its exact algorithms
 TRAINING_ONLY = {"init", "embed_std", "zero_init_residual", "dropout", "max_positions"}
 
 
-def test_every_key_of_the_model_is_in_one_list():
+def test_every_model_key_is_in_exactly_one_list():
     lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY]
     assert sum(map(len, lists)) == len(set.union(*lists))
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
@@ -79,7 +79,7 @@ def test_each_architecture_switch_changes_the_logits(key):
     if key == "vocab_size":
         assert first.shape != second.shape
         return
-    # All rows of the batch change, at every position but perhaps the first few (a window of 3, one key to rotate).
+    # All rows change, at every position from 3 on: a window of 3 or RoPE may have no effect on the first positions.
     assert (np.abs(first - second)[:, 3:].max(-1) > 1e-4 * np.abs(first).max()).all()
 
 
@@ -93,7 +93,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("key", CHOICES)
-def test_all_choices_of_a_switch_differ(key):
+def test_all_choices_of_a_switch_give_different_logits(key):
     fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
     assert set(CHOICES[key]) == set(fields[key].metadata["choices"])
     outs = [np.asarray(logits_of(**{key: value})) for value in CHOICES[key]]
@@ -128,8 +128,8 @@ def plain():
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name == "scan_remat_block_chan" else []) for name in SAME],
 )
-def test_implementation_switches_change_nothing(plain, name):
-    """Except for rounding: float32 sums in another order, 1e-5 of the largest entry of each gradient."""
+def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plain, name):
+    """Float32 sums in another order differ by at most 1e-5 of the largest entry of each gradient."""
     loss, grads = loss_and_gradients(*SAME[name])
     np.testing.assert_allclose(loss, plain[0], rtol=1e-6)
     chex.assert_trees_all_equal_shapes_and_dtypes(grads, plain[1])
@@ -137,7 +137,7 @@ def test_implementation_switches_change_nothing(plain, name):
     chex.assert_trees_all_close(*(jax.tree.map(jnp.divide, g, scale) for g in (grads, plain[1])), rtol=0, atol=1e-5)
 
 
-# --- Causality and equality with NumPy for combinations of all factors.
+# --- Causality and agreement with NumPy for combinations of all factors.
 
 FACTORS = [
     [{"norm_placement": placement} for placement in CHOICES["norm_placement"]],
@@ -174,7 +174,7 @@ FACTORS = [
 
 
 def combination(i):
-    """Combination i of 25: each value of a factor occurs with each value of every other (an orthogonal array)."""
+    """Return combination i of 25, an orthogonal array: every pair of values of two factors occurs in one of them."""
     a, b = divmod(i, 5)
     levels = [a, b, *((a + k * b) % 5 for k in range(1, 5))]
     keys = {"vocab_size": OTHER + 1}
@@ -183,7 +183,7 @@ def combination(i):
     return tiny(model=keys).model
 
 
-def test_combinations_are_pairwise_complete():
+def test_combinations_contain_every_pair_of_values():
     pairs = {
         (f, g, a, b)
         for i in range(25)
@@ -196,7 +196,7 @@ def test_combinations_are_pairwise_complete():
 
 
 def field_of(c):
-    """Return which inputs an output depends on through all layers and their windows, bool (T, T)."""
+    """Return which input positions each output position depends on through all windows, bool (T, T)."""
     distance = np.arange(T)[:, None] - np.arange(T)
     reach = np.eye(T, dtype=int)
     for i in range(c.n_layers):
@@ -205,12 +205,12 @@ def field_of(c):
     return reach > 0
 
 
-# Five in which every choice of five factors occurs once, and one with an MLP; the others take two minutes.
+# Fast: five in which every choice of five factors occurs once, and one more with an MLP. The others take two minutes.
 COMBINATIONS = [i if i in (0, 7, 8, 14, 16, 23) else pytest.param(i, marks=pytest.mark.slow) for i in range(25)]
 
 
 @pytest.mark.parametrize("i", COMBINATIONS)
-def test_causality_receptive_field_and_reference(i):
+def test_receptive_field_is_causal_and_logits_equal_numpy(i):
     c = combination(i)
     params = redrawn(c)
 
@@ -226,21 +226,21 @@ def test_causality_receptive_field_and_reference(i):
     grads = np.asarray(grads)[:OTHER].reshape(T, T, -1)
     np.testing.assert_array_equal((grads != 0).any(-1), field_of(c))
 
-    _, after = hidden_and_gradient(np.where(np.eye(T, dtype=bool), OTHER, TOKENS))  # row i: another token at i
+    _, after = hidden_and_gradient(np.where(np.eye(T, dtype=bool), OTHER, TOKENS))  # row i: token i replaced
     changed = (np.asarray(before) != np.asarray(after)).any(-1)
     np.testing.assert_array_equal(changed, field_of(c).T)
 
     logits = head_logits(before[:2], model.head(params, c))
     wide = jax.tree.map(np.float64, unstack_layers(params))
     expected = np.stack([numpy_model.logits(c, wide, row) for row in TOKENS[:2]])
-    # Two layers of about ten roundings of 2^-24, amplified by norms: some hundred units of the largest logit.
+    # About ten roundings of 2^-24 in each of two layers, amplified by norms.
     np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
 # --- Dropout and dtypes.
 
 
-def test_dropout_depends_on_the_example_only():
+def test_dropout_of_an_example_depends_on_its_own_key_only():
     c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5, "n_layers": 1}).model
     params, keys = redrawn(c), jax.random.split(jax.random.key(0), T)
     hidden = jax.jit(lambda tokens, keys: model.hidden(params, c, tokens, dropout_keys_B=keys))
@@ -252,7 +252,7 @@ def test_dropout_depends_on_the_example_only():
 
 
 @pytest.mark.slow
-def test_dropout_draws_the_same_when_scanned():
+def test_scanned_layers_draw_the_same_dropout_as_unrolled_ones():
     keys = jax.random.split(jax.random.key(0), T)
     outs = []
     for scan in (False, True):
@@ -262,8 +262,8 @@ def test_dropout_draws_the_same_when_scanned():
     np.testing.assert_allclose(outs[1], outs[0], rtol=0, atol=1e-5 * np.abs(outs[0]).max())
 
 
-def test_each_site_of_dropout_has_its_own_keys(monkeypatch):
-    """The embedding, then two branches of each of two layers, for each of two examples."""
+def test_each_dropout_site_has_its_own_keys(monkeypatch):
+    """Five sites (the embedding and two branches in each of two layers) for each of two examples."""
     keys = []
     monkeypatch.setattr(model, "dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
     c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5}).model
@@ -271,20 +271,20 @@ def test_each_site_of_dropout_has_its_own_keys(monkeypatch):
     assert len({key.tobytes() for key in np.concatenate(keys)}) == len(keys) * 2 == 10
 
 
-def test_without_keys_there_is_no_dropout():
+def test_dropout_is_off_without_keys():
     np.testing.assert_array_equal(logits_of(dropout=0.5), logits_of())
 
 
-def test_logits_are_float32_and_close_in_bfloat16():
+def test_bfloat16_logits_are_returned_in_float32_and_close():
     exact, rounded = logits_of(), logits_of(compute_dtype="bfloat16")
     assert rounded.dtype == jnp.float32
-    # Two layers of some ten roundings of 2^-9 each.
+    # About ten roundings of 2^-9 in each of two layers.
     assert 2.0**-12 < np.abs(rounded - exact).max() / np.abs(exact).max() < 20 * 2.0**-9
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_remat_saves_less_for_the_backward_pass(dtype):
-    """ "dots" saves products with weights but no attention scores; "block" saves only the input of each block."""
+    """Products with weights are saved under "dots", attention scores are not; "block" saves only block inputs."""
 
     def saved(remat):
         c = tiny(model={"vocab_size": OTHER + 1, "compute_dtype": dtype, "remat": remat, "scan_layers": True}).model

@@ -1,4 +1,4 @@
-"""muP: unchanged at the base width, and activations that keep their scale as the width grows (Yang et al. 2022)."""
+"""muP (Yang et al. 2022): no effect at the base width, and width-independent changes of activations."""
 
 import dataclasses
 
@@ -18,20 +18,20 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, 9)))
 
 
 def wide(factor: int, **more):
-    """Return the tiny model with every width times factor and the same numbers of heads."""
+    """Return the tiny config with every width multiplied by factor and the same numbers of heads."""
     return tiny(model={"d_model": 16 * factor, "d_ff": 24 * factor, "n_kv_heads": 4} | more)
 
 
 @pytest.mark.slow
-def test_at_the_base_width_nothing_changes():
+def test_mup_equals_the_standard_parametrization_at_the_base_width():
     states = [jax.jit(train_step, static_argnames="config")(state_of(c), {"tokens": TOKENS}, c)[0] for c in
               (wide(1), wide(1, **MUP))]  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, *(s.params for s in states))
 
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
-def test_variances_follow_the_table(init):
-    """Hidden: 1/width. Head and embeddings: those of the base."""
+def test_initial_variances_follow_the_table(init):
+    """The variance of hidden weights is proportional to 1/width; head and embeddings keep that of the base width."""
     base, ours = (parameters.parameter_table(wide(f, init=init, **MUP).model) for f in (1, 4))
     for path, p in ours.items():
         if p.kind in ("weight", "embedding"):
@@ -48,7 +48,7 @@ def test_learning_rates_follow_the_table():
 
 
 def moved(factor: int, **more) -> dict[str, float]:
-    """Return the RMS change of the last hidden states and of the logits over a few steps of Adam."""
+    """Return the RMS change of the last hidden states and of the logits over five steps of Adam."""
     c = dataclasses.replace(wide(factor, **more), optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant"))
     state = jax.jit(parameters.init_params, static_argnums=0)(c.model, 0)
     state = first = state_of(c, state)
@@ -66,8 +66,8 @@ def moved(factor: int, **more) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_coordinate_check():
-    """From 1 to 16 times the width the change is constant under muP and grows under the standard parametrization."""
+def test_activation_changes_are_independent_of_width_under_mup_only():
+    """Coordinate check at 1, 4 and 16 times the base width: under the standard parametrization the changes grow."""
     for name in ("hidden", "logits"):
         flat = [moved(f, **MUP)[name] for f in (1, 4, 16)]
         growing = [moved(f)[name] for f in (1, 4, 16)]

@@ -1,3 +1,5 @@
+"""Schedules and update rules: against Optax, formulas from the papers, and values computed by hand."""
+
 import dataclasses
 import math
 
@@ -14,14 +16,14 @@ from lm.layer_stack import unstack_layers
 from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 
-# One parameter of each kind is enough, and compiles in a fraction of the time.
+# One parameter of each kind, because compiling all of them takes several times as long.
 KEPT = ("embedding", "positions", "ffn_norm/scale_D", "ffn_norm/bias_D", "w_q_DHK", "w_o_HKD", "w_up_DF", "b_up_F")
 KEPT += ("head/w_DV", "head/b_V")
 EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),  # by hand, at a peak of 1 and 100 steps
+    ("keys", "expected"),  # computed by hand, for a peak of 1 and 100 steps
     [
         ({"schedule": "constant"}, {0: 1, 50: 1, 99: 1}),
         ({"schedule": "constant", "warmup_steps": 4}, {0: 1 / 5, 1: 2 / 5, 3: 4 / 5, 4: 1, 99: 1}),
@@ -32,7 +34,7 @@ EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_b
         ({"schedule": "cosine"}, {25: 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2}),
         ({"schedule": "wsd"}, {0: 1, 79: 1, 80: 1, 90: 0.55, 100: 0.1}),
         ({"schedule": "wsd", "warmup_steps": 10, "decay_fraction": 0.5}, {9: 10 / 11, 50: 1, 75: 0.55, 100: 0.1}),
-        # The decay would start during the warm-up: it starts after it instead, and ends at the same step.
+        # A decay that would start during the warm-up starts at its end instead.
         ({"schedule": "wsd", "warmup_steps": 60, "decay_fraction": 0.9}, {59: 60 / 61, 60: 1, 80: 0.55, 100: 0.1}),
     ],
 )  # fmt: skip
@@ -51,7 +53,7 @@ def parameters_of(config, seed=0):
 
 
 def updates(o, config, grads_by_step, params):
-    """Return the parameters after updates with these gradients."""
+    """Return the parameters after one update for each of these gradients."""
     tx = make_optimizer(o, 100, table_of(config))
     state = tx.init(params)
     step = jax.jit(tx.update)
@@ -65,7 +67,7 @@ def gradients(config, n=3, scale=1.0):
     return [jax.tree.map(lambda x: scale * x, parameters_of(config, seed=i + 1)) for i in range(n)]
 
 
-def test_adamw_is_optax_adamw_with_the_mask():
+def test_adamw_equals_optax_adamw_with_the_decay_mask():
     config = tiny(model=EVERYTHING | {"n_layers": 1})
     o = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.3, clip_norm=None, eps=1e-3)
     table = table_of(config)
@@ -82,8 +84,7 @@ def test_adamw_is_optax_adamw_with_the_mask():
 
 
 @pytest.mark.parametrize("kind", ["norm", "bias", "embedding"])
-def test_decay_masks(kind):
-    """Weights always decay; norm gains, biases and embeddings only if the config sets it."""
+def test_weight_decay_applies_to_weights_and_to_the_kinds_that_the_config_adds(kind):
     table = parameter_table(tiny(model=EVERYTHING).model)
     key = {"norm": "decay_norms", "bias": "decay_biases", "embedding": "decay_embeddings"}[kind]
     default, chosen = (flat(decay_mask(OptimizerConfig(**keys), table)) for keys in ({}, {key: True}))
@@ -96,7 +97,7 @@ def test_decay_masks(kind):
     assert {path for path in table if chosen[path] and not default[path]} == members[kind]
 
 
-def test_sgd_is_p_minus_lr_g_and_decay_is_decoupled():
+def test_sgd_subtracts_lr_times_gradient_and_decay_is_decoupled():
     config = tiny(model={"n_layers": 1})
     params, (grads,) = parameters_of(config), gradients(config, n=1)
     plain = {"name": "sgd", "learning_rate": 0.5, "schedule": "constant", "clip_norm": None}
@@ -110,8 +111,8 @@ def test_sgd_is_p_minus_lr_g_and_decay_is_decoupled():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_by_hand(nesterov):
-    """m = g + 0.9 m; the update is -lr m, or -lr (g + 0.9 m) (Sutskever et al. 2013, as in optax and PyTorch)."""
+def test_momentum_follows_its_formula(nesterov):
+    """m = g + 0.9 m; the update is -lr m, or -lr (g + 0.9 m) (Sutskever et al. 2013, as in Optax and PyTorch)."""
     config = tiny(model={"n_layers": 1})
     o = OptimizerConfig(
         name="sgd", learning_rate=0.1, schedule="constant", momentum=0.9, nesterov=nesterov, weight_decay=0.0,
@@ -128,8 +129,8 @@ def test_momentum_by_hand(nesterov):
         np.testing.assert_allclose(after[path], p[path], rtol=1e-5, atol=1e-5)
 
 
-def test_lion_moves_by_the_sign():
-    """Chen et al. 2023, algorithm 2: sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g."""
+def test_lion_follows_its_formula():
+    """Chen et al. 2023, algorithm 2: the update is sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g."""
     config = tiny(model={"n_layers": 1})
     o = OptimizerConfig(name="lion", learning_rate=0.1, schedule="constant", weight_decay=0.0, clip_norm=None)
     params, grads = parameters_of(config), gradients(config, n=2)
@@ -145,7 +146,7 @@ def test_lion_moves_by_the_sign():
 
 
 @pytest.mark.parametrize("scale", [1e-4, 10.0])
-def test_clipping_by_the_global_norm(scale):
+def test_gradients_are_clipped_to_the_global_norm(scale):
     config = tiny(model={"n_layers": 1})
     o = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", weight_decay=0.0, clip_norm=0.5)
     params, (grads,) = parameters_of(config), gradients(config, n=1, scale=scale)
@@ -161,8 +162,7 @@ MUON = OptimizerConfig(
 
 
 @pytest.mark.slow
-def test_muon_treats_stacked_parameters_as_layers():
-    """The update of a stack equals the updates of its layers as separate parameters."""
+def test_muon_updates_a_stack_as_separate_layers():
     config = tiny(model=EVERYTHING)
     params, grads = parameters_of(config), gradients(config, n=2)
     after = updates(MUON, config, grads, params)
@@ -194,16 +194,16 @@ def test_muon_orthogonalizes_block_weights_and_adam_updates_the_rest(nesterov):
         if parameter.kind == "weight" and not path.startswith("head"):
             matrix = change.reshape(math.prod(parameter.shape[: 1 + parameter.n_in]), -1)  # a stack of one layer
             values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5)
-            # Five Newton-Schulz steps of Jordan's polynomial bring singular values near 1 (small ones lag behind).
+            # Five Newton-Schulz steps of Jordan's polynomial bring most singular values near 1; small ones stay lower.
             assert values.max() < 1.3, path
             assert np.median(values) > 0.6, path
-        else:  # Adam's first step is lr sign(g); with nesterov (Dozat 2016) b1 m / (1 - b1^2) is added, m = (1 - b1) g
+        else:  # Adam's first step is lr sign(g); Nesterov (Dozat 2016) adds b1 m / (1 - b1^2) with m = (1 - b1) g
             first = 0.01 * (1 + 0.9 * 0.1 / 0.19 if nesterov else 1)
             expected = -first * np.sign(flat(grads)[path])
             np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-6, err_msg=path)
 
 
-def test_muon_rate_of_the_others_follows_the_schedule():
+def test_muons_adam_learning_rate_follows_the_schedule():
     config = tiny(model={"n_layers": 1})
     o = OptimizerConfig(name="muon", learning_rate=0.1, adam_learning_rate=0.02, warmup_steps=3, weight_decay=0.0)
     o = dataclasses.replace(o, nesterov=False)

@@ -1,8 +1,9 @@
-"""Installing: an old Python is refused with a message that names the version that is needed."""
+"""Installing and the checkout: an old Python is refused with the version that is needed; data is no change."""
 
 import subprocess
 import sys
 
+import pytest
 from running import ROOT
 
 
@@ -11,3 +12,11 @@ def test_an_old_python_is_refused_with_the_version_that_is_needed():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["data", "runs", "sweeps"])
+def test_documented_folders_are_ignored_by_git(folder):
+    """A run records whether its checkout has changes; data and results are none."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    assert subprocess.run(["git", "check-ignore", "-q", f"{folder}/file"], cwd=ROOT).returncode == 0

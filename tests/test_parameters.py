@@ -1,3 +1,5 @@
+"""Parameters: exact counts of published models, and initial values that depend on (seed, path, layer) only."""
+
 import functools
 import math
 
@@ -17,7 +19,7 @@ jit_init = jax.jit(init_params, static_argnums=0)
 
 
 def initial(seed=7, **model):
-    """Return initial values by path and layer; without jit, because compiling takes seconds for each config."""
+    """Return initial values by path and layer. Not jitted, because compiling takes seconds for each config."""
     return flat(unstack_layers(init_params(tiny(model=model).model, seed)))
 
 
@@ -55,7 +57,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_exact_counts_without_allocating(name):
+def test_published_models_have_their_exact_parameter_counts(name):
     expected, train, model = MODELS[name]
     c = parameters.resolve(Config(model=model, train=train), model.vocab_size).model
     assert count(parameter_table(c)) == expected
@@ -82,19 +84,19 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: "-".join(map(str, other)))
-def test_other_parameters_do_not_change_a_shared_one(other):
-    """Parameters of the same name have bit-identical initial values: paired comparisons start from the same point."""
+def test_variants_share_the_initial_values_of_common_parameters(other):
+    """Parameters of the same path are bit-identical, so that paired comparisons start from the same point."""
     base, changed = initial(), initial(**other)
     differ = {path for path in base.keys() & changed.keys() if not np.array_equal(base[path], changed[path])}
     meant = {"n_kv_heads": ("w_k_DGK", "w_v_DGK"), "zero_init_residual": ("w_o_HKD", "w_down_FD")}
     allowed = meant.get(next(iter(other)), ())
     assert {path.rpartition("/")[2] for path in differ} == set(allowed)
-    assert len(base.keys() & changed.keys()) >= 11  # the comparison compared something
+    assert len(base.keys() & changed.keys()) >= 11  # enough parameters are compared
     if not allowed:
         assert base.keys() != changed.keys()
 
 
-def test_different_names_layers_and_seeds_get_different_values():
+def test_names_layers_and_seeds_have_uncorrelated_values():
     values = initial(ffn="glu", n_kv_heads=4)
     same_shape = ["attention/w_k_DGK", "attention/w_v_DGK", "attention/w_q_DHK"]
     chosen = [values[f"layers_{i}/{path}"] for i in (0, 1) for path in same_shape]
@@ -104,33 +106,32 @@ def test_different_names_layers_and_seeds_get_different_values():
     assert np.abs(correlations).max() < 5 / math.sqrt(256)
 
 
-def test_scanned_and_unrolled_start_bit_identical():
+def test_scanned_and_unrolled_models_have_bit_identical_initial_values():
     unrolled, scanned = (init_params(tiny(model={"scan_layers": scan}).model, 3) for scan in (False, True))
     chex.assert_trees_all_equal(unrolled, scanned)
 
 
 @pytest.mark.slow
-def test_the_same_under_jit():
-    seed = jnp.uint32(2**32 - 1)  # the largest
+def test_initial_values_are_the_same_under_jit():
+    seed = jnp.uint32(2**32 - 1)  # the largest seed
     base = jit_init(tiny().model, seed)
     other = {"attn_bias": True, "head_bias": True, "qk_norm": True, "norm": "layer", "n_layers": 3}
     changed = flat(unstack_layers(jit_init(tiny(model=other).model, seed)))
     layers = flat(unstack_layers(base))
     chex.assert_trees_all_equal({path: changed[path] for path in layers}, layers)
-    # Between jit and no jit the compiler may round a product differently, by one unit.
+    # With and without jit, the compiler may round a product differently, by one unit in the last place.
     chex.assert_trees_all_close(init_params(tiny().model, 2**32 - 1), base, rtol=2.0**-22, atol=0)
 
 
-def test_stack_and_unstack_are_inverse_beyond_ten_layers():
-    """layers_10 comes after layers_9, not after layers_1."""
+def test_stack_and_unstack_are_inverse_for_more_than_ten_layers():
+    """Layers are sorted by number: layers_10 follows layers_9, not layers_1."""
     params = {"embedding": np.zeros(3)} | {f"layers_{i}": {"w": np.full((2, 2), i)} for i in range(11)}
     stacked = stack_layers(params)
     np.testing.assert_array_equal(stacked["layers"]["w"][:, 0, 0], np.arange(11))
     chex.assert_trees_all_equal(unstack_layers(stacked), params)
 
 
-def test_the_gradient_of_unstacked_layers_is_a_stack():
-    """The hand-written derivative equals JAX's own for plain indexing."""
+def test_the_derivative_of_unstack_layers_equals_that_of_indexing():
     params = {"layers": {"w": jnp.arange(6.0).reshape(3, 2)}, "head": jnp.ones(2)}
 
     def loss(rows, head):
@@ -142,8 +143,8 @@ def test_the_gradient_of_unstacked_layers_is_a_stack():
 
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
-def test_a_layer_is_the_same_at_any_depth(init):
-    """GPT-2's residual projections are divided by sqrt(2 n_layers): the same draw, up to that factor."""
+def test_initial_values_of_a_layer_do_not_depend_on_the_depth(init):
+    """Except for a factor: GPT-2 divides residual projections by sqrt(2 n_layers)."""
     shallow, deep = initial(init=init, n_layers=2), initial(init=init, n_layers=3)
     for path, x in shallow.items():
         residual = init == "gpt2" and path.endswith(("w_o_HKD", "w_down_FD"))
@@ -152,7 +153,7 @@ def test_a_layer_is_the_same_at_any_depth(init):
         )
 
 
-# The standard deviations as published: Glorot and Bengio 2010, He et al. 2015, GPT-2's code. (d_in, d_out) by name.
+# (d_in, d_out) by path, for the published standard deviations: Glorot and Bengio 2010, He et al. 2015, GPT-2's code.
 FANS = {
     "attention/w_q_DHK": (64, 128),
     "attention/w_k_DGK": (64, 64),
@@ -176,13 +177,14 @@ def documented_std(init, path, n_layers):
 
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
-def test_standard_deviations_and_the_cut_at_three_sigma(init):
+def test_initializers_have_their_documented_standard_deviation_and_cut(init):
     sizes = {"d_model": 64, "n_heads": 8, "n_kv_heads": 4, "d_head": 16, "d_ff": 96, "vocab_size": 100}
     values = initial(init=init, **sizes)
     for path in FANS:
         x = np.float64(values[path if path.startswith("head") else f"layers_1/{path}"])
         expected = documented_std(init, path, n_layers=2)
-        # For n normal draws mean and std are off by 1/sqrt(n) and 1/sqrt(2n) sigma; 5 of these are one in a million.
+        # The standard errors of mean and std of n normal draws are 1/sqrt(n) and 1/sqrt(2n) sigma; 5 of them allow
+        # one failure in a million.
         assert abs(x.mean()) < 5 * expected / math.sqrt(x.size), path
         assert abs(x.std() / expected - 1) < 5 / math.sqrt(2 * x.size), path
         largest = np.abs(x).max() / expected
@@ -190,7 +192,7 @@ def test_standard_deviations_and_the_cut_at_three_sigma(init):
     assert abs(np.std(values["embedding"]) / (0.02 if init == "gpt2" else 1) - 1) < 5 / math.sqrt(2 * 6400)
 
 
-def test_embedding_std_is_a_key_of_its_own():
+def test_embed_std_scales_the_initial_embeddings():
     np.testing.assert_allclose(initial(embed_std=0.5)["embedding"], 0.5 * initial()["embedding"], rtol=1e-6)
 
 
@@ -219,18 +221,18 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("init", "path"), GOLDEN)
-def test_golden_values(init, path):
-    """Values of seed 7 in November 2026, on jax 0.10.2 and 0.12.0: initial values must not change between versions."""
+def test_initial_values_do_not_change_between_versions(init, path):
+    """GOLDEN holds the values of seed 7 in November 2026, on jax 0.10.2 and 0.12.0."""
     np.testing.assert_allclose(np.ravel(initial(init=init)[path])[:3], GOLDEN[init, path], rtol=1e-6)
 
 
-def test_dtype_of_parameters():
+def test_bfloat16_parameters_are_the_rounded_float32_ones():
     wide, narrow = initial(), initial(param_dtype="bfloat16")
     chex.assert_trees_all_equal(narrow, jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide))
 
 
-def test_axes_name_the_dimensions():
-    """A letter stands for the same length everywhere, on which the sharding rules rely."""
+def test_axis_letters_match_the_shapes_of_parameters():
+    """A letter means the same length in every parameter; the sharding rules rely on it."""
     config = tiny(model={"scan_layers": True, "positions": "learned", "attn_bias": True, "ffn_bias": True})
     c = config.model
     lengths = {"N": c.n_layers, "D": c.d_model, "V": c.vocab_size, "T": c.max_positions, "H": c.n_heads}

@@ -19,7 +19,7 @@ from lm.sweeps.results import Results
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Replace the figures, for tests of everything else."""
+    """Replace the figures by empty ones, for tests of everything else."""
     monkeypatch.setattr(figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
     monkeypatch.setattr(figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
 
@@ -126,7 +126,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, undrawn, capsys):
     assert "NotADirectoryError" in capsys.readouterr().err
 
 
-def test_csv_is_read_back(tmp_path, undrawn):
+def test_csv_files_hold_the_unrounded_results(tmp_path, undrawn):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[0])
     workdir = write(tmp_path / "s", record, runs)
@@ -169,8 +169,7 @@ class References(html.parser.HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
-def test_published_page(tmp_path, capsys):
-    """The HTML page needs no other file, and the published page names no path of this machine."""
+def test_the_html_page_is_self_contained_and_the_published_page_names_no_local_path(tmp_path, capsys):
     workdir, docs = write(tmp_path / "gates-full", *sweep()), tmp_path / "docs" / "results"
     assert command.main([str(workdir), "--publish", str(docs)]) == 0
     assert "gated ends 0.1040 nats per token lower than plain" in capsys.readouterr().out
@@ -200,8 +199,8 @@ def test_published_page(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")
-def test_everything_diverged(tmp_path, capsys):
-    """One rate, two seeds: the baseline diverges before its first evaluation, gated once, wide always."""
+def test_a_report_is_written_if_variants_diverge(tmp_path, capsys):
+    """One rate, two seeds: the baseline diverges before its first evaluation, one run of gated, and all of wide."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, grid=[0.002], n=2)
     for r in runs:
         if r["variant"] != "gated" or (r["phase"], r["seed"]) == ("final", 1):
@@ -220,7 +219,7 @@ def test_everything_diverged(tmp_path, capsys):
 
 
 def test_every_footnote_explains_a_column(tmp_path):
-    """The definition of a number stands below the table that shows it, in both formats."""
+    """The definition of a column is below its table, in both formats."""
     a = analyze(write(tmp_path / "s", *sweep()))
     for table in (tables.comparisons(a), tables.losses(a), tables.costs(a), tables.curves(a), tables.rates(a)):
         assert set(table.notes) <= set(table.header)

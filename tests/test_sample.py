@@ -24,7 +24,7 @@ def test_a_sample_continues_the_prompt_and_a_seed_repeats_it(bench):
 
 
 @pytest.mark.slow
-def test_a_run_with_an_attention_that_this_device_lacks_is_sampled(bench, tmp_path):
+def test_a_run_with_an_attention_that_this_device_lacks_can_be_sampled(bench, tmp_path):
     """A run that was trained with cuDNN on a GPU can be sampled on a CPU."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)

@@ -1,3 +1,5 @@
+"""The training step: micro-batches, dispatches, steps that are not finite, gradients, packing, and learning."""
+
 import dataclasses
 import functools
 import math
@@ -47,8 +49,8 @@ def rolled(config, n_steps, *, resident=True, state=None):
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
 
-def test_micro_batches_equal_one_big_batch_with_unequal_weights_and_dropout():
-    """A micro-batch with one target weighs one target; each example keeps its draw of dropout."""
+def test_micro_batches_equal_one_batch_with_unequal_weights_and_dropout():
+    """Each target has the same weight in any micro-batch, and each example keeps its dropout mask."""
     configs = [tiny(model=ONE | {"dropout": 0.3}, train={"micro_batch_size": n}) for n in (None, 1)]
     weights = np.ones((4, 8), np.float32)
     weights[0, 1:], weights[2] = 0, 0
@@ -56,18 +58,18 @@ def test_micro_batches_equal_one_big_batch_with_unequal_weights_and_dropout():
     whole, parts = (jit_gradients(state_of(c), batch, c) for c in configs)
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-6)
     chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-5, atol=1e-6)
-    # The mean of the micro-batches' means would have been something else.
+    # The mean of the micro-batches' means differs, so the comparison above can fail.
     by_row = [jax.tree.map(lambda a, i=i: a[np.full(4, i)], batch) for i in (0, 1, 3)]
     means = [jit_gradients(state_of(configs[0]), row, configs[0])[0] for row in by_row]
     assert abs(np.mean(means) - whole[0]) > 1e-2
 
 
-def test_steps_per_dispatch_and_the_place_of_gathering_change_no_bit():
-    """Three dispatches of up to 3 steps from the corpus on the device, and 7 of one step gathered on the host."""
+def test_steps_per_dispatch_and_gathering_on_the_host_do_not_change_a_bit():
+    """Compare 3 dispatches of up to 3 steps, gathered on the device, with 7 of one step, gathered on the host."""
     many, one = (tiny(model=ONE, train={"steps_per_dispatch": k}) for k in (3, 1))
     compiled = jit_steps._cache_size()
     state, metrics = rolled(many, 7)
-    assert jit_steps._cache_size() == compiled + 1  # the last dispatch, of one step, is the same program
+    assert jit_steps._cache_size() == compiled + 1  # the last dispatch, of one step, reuses the program
     state_one, metrics_one = rolled(one, 7, resident=False)
     assert int(state.step) == 7
     chex.assert_trees_all_equal(state, state_one)
@@ -78,14 +80,14 @@ def test_steps_per_dispatch_and_the_place_of_gathering_change_no_bit():
 
 
 @pytest.mark.slow
-def test_without_jit_the_step_is_the_same():
-    """train.debug: nothing is compiled, so print and a debugger work."""
+def test_steps_without_jit_equal_compiled_steps():
+    """train.debug disables jit, so that print and a debugger work."""
     config = tiny(model=ONE, train={"steps_per_dispatch": 3})
     state, metrics = rolled(config, 2)
     with jax.disable_jit():
         state_debug, metrics_debug = rolled(config, 2)
     np.testing.assert_allclose(metrics_debug["loss"], metrics["loss"], rtol=1e-5)
-    # Adam divides by the root of the second moment: where a gradient is all rounding, so is its first update.
+    # Adam divides by the root of the second moment: where a gradient is only rounding, so is the first update.
     chex.assert_trees_all_close(state_debug.params, state.params, rtol=1e-4, atol=1e-5)
 
 
@@ -102,7 +104,7 @@ def stacked(batches):
 HALTING = {"model": ONE, "train": {"steps_per_dispatch": 4, "steps": 80}, "optimizer": {"learning_rate": 0.02}}
 
 
-def test_stop_keeps_the_last_finite_state_and_the_exact_step():
+def test_on_nonfinite_stop_keeps_the_last_finite_state_and_its_step():
     config = tiny(**HALTING)
     batches = feeds_with_nan(config, bad_step=2)
     state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
@@ -110,12 +112,12 @@ def test_stop_keeps_the_last_finite_state_and_the_exact_step():
     assert metrics["finite"].tolist() == [True, True, False, True]
     assert (int(state.step), bool(state.halted), int(state.skipped)) == (2, True, 0)
     chex.assert_trees_all_equal(state.replace(halted=before.halted), before)
-    again, _ = jit_steps(state, None, stacked(batches[:2] * 2), 4, config)  # and no later dispatch changes it
+    again, _ = jit_steps(state, None, stacked(batches[:2] * 2), 4, config)  # later dispatches do not change it
     chex.assert_trees_all_equal(again, state)
 
 
 @pytest.mark.slow
-def test_skip_counts_and_continues():
+def test_on_nonfinite_skip_counts_the_update_and_continues():
     config = tiny(model=ONE, train={"steps_per_dispatch": 4, "on_nonfinite": "skip"})
     batches = feeds_with_nan(config, bad_step=1)
     state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
@@ -123,13 +125,13 @@ def test_skip_counts_and_continues():
     assert (int(state.step), bool(state.halted), int(state.skipped)) == (4, False, 1)
     without, rates = jit_steps(state_of(config), None, stacked([batches[i] for i in (0, 2, 3, 3)]), 3, config)
     chex.assert_trees_all_equal((state.params, state.opt_state), (without.params, without.opt_state))
-    # The optimizer made no update at the bad step, so the learning rate did not change, nor did its metric.
+    # The optimizer's counter does not advance at a skipped step, so the learning rate repeats.
     np.testing.assert_array_equal(metrics["learning_rate"], rates["learning_rate"][np.array([0, 1, 1, 2])])
 
 
 @pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatch):
-    """SGD overflows the parameters; Adam the second moment, the square of a gradient of 1e20."""
+    """SGD overflows the parameters. Adam overflows the second moment, the square of a gradient of 1e20."""
     config = tiny(model=ONE, optimizer={"name": name, "learning_rate": 1e38, "clip_norm": None})
     scale = {"sgd": 1e3, "adamw": 1e20}[name]
     mean_gradients = step.gradients
@@ -139,7 +141,7 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
         return loss, jax.tree.map(lambda g: g * scale, grads)
 
     monkeypatch.setattr(step, "gradients", scaled)
-    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # it would overflow, too
+    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # the norm would overflow as well
     state = state_of(config)
     after, metrics = jax.jit(functools.partial(step.train_step, config=config))(state, batch_of(config))
     assert np.isfinite(metrics["loss"])
@@ -148,7 +150,7 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
     chex.assert_trees_all_equal(after.replace(halted=state.halted), state)
 
 
-def test_overfits_one_batch():
+def test_training_overfits_one_batch():
     config, losses = tiny(**HALTING), []
     state, feed = state_of(config), stacked([batch_of(config)] * 4)
     for _ in range(20):
@@ -159,8 +161,8 @@ def test_overfits_one_batch():
     assert int(state.step) == 80
 
 
-def test_gradients_are_the_slopes_of_the_loss_in_float64():
-    """Central differences along one random direction for each parameter, for every kind of parameter."""
+def test_gradients_equal_central_differences_in_float64():
+    """One random direction for each parameter; the model has every kind of parameter."""
     keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
     keys |= ONE | {"qk_norm": True, "attn_softcap": 3.0, "logit_softcap": 5.0, "window_pattern": (3,)}
     config = tiny(model=keys, train={"z_loss": 1e-2})
@@ -174,20 +176,20 @@ def test_gradients_are_the_slopes_of_the_loss_in_float64():
             direction = np.random.default_rng(i).standard_normal(p[path].shape)
             ahead, behind = (loss(nest(p | {path: p[path] + h * direction})) for h in (1e-5, -1e-5))
             slope = np.sum(np.float64(grads[path]) * direction)
-            # The differences are off by the third derivative times 1e-10 and by rounding of 1e-16 / 1e-5.
+            # The error of a difference is the third derivative times 1e-10, plus rounding of 1e-16 / 1e-5.
             np.testing.assert_allclose((ahead - behind) / 2e-5, slope, rtol=1e-6, atol=1e-6, err_msg=path)
             assert slope != 0 or path.endswith("b_k_GK")
 
 
 @pytest.mark.parametrize("keys", [{"positions": "learned"}, {"positions": "rope", "window_pattern": (2,)}])
-def test_packed_documents_have_the_loss_that_they_have_alone(keys):
-    """Each document starts at position 0 and sees only itself; borders and padding are not targets."""
+def test_packed_documents_have_the_same_loss_as_in_separate_rows(keys):
+    """Each document starts at position 0 and attends to itself only; borders and padding are not targets."""
     config = tiny(model=ONE | keys)
     params, tokens = redrawn(config.model), batch_of(config)["tokens"]
     packed = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1] * 9])
     loss_sum = jax.jit(step.loss_sum, static_argnames="config")
     together, n = loss_sum(params, {"tokens": tokens[:2], "segments": jnp.asarray(packed, jnp.uint16)}, config)
-    # The same documents, each in its own row. What follows is not a target, and a causal model does not see it.
+    # The same documents, each in its own row. Later tokens are no targets, and a causal model does not see them.
     documents = jnp.stack([tokens[0], jnp.roll(tokens[0], -3), tokens[1]])
     weights = (np.arange(8) < np.array([[2], [3], [8]])).astype(np.float32)
     alone, n_alone = loss_sum(params, {"tokens": documents, "weights": weights}, config)
@@ -195,7 +197,7 @@ def test_packed_documents_have_the_loss_that_they_have_alone(keys):
     np.testing.assert_allclose(together, alone, rtol=1e-6)
     weights = step.target_weights({"tokens": tokens[:2], "segments": packed})
     mixed, _ = loss_sum(params, {"tokens": tokens[:2], "weights": weights}, config)
-    assert abs(mixed - together) > 1e-3  # without segments documents see each other
+    assert abs(mixed - together) > 1e-3  # without segments, documents attend to each other
 
 
 def test_eval_step_has_no_dropout_and_counts_weights():
@@ -204,19 +206,19 @@ def test_eval_step_has_no_dropout_and_counts_weights():
     loss, count = jax.jit(step.eval_step, static_argnames="config")(params, None, batch, config)
     plain, _ = jax.jit(step.loss_sum, static_argnames="config")(
         params, batch, tiny(model=ONE)
-    )  # no z-loss either: validation losses stay comparable
+    )  # no z-loss, so that validation losses stay comparable
     assert float(count) == 20
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
 
-def test_dropout_changes_with_the_example_the_step_and_the_seed_only():
+def test_dropout_depends_on_example_step_and_seed_only():
     config = tiny(model=ONE | {"dropout": 0.3})
     batch, state = batch_of(config), state_of(config)
     states = [state, state.replace(step=jnp.int32(1)), state.replace(seed=jnp.uint32(1)), state]
     losses = [float(jit_gradients(s, batch, config)[0]) for s in states]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
-    same = jnp.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights choose whose loss it is
+    same = jnp.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights select one
     chosen = [
         jit_gradients(state, {"tokens": same, "weights": jnp.zeros((4, 8)).at[i].set(1)}, config) for i in range(4)
     ]
@@ -224,7 +226,7 @@ def test_dropout_changes_with_the_example_the_step_and_the_seed_only():
 
 
 @pytest.mark.slow
-def test_inspect_gives_root_mean_squares_by_path():
+def test_inspect_returns_root_mean_squares_by_path():
     config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
     state, batch = state_of(config), batch_of(config)
     jit_inspect = jax.jit(inspect, static_argnames="config")
@@ -251,8 +253,7 @@ def test_the_step_keeps_dtypes(dtype):
     assert metrics["loss"].dtype == metrics["grad_norm"].dtype == jnp.float32
 
 
-def test_a_metric_of_one_step_is_stacked_over_a_dispatch(monkeypatch):
-    """A metric that train_step returns needs no other declaration."""
+def test_a_new_metric_of_train_step_is_stacked_over_a_dispatch(monkeypatch):
     train_step = step.train_step
 
     def with_one_more(state, batch, config):
@@ -271,7 +272,7 @@ def test_a_metric_of_one_step_is_stacked_over_a_dispatch(monkeypatch):
 
 
 def trained_on_markov(n_steps=300):
-    """Train a small model for some seconds; returns its mean loss on held-out text and the standard error."""
+    """Train a small model on markov text; returns its mean loss on held-out text and the standard error."""
     ids = np.array([ord(letter) - ord("a") for letter in markov.text(120_000)], np.uint16)
     train, held_out = (Split("x", part, len(part), None) for part in (ids[:80_000], ids[80_000:]))
     config = tiny(
@@ -281,7 +282,7 @@ def trained_on_markov(n_steps=300):
         eval={"batch_size": 1250},
     )
     source = BatchSource(train, config)
-    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # a new function: the mask may be patched
+    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # not cached: a test patches the mask
     state, _ = train_steps(state_of(config), source.resident, source.train(0, n_steps), n_steps)
     source = BatchSource(held_out, config)
     (feed,) = source.evaluation()
@@ -294,12 +295,12 @@ def trained_on_markov(n_steps=300):
 def test_the_loss_stays_above_the_entropy_of_markov_text():
     loss, standard_error = trained_on_markov()
     assert loss > markov.entropy_rate() - 4 * standard_error
-    assert loss < markov.entropy_rate() + 0.05  # it did learn
+    assert loss < markov.entropy_rate() + 0.05  # the model learned
 
 
 @pytest.mark.slow
 def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
-    """The test above detects leaks: queries that see the next token have a loss below the entropy."""
+    """If queries see the next token, the loss falls below the entropy; so the test above detects leaks."""
     visible = Mask.visible
     monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
     loss, standard_error = trained_on_markov()

@@ -109,8 +109,8 @@ def test_a_run_of_a_sweep_equals_the_run_of_lm_train(bench, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_vectorized_runs_equal_runs_one_by_one(bench, finished, tmp_path):
-    """Losses differ by rounding alone, far less than between seeds."""
+def test_vectorized_runs_equal_single_runs(bench, finished, tmp_path):
+    """Losses differ by rounding only, far less than between seeds."""
     workdir = tmp_path / "sweep"
     done = run(bench, "--workdir", workdir, "--together", 2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -153,7 +153,7 @@ def test_repeated_kills_do_not_change_the_results(bench, finished, tmp_path):
 
 @pytest.mark.slow
 def test_several_processes_divide_the_work(bench, finished, tmp_path):
-    """One of them is killed during its runs, which another then trains."""
+    """One process is killed while it trains; another then trains its runs."""
     command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(tmp_path / "sweep")]
     pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
@@ -248,7 +248,7 @@ def test_help_needs_no_jax(bench):
 
 @pytest.mark.slow
 def test_variants_that_start_from_other_runs(bench, tmp_path):
-    """Each seed starts from its own run. With 0 steps it is that run's model. One learning rate needs no tuning."""
+    """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate needs no tuning."""
     for seed in (0, 1):
         done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
         assert done.returncode == 0

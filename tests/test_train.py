@@ -6,12 +6,14 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
+from lm.training import job
 from lm.training.checkpoints import restore_params
 from lm.training.workdir import SUMMARY_FIELDS
 
@@ -32,7 +34,7 @@ def strict_json(text: str):
 # ---- A run from start to end -------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_every_file(bench):
+def test_a_run_writes_every_documented_file(bench):
     workdir = bench.reference()
     names = {path.name for path in workdir.iterdir()} - {".lock"}
     assert names == {
@@ -51,7 +53,7 @@ def test_a_run_leaves_every_file(bench):
     assert 12 in checkpoint_steps(workdir)
 
 
-def test_the_summary(bench):
+def test_the_summary_has_the_counts_and_losses_of_the_run(bench):
     workdir = bench.reference()
     summary = strict_json((workdir / "summary.json").read_text())
     assert set(SUMMARY_FIELDS) <= set(summary)
@@ -66,7 +68,7 @@ def test_the_summary(bench):
     assert summary["config_digest"] == json.loads((workdir / "run.json").read_text())["experiment_digest"]
 
 
-def test_the_metrics(bench):
+def test_the_metrics_have_every_step_and_its_learning_rate(bench):
     workdir = bench.reference()
     lines = [strict_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "split" not in line]
@@ -74,7 +76,7 @@ def test_the_metrics(bench):
     fields = {"step", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "mfu"}
     assert all(fields <= set(line) for line in steps)
     assert [line["tokens"] for line in steps] == [64 * step for step in range(1, 13)]
-    # A cosine from 1e-3 to a tenth of it over 12 steps; the first step is made at its beginning.
+    # A cosine from 1e-3 to a tenth of it over 12 steps; the first step has its first value.
     cosine = [1e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * step / 12)) / 2) for step in range(12)]
     np.testing.assert_allclose([line["learning_rate"] for line in steps], cosine, rtol=1e-6)
     assert all(line["mfu"] is None for line in steps) == (peak_flops("cpu", "float32") is None)
@@ -82,11 +84,11 @@ def test_the_metrics(bench):
     assert evaluations == [(4, "validation"), (8, "validation"), (12, "validation"), (12, "test")]
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
     assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {n_validation - 1}
-    assert lines[-2]["loss"] < lines[4]["loss"]  # it learned
+    assert lines[-2]["loss"] < lines[4]["loss"]  # the model learned
 
 
 @pytest.mark.slow
-def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):
+def test_mfu_is_logged_if_the_peak_is_known(train, tmp_path, monkeypatch):
     monkeypatch.setattr("lm.training.step_log.peak_flops", lambda device_kind, dtype: 1e12)
     code, output = train(tmp_path / "run", "--config.train.steps=2")
     assert code == 0
@@ -98,15 +100,29 @@ def test_mfu_where_the_peak_is_known(train, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_last_step_is_judged_by_the_measure_of_those_before(train, tmp_path):
-    """With eval.max_batches the losses that choose the best checkpoint are all over the same windows."""
-    rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # nothing changes from step to step
+def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
+    """With eval.max_batches, the final evaluation of the full split does not score the last checkpoint."""
+    rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # too small to change the loss
     code, _ = train(tmp_path / "run", *rate, "--config.eval.max_batches=1")
     assert code == 0
     losses = json.loads((tmp_path / "run" / "val_losses.json").read_text())
     assert set(losses) == {"4", "8", "12"}
     assert max(losses.values()) - min(losses.values()) < 1e-5
-    assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # which is that of the whole split
+    assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
+
+
+@pytest.mark.slow
+def test_wall_seconds_include_compilation(train, tmp_path, monkeypatch):
+    compile_steps = job.compile_steps
+
+    def compile_slowly(*args):
+        time.sleep(5)
+        return compile_steps(*args)
+
+    monkeypatch.setattr(job, "compile_steps", compile_slowly)
+    code, _ = train(tmp_path / "run", "--config.train.steps=1", "--config.eval.every=0")
+    assert code == 0
+    assert summary_of(tmp_path / "run")["wall_seconds"] >= 5
 
 
 def test_a_log_file_has_plain_lines(bench):
@@ -131,7 +147,7 @@ def test_a_terminal_shows_every_step(bench, tmp_path):
         try:
             while chunk := os.read(ours, 2**16):
                 output += chunk
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # on Linux: the other end is closed
             pass
     os.close(ours)
     assert run.returncode == 0
@@ -233,10 +249,10 @@ def test_mistakes_that_need_the_data(train, tmp_path):
 
 @pytest.fixture
 def no_network(tmp_path, monkeypatch) -> list[str]:
-    """The arguments of a run on Tiny Shakespeare, which is not here and cannot be downloaded."""
+    """Return the arguments of a run on Tiny Shakespeare, which is not prepared and cannot be downloaded."""
     from lm.data import shakespeare
 
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # the discard port, where nothing listens
+    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # a port on which nothing listens
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 
@@ -293,7 +309,7 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):
     code, output = train(tmp_path / "run", *DIVERGING)
     assert code == 3
     step = bad_step(tmp_path / "run")
-    # The step, the learning rate, norms by group, the last good checkpoint.
+    # The report has the step, the learning rate, norms by group, and the last finite checkpoint.
     assert f"step {step}: the loss or a gradient is not finite" in output
     assert "learning rate 1e+30" in output
     assert all(group in output for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
@@ -304,7 +320,7 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_last_good_state_does_not_depend_on_the_dispatches(train, tmp_path):
+def test_the_last_finite_state_does_not_depend_on_the_dispatches(train, tmp_path):
     for k in (1, 4):
         assert train(tmp_path / f"by_{k}", *DIVERGING, f"--config.train.steps_per_dispatch={k}")[0] == 3
     last = bad_step(tmp_path / "by_1") - 1
@@ -326,7 +342,7 @@ def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):
     assert_only_finite_checkpoints(tmp_path / "run")
 
 
-# ---- Ways to run it ----------------------------------------------------------------------------------------------
+# ---- Execution options ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -338,7 +354,7 @@ def test_a_corpus_on_the_host_gives_the_same_run(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_micro_batches_keep_the_draw_of_dropout(bench, train, tmp_path):
+def test_micro_batches_keep_the_dropout_masks(bench, train, tmp_path):
     code, _ = train(tmp_path / "run", "--config.train.micro_batch_size=2")
     assert code == 0
     reference = {line["step"]: line["loss"] for line in metrics_of(bench.reference()) if "split" not in line}
@@ -347,7 +363,7 @@ def test_micro_batches_keep_the_draw_of_dropout(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_details_and_profile(train, tmp_path):
+def test_details_and_a_profile_are_written(train, tmp_path):
     detail, profile = "--config.log.detail_every=4", "--config.train.profile=(3,4)"
     code, output = train(tmp_path / "run", detail, profile, "--config.train.steps=6")
     assert code == 0
@@ -381,7 +397,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_before_training_leaves_nothing(bench, tmp_path):
+def test_ctrl_c_before_training_leaves_no_files(bench, tmp_path):
     command = [sys.executable, "-c", INTERRUPTED_EARLY, *bench.arguments(tmp_path / "run")]
     done = subprocess.run(command, env=bench.env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 128 + signal.SIGINT

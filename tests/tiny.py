@@ -1,4 +1,4 @@
-"""A small resolved config, for tests that change one thing in it, and parameters for it."""
+"""A tiny resolved config for tests, and random parameters and a train state for it."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ TRAIN = {"steps": 20, "batch_size": 4, "seq_len": 8}
 
 
 def tiny(**sections) -> Config:
-    """The tiny config with keys changed by section: tiny(model={"norm": "layer"}, train={"seed": 3})."""
+    """Return the tiny config with changed keys, by section: tiny(model={"norm": "layer"}, train={"seed": 3})."""
     sections = {"model": {}, "train": {}} | sections
     sections["model"] = MODEL | sections["model"]
     sections["train"] = TRAIN | sections["train"]
@@ -26,12 +26,12 @@ def tiny(**sections) -> Config:
 
 
 def redrawn(c: ModelConfig, seed: int = 0) -> dict:
-    """Parameters that are all random and none zero, gains and biases too; a path's values depend on nothing else."""
+    """Return random nonzero parameters, gains and biases included. The values depend on path, shape and seed only."""
 
     def draw(path, p):
         x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
         stacked = p.axes.startswith("N")
-        fan_in = math.prod(p.shape[stacked : stacked + p.n_in])  # 1 where there is no product
+        fan_in = math.prod(p.shape[stacked : stacked + p.n_in])  # 1 for parameters without a product
         return jnp.asarray((p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5), jnp.float32)
 
     table = parameters.parameter_table(c)
@@ -39,7 +39,7 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
 
 
 def state_of(config: Config, params: dict | None = None) -> TrainState:
-    """The state of step 0 with these parameters (redrawn ones if none), without compiling the initialization."""
+    """Return the state of step 0 with these parameters (None: `redrawn`), without compiling the initialization."""
     params = redrawn(config.model) if params is None else params
     counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
     opt_state = optimizer(config).init(params)

@@ -1,6 +1,6 @@
 """Configuration: the schema of keys, config files with overrides, and the checks across keys. Imports no jax."""
 
-from lm.config.convert import default_config, flatten, from_dict, to_dict
+from lm.config.convert import REMOVED_KEYS, default_config, flatten, from_dict, to_dict
 from lm.config.schema import (
     MESH_AXES,
     SPLITS,
@@ -17,6 +17,7 @@ from lm.config.schema import (
 
 __all__ = [
     "MESH_AXES",
+    "REMOVED_KEYS",
     "SPLITS",
     "Config",
     "DataConfig",

@@ -134,7 +134,7 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     if shards and kind not in ("none", "hf", "byte"):
         yield problem(
             "data.tokenizer data.source",
-            f"{d.tokenizer} is made from text, but {d.source} holds token ids; use none, byte or hf:PATH",
+            f"{d.tokenizer} is learned from text, but {d.source} holds token ids; use none, byte or hf:PATH",
         )
     if kind == "bpe" and int(size) < 257:
         yield problem(
@@ -188,7 +188,7 @@ def schedule(config: Config) -> Iterator[Problem]:
     if o.warmup_steps >= decay_steps:
         yield problem(
             "optimizer.warmup_steps optimizer.decay_steps train.steps",
-            f"{o.warmup_steps} is the whole schedule of {decay_steps} steps; use less than {decay_steps}",
+            f"{o.warmup_steps} is not less than the schedule of {decay_steps} steps; use less than {decay_steps}",
         )
 
 
@@ -215,7 +215,7 @@ def mesh(config: Config) -> Iterator[Problem]:
     sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
     for axis, size in sizes.items():
         if size == 0:
-            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all that the others leave")
+            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all remaining devices")
     if len(rest := [axis for axis, size in sizes.items() if size == -1]) > 1:
         keys = tuple(f"mesh.{axis}" for axis in rest)
         yield keys, f"config.mesh: {' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"

@@ -32,13 +32,13 @@ def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     """Parse the arguments and load the config.
 
     Args:
-      argv: the arguments after the program's name; None: those of this process.
+        argv: the arguments after the program's name; None: those of this process.
 
     Returns:
-      The parsed arguments, and the config of the file with the overrides.
+        The parsed arguments, and the config of the file with the overrides.
 
     Raises:
-      UserError: with every mistake in both.
+        UserError: with every mistake in both.
     """
     arguments, rest = _parser().parse_known_args(argv)
     problems = _problems(arguments, rest)

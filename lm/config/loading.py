@@ -108,7 +108,7 @@ def _get_config(path: str) -> dict[str, Any]:
 
 
 def _raise_problems(config: Config, problems: dict[str, str]) -> None:
-    """Raise UserError with these problems by key, and with those across keys of which none is among them."""
+    """Raise UserError with these problems by key, and with the problems across other keys."""
     across = [text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}]
     if problems or across:
         raise UserError(*problems.values(), *across)
@@ -119,13 +119,13 @@ def _shortened_schedule(o: OptimizerConfig, before: Any, now: int, given: dict[s
 
     Both are scaled in proportion, but only where they no longer fit and were not given on the command line: no
     learning rate changes without a warning. The config keeps numbers of steps, not fractions of train.steps, so that a
-    run which is resumed with more steps keeps the learning rates of the steps it made.
+    run that is resumed with more steps keeps the learning rates of the steps it trained.
 
     Args:
-      o: the optimizer's config, with the values given on the command line.
-      before: train.steps in the file.
-      now: train.steps of the run.
-      given: the values given on the command line, by dotted name.
+        o: the optimizer's config, with the values given on the command line.
+        before: train.steps in the file.
+        now: train.steps of the run.
+        given: the values given on the command line, by dotted name.
     """
     if "train.steps" not in given or not isinstance(before, int) or not 0 < now < before:
         return {}

@@ -25,7 +25,7 @@ in proportion, with a warning. A schedule that fits, or a number given on the co
 
 A run is resumed with `--resume` by the config that started it. The last column says which keys may differ then: they
 change how a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of
-a step already made changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
+a step already trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
 """
 
 

@@ -17,13 +17,13 @@ def key(default, doc, *, low=None, above=None, high=None, below=None, choices=No
     """Declare a config key.
 
     Args:
-      default: the value if neither the file nor the command line sets it.
-      doc: the meaning, for --help and docs/configuration.md. "NAME: ..." limits it to runs that use NAME.
-      low, above, high, below: the range: low <= value <= high and above < value < below.
-      choices: the allowed strings.
-      forms: the allowed strings with an argument, such as "bpe:SIZE" or "text:PATH".
-      execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
-        key may change when a run is resumed, and is left out of the digest that identifies an experiment.
+        default: the value if neither the file nor the command line sets it.
+        doc: the meaning, for --help and docs/configuration.md. "NAME: ..." limits it to runs that use NAME.
+        low, above, high, below: the range: low <= value <= high and above < value < below.
+        choices: the allowed strings.
+        forms: the allowed strings with an argument, such as "bpe:SIZE" or "text:PATH".
+        execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
+            key may change when a run is resumed, and is left out of the digest that identifies an experiment.
     """
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
     return dataclasses.field(default=default, metadata={"doc": doc, "execution": execution, **limits})
@@ -238,7 +238,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How the devices divide the work. At most one axis is -1: all devices that the others leave."""
+    """How the devices divide the work. At most one axis may be -1: all remaining devices."""
 
     replica: int = key(-1, "data parallelism: copies of the model, each with its share of the batch", low=-1,
                        execution=True)  # fmt: skip
@@ -254,7 +254,7 @@ class EvalConfig:
     """Evaluation during and after training, and the sample at the end."""
 
     every: int = key(0, "steps between evaluations of the validation split; 0: only at the end", low=0, execution=True)
-    max_batches: int = key(0, "batches per evaluation during training; 0: the whole split", low=0, execution=True)
+    max_batches: int = key(0, "batches per evaluation during training; 0: the full split", low=0, execution=True)
     batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
     final_splits: tuple[str, ...] = key(
         ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
@@ -292,7 +292,7 @@ class Config:
     """The name of an experiment, and what it starts from."""
 
     name: str = key("run", "start of the name of the run's directory", execution=True)
-    notes: str = key("", "hint for whoever runs this config, printed at the end", execution=True)
+    notes: str = key("", "hint for the user of this config, printed at the end", execution=True)
     init_from: str | None = key(
         None, "workdir of a run whose best parameters are the initial values where names and shapes fit; {seed} in it "
         "stands for train.seed; none: random initial values",

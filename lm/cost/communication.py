@@ -25,7 +25,7 @@ class Transfer:
         kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter".
         axes: the mesh axes that take part.
         n: devices that take part.
-        payload: bytes of the whole array that a device starts or ends with, whichever is larger.
+        payload: bytes of the full array that a device starts or ends with, whichever is larger.
         times: collectives per step.
     """
 
@@ -76,7 +76,7 @@ def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
 
 
 def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """Parameters are gathered over fsdp for each use; gradients are scattered over it and summed over the others."""
+    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
     param, compute = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
@@ -101,7 +101,7 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
 
 
 def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """The products of attention and feed-forward layers are summed over tensor (Shoeybi et al. 2019)."""
+    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019)."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     x_BTD = tokens_per_micro_batch(config, sizes) * m.d_model * jnp.dtype(m.compute_dtype).itemsize
     outputs = 2 + (m.remat == "block")  # the last output of a block is not recomputed
@@ -116,7 +116,7 @@ def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfe
 
 
 def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """Every device attends to the keys and values of all positions."""
+    """Yield the gathers of keys and values over sequence: every device attends to all positions."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     payload = n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize

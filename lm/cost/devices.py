@@ -52,7 +52,7 @@ class Device:
 
     @property
     def platform(self) -> str:
-        """The name of the platform in JAX: "gpu" or "tpu"."""
+        """Return the name of the platform in JAX: "gpu" or "tpu"."""
         return "gpu" if self.kind.startswith("NVIDIA") else "tpu"
 
 

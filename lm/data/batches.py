@@ -10,9 +10,9 @@ split has rows of that length instead, and "window" means row. `train_batch` giv
 array([[82, 83, 84, 85, 86],
        [ 4,  5,  6,  7,  8]], dtype=int32)
 
-It is made in two steps: `window_starts` draws where the windows begin, on the host, and `gather` reads their tokens,
-on the host or inside a jitted step. No iterator has a state to save, so a resumed run sees the same batches, and so
-does a run on another number of processes.
+A batch is computed in two steps: `window_starts` draws the starts of the windows, on the host, and `gather` reads their
+tokens, on the host or inside a jitted step. There is no iterator state to save, so a resumed run, or a run on another
+number of processes, sees the same batches.
 """
 
 from collections import deque

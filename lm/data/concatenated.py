@@ -9,7 +9,7 @@ class ConcatenatedArray:
     """A read-only view of several (memory-mapped) arrays as one array.
 
     Supports what `batches.gather` needs: integers from 0 up, integer arrays, and slices of step 1. `np.asarray` copies
-    the whole into memory.
+    the full array into memory.
     """
 
     def __init__(self, parts: Sequence[np.ndarray]):

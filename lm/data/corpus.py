@@ -37,7 +37,7 @@ class Split:
 
     @property
     def arrays(self) -> dict:
-        """The arrays that `batches.gather` reads: {"tokens"}, and {"segments"} if packed."""
+        """Return the arrays that `batches.gather` reads: {"tokens"}, and {"segments"} if packed."""
         return {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
 
 

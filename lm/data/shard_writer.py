@@ -215,9 +215,9 @@ def _write_unit(i: int, *, units: list[Unit], output: Path, validation: float, f
 def split_documents(unit: Unit, texts: list[str], validation: float) -> dict[str, list[str]]:
     """Assign the documents of a unit to splits.
 
-    A hash of its text assigns each document, so the expected size of the validation split is its fraction of the
-    documents, however they are spread over units, and copies of a document are in the same split. The one document of
-    a text unit is cut after a line instead.
+    A hash of its text assigns each document. So the expected fraction of held-out documents does not depend on the
+    units, and copies of a document are in the same split. The single document of a text unit is cut after a line
+    instead.
 
     Args:
         unit: the unit; its `split`, if set, takes all documents.

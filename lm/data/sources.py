@@ -21,7 +21,7 @@ INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
 
 @dataclass(frozen=True)
 class Source:
-    """A text that exists but is not read yet.
+    """A text that was found but not read yet.
 
     Attributes:
         name: shown to the user.
@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def documents(self) -> dict[str, Iterable[str]]:
-        """The documents of each split, read at first use."""
+        """Return the documents of each split, read at first use."""
         return self.read()
 
 

@@ -48,7 +48,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
+        """Return the sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
@@ -90,7 +90,7 @@ class CharTokenizer(Tokenizer):
         self.chars, self.unk = "".join(sorted(set(chars))), unk
         self.vocab_size = len(self.chars) + unk
         code_points = [ord(c) for c in self.chars]
-        # The id of each code point up to the alphabet's last; one more entry stands for all higher code points.
+        # The id of each code point up to the alphabet's last; one more entry is for all higher code points.
         self.table = np.full(max(code_points, default=-1) + 2, len(self.chars), np.uint32)
         self.table[code_points] = np.arange(len(self.chars))
         self.pieces = np.array([*self.chars, *([UNK] if unk else [])], object)
@@ -231,7 +231,7 @@ def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
-    """Return whether SAMPLE does not survive encoding and decoding: accents, spaces, line ends, scripts, emoji."""
+    """Return whether encoding and decoding change SAMPLE: accents, spaces, line ends, scripts, emoji."""
     try:
         return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
     except UserError:  # it encodes some texts only

@@ -152,7 +152,7 @@ def _tokenize(source, tokenizer, directory: Path, warn, say) -> dict[str, Split]
 def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) -> None:
     """Write the tokens of each split, one document after the other, and the documents' lengths for packing.
 
-    Between two documents stands the tokenizer's end of text, or a newline if it has none, as part of the first.
+    The tokenizer's end of text, or a newline if it has none, follows every document but the last, as part of it.
     """
     end = tokenizer.end_of_text
     meta = {"dtype": tokenizer.dtype.name, "splits": {}}

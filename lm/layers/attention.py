@@ -21,16 +21,17 @@ class Mask:
     """Which keys a query sees: those of its own segment, at its own and earlier positions, within the window.
 
     Attributes:
-      q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. Keys at negative
-        positions are never seen: empty slots of a cache, which may hold any finite numbers.
-      q_segments, k_segments: integers shaped like the positions, or both None: documents that must not see each other.
-      window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
-        scalar (so that a scan over layers may vary it), for which UNLIMITED means no window.
-      contiguous: promises, unchecked, that both positions are 0..T-1 for every example. This allows "chunked"
-        attention, which skips keys that no query of a chunk sees, and "cudnn", which builds its own causal mask.
+        q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. Keys at negative
+            positions are never seen: empty slots of a cache, which may hold any finite numbers.
+        q_segments, k_segments: integers shaped like the positions, or both None: documents that must not see each
+            other.
+        window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
+            scalar (so that a scan over layers may vary it), for which UNLIMITED means no window.
+        contiguous: promises, unchecked, that both positions are 0..T-1 for every example. This allows "chunked"
+            attention, which skips keys that no query of a chunk sees, and "cudnn", which builds its own causal mask.
 
     Raises:
-      ValueError: only one of the segments is given, or `window` is less than 1.
+        ValueError: only one of the segments is given, or `window` is less than 1.
     """
 
     q_positions: Any
@@ -74,19 +75,19 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=
     Scores and softmax are float32. A query that sees no key returns zeros and passes no gradient.
 
     Args:
-      q_BTHK: queries, with any leading dimensions for B.
-      k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query head h uses key and value head
-        h // (H / G).
-      mask: which keys each query sees.
-      softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
-      scale: factor of the scores; None: 1 / sqrt(K).
-      implementation: see `choose_implementation`.
+        q_BTHK: queries, with any leading dimensions for B.
+        k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query head h uses key and value head
+            h // (H / G).
+        mask: which keys each query sees.
+        softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
+        scale: factor of the scores; None: 1 / sqrt(K).
+        implementation: see `choose_implementation`.
 
     Returns:
-      (B, T, H, K) in the dtype of q.
+        (B, T, H, K) in the dtype of q.
 
     Raises:
-      ValueError: shapes do not fit each other, or the implementation does not support the arguments.
+        ValueError: shapes do not fit each other, or the implementation does not support the arguments.
 
     >>> q, k, v = (jnp.ones((5, 2, 4)) for _ in range(3))  # 5 positions, 2 heads of width 4
     >>> causal_attention(q, k, v, Mask.causal(5)).shape
@@ -121,17 +122,17 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
     cudnn if possible, else chunked if there are several chunks and it is possible, else einsum.
 
     Args:
-      implementation: "auto" or a key of IMPLEMENTATIONS.
-      platform: as from jax.default_backend().
-      window: None, an int, or anything else for a window known only at run time.
-      segments, contiguous: bools, see `Mask`.
-      dtype, d_head, softcap, n_queries: see `causal_attention`.
+        implementation: "auto" or a key of IMPLEMENTATIONS.
+        platform: as from jax.default_backend().
+        window: None, an int, or anything else for a window known only at run time.
+        segments, contiguous: bools, see `Mask`.
+        dtype, d_head, softcap, n_queries: see `causal_attention`.
 
     Returns:
-      (name, reason).
+        (name, reason).
 
     Raises:
-      ValueError: unknown implementation, or one that does not support the arguments; names one that does.
+        ValueError: unknown implementation, or one that does not support the arguments; names one that does.
     """
     if implementation != "auto" and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention is {implementation!r}; expected one of auto, {', '.join(IMPLEMENTATIONS)}")

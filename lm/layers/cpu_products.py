@@ -58,5 +58,5 @@ def _row_major_product(a, b, transposed):
 def _row_major(a):
     mesh = jax.sharding.get_abstract_mesh()
     if any(mesh.shape[axis] > 1 for axis in mesh.auto_axes):
-        return a  # XLA's partitioner does not understand the constraint and would gather the whole array
+        return a  # XLA's partitioner does not support the constraint and would gather the full array
     return with_layout_constraint(a, Layout(tuple(range(a.ndim))))

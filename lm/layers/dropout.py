@@ -10,16 +10,16 @@ def dropout(x, keys_B, rate):
     The draw of an example depends on its own key only, not on how the batch is split over devices or micro-batches.
 
     Args:
-      x: (B, ...).
-      keys_B: B typed keys (`jax.random.key`), one per example. May be None if `rate` is 0.
-      rate: a Python number in [0, 1).
+        x: (B, ...).
+        keys_B: B typed keys (`jax.random.key`), one per example. May be None if `rate` is 0.
+        rate: a Python number in [0, 1).
 
     Returns:
-      The shape and dtype of `x`.
+        The shape and dtype of `x`.
 
     Raises:
-      ValueError: `rate` is out of range, the number of keys is not B, or the keys are of JAX's "rbg" kind, whose draws
-        depend on the other keys of a batch.
+        ValueError: `rate` is out of range, the number of keys is not B, or the keys are of JAX's "rbg" kind, whose
+            draws depend on the other keys of a batch.
 
     >>> x = jnp.ones((2, 1000))
     >>> y = dropout(x, jax.random.split(jax.random.key(0), 2), 0.25)

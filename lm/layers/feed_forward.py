@@ -30,9 +30,9 @@ def gelu(x, *, approximate=False):
     """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 
     Args:
-      x: any array.
-      approximate: use the paper's tanh form, like GPT-2. The default is the exact erf form, like in PyTorch; JAX's own
-        default is the tanh form.
+        x: any array.
+        approximate: use the paper's tanh form, as GPT-2 does. The default is the exact erf form, as in PyTorch; JAX's
+            own default is the tanh form.
 
     >>> gelu(jnp.array([-100.0, 0.0, 100.0]))
     Array([ -0.,   0., 100.], dtype=float32)
@@ -62,13 +62,13 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
     """Return activation(x w_in + b_in) w_out + b_out.
 
     Args:
-      x: (..., D).
-      w_in, w_out: (D, F) and (F, D).
-      activation: a key of ACTIVATIONS.
-      b_in, b_out: (F,) and (D,), or None.
+        x: (..., D).
+        w_in, w_out: (D, F) and (F, D).
+        activation: a key of ACTIVATIONS.
+        b_in, b_out: (F,) and (D,), or None.
 
     Returns:
-      (..., D).
+        (..., D).
     """
     return project(_activate(activation, project(x, w_in, b_in)), w_out, b_out)
 
@@ -79,13 +79,13 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     With silu this is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, section 2).
 
     Args:
-      x: (..., D).
-      w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
-      activation: a key of ACTIVATIONS.
-      b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
+        x: (..., D).
+        w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
+        activation: a key of ACTIVATIONS.
+        b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
 
     Returns:
-      (..., D).
+        (..., D).
     """
     gate = _activate(activation, project(x, w_gate, b_gate))
     return project(gate * project(x, w_up, b_up), w_down, b_down)
@@ -98,7 +98,7 @@ def default_d_ff(d_model, kind):
     MLP, rounded to the nearest multiple of 64 and at least 64.
 
     Raises:
-      ValueError: `kind` is neither "mlp" nor "glu".
+        ValueError: `kind` is neither "mlp" nor "glu".
 
     >>> default_d_ff(512, "mlp"), default_d_ff(512, "glu")
     (2048, 1344)

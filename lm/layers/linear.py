@@ -18,17 +18,17 @@ def project(x, w, b=None, *, n_in=1):
     einsum("...HK,HKD->...D", x, w). The product is accumulated in float32 and rounded once to the dtype of `x`.
 
     Args:
-      x: activations (..., *in).
-      w: weight (*in, *out), cast to the dtype of `x` (mixed precision keeps float32 weights). Its gradient has the
-        weight's own dtype.
-      b: bias (*out), or None.
-      n_in: number of contracted axes.
+        x: activations (..., *in).
+        w: weight (*in, *out), cast to the dtype of `x` (mixed precision keeps float32 weights). Its gradient has the
+            weight's own dtype.
+        b: bias (*out), or None.
+        n_in: number of contracted axes.
 
     Returns:
-      (..., *out) in the dtype of `x`.
+        (..., *out) in the dtype of `x`.
 
     Raises:
-      ValueError: The axes of `x` and `w` differ.
+        ValueError: The axes of `x` and `w` differ.
 
     >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
     (5, 2, 3)
@@ -54,13 +54,13 @@ def project_to_float32(x, w, b=None, *, transposed=False):
     pass still multiply in the dtype of `x`.
 
     Args:
-      x: activations (..., D).
-      w: weight (D, V), or (V, D) if `transposed`.
-      b: bias (V,), or None.
-      transposed: whether the contracted axis of `w` is its last.
+        x: activations (..., D).
+        w: weight (D, V), or (V, D) if `transposed`.
+        b: bias (V,), or None.
+        transposed: whether the contracted axis of `w` is its last.
 
     Returns:
-      (..., V).
+        (..., V).
     """
     leading, x, w = x.shape[:-1], x.reshape(-1, x.shape[-1]), w.astype(x.dtype)
     y = (cpu_products.matmul if cpu_products.enabled(x) else _matmul_to_float32)(x, w, transposed)
@@ -114,8 +114,8 @@ def softcap(x, cap):
     """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2, arXiv:2408.00118, section 2).
 
     Args:
-      x: logits or attention scores.
-      cap: a positive number, or None to return `x`.
+        x: logits or attention scores.
+        cap: a positive number, or None to return `x`.
 
     >>> softcap(jnp.array([-1000.0, 0.0, 1000.0]), 10.0)
     Array([-10.,   0.,  10.], dtype=float32)

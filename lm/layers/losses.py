@@ -1,4 +1,4 @@
-"""Cross-entropy of the output head, computed from whole logits or from chunks of them.
+"""Cross-entropy of the output head, computed from all logits at once or in chunks.
 
 Losses are weighted sums, returned with the sum of the weights. Only the caller knows what both must be summed over
 (micro-batches, devices) before one is divided by the other.
@@ -19,10 +19,10 @@ class Head:
     """The output head: logits = softcap(h w + b).
 
     Attributes:
-      w: (D, V), or (V, D) if `transposed`.
-      b_V: bias (V,), or None.
-      softcap: bound of the absolute value of logits, or None.
-      transposed: whether `w` is stored as (V, D), like the embedding table that a tied head shares.
+        w: (D, V), or (V, D) if `transposed`.
+        b_V: bias (V,), or None.
+        softcap: bound of the absolute value of logits, or None.
+        transposed: whether `w` is stored as (V, D), like the embedding table that a tied head shares.
     """
 
     w: jax.Array
@@ -44,14 +44,14 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
     """Return the sums of weight * (nll + z_loss * log(Z)^2) and of weight, with nll = log(Z) - the target's logit.
 
     Args:
-      logits_BTV: (..., V), of any float dtype.
-      targets_BT: integers (...) in [0, V).
-      weights_BT: (...), or None for 1.
-      z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM, arXiv:2204.02311,
-        section 5).
+        logits_BTV: (..., V), of any float dtype.
+        targets_BT: integers (...) in [0, V).
+        weights_BT: (...), or None for 1.
+        z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM, arXiv:2204.02311,
+            section 5).
 
     Returns:
-      Two float32 scalars (loss_sum, weight_sum).
+        Two float32 scalars (loss_sum, weight_sum).
 
     >>> loss, count = softmax_cross_entropy(jnp.zeros((3, 8)), jnp.array([0, 5, 7]), jnp.array([1.0, 1.0, 0.0]))
     >>> round(float(loss / count), 4), float(count)  # log(8) for each token
@@ -70,16 +70,16 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
     backward pass only scales them, and no logits are saved or computed twice. Supports reverse mode, once.
 
     Args:
-      h_BTD: hidden states (..., D).
-      head: the output head.
-      targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
-      chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
+        h_BTD: hidden states (..., D).
+        head: the output head.
+        targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
+        chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
 
     Returns:
-      Two float32 scalars (loss_sum, weight_sum).
+        Two float32 scalars (loss_sum, weight_sum).
 
     Raises:
-      ValueError: `chunk_size` is less than 1.
+        ValueError: `chunk_size` is less than 1.
     """
     weights_BT = _weights(weights_BT, targets_BT)
     chunks = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)

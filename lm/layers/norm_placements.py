@@ -1,4 +1,4 @@
-"""Where the norms of a block stand: functions of the residual stream and of the block's two branches.
+"""Placements of the norms in a block: functions of the residual stream and of the block's two branches.
 
 Each takes x_BTD, `attention` and `ffn` (functions of x_BTD) and `norm` (a function of a norm's name and x_BTD), and
 returns x_BTD. The names of the norms are declared in lm/parameters.py.

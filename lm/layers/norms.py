@@ -14,12 +14,12 @@ def rms_norm(x, scale, *, eps=1e-5):
     """Return x / sqrt(mean(x^2) + eps) * scale (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
 
     Args:
-      x: (..., D).
-      scale: (D,) or None.
-      eps: added inside the root.
+        x: (..., D).
+        scale: (D,) or None.
+        eps: added inside the root.
 
     Returns:
-      The shape and dtype of `x`.
+        The shape and dtype of `x`.
 
     >>> rms_norm(jnp.array([-2.0, 2.0]), None, eps=0.0)
     Array([-1.,  1.], dtype=float32)
@@ -33,20 +33,20 @@ def layer_norm(x, scale, bias, *, eps=1e-5, algorithm="two_pass", ddof=0, block_
     """Return (x - mean) / sqrt(var + eps) * scale + bias (Ba et al. 2016, arXiv:1607.06450, eq. 4).
 
     Args:
-      x: (..., D).
-      scale, bias: (D,) or None.
-      eps: added inside the root.
-      algorithm: how the variance is computed, see lm/layers/layer_norm_moments.py. All but "running_mean" compute the
-        same function.
-      ddof: var = sum (x - mean)^2 / (D - ddof), as in NumPy.
-      block_size: features per block of "chan", and per tile of the running sums of "welford" and "running_mean". It
-        changes the result only by rounding.
+        x: (..., D).
+        scale, bias: (D,) or None.
+        eps: added inside the root.
+        algorithm: how the variance is computed, see lm/layers/layer_norm_moments.py. All but "running_mean" compute the
+            same function.
+        ddof: var = sum (x - mean)^2 / (D - ddof), as in NumPy.
+        block_size: features per block of "chan", and per tile of the running sums of "welford" and "running_mean". It
+            changes the result only by rounding.
 
     Returns:
-      The shape and dtype of `x`.
+        The shape and dtype of `x`.
 
     Raises:
-      ValueError: unknown algorithm; D <= ddof; "running_mean" with ddof other than 0, or with D = 1.
+        ValueError: unknown algorithm; D <= ddof; "running_mean" with ddof other than 0, or with D = 1.
 
     >>> layer_norm(jnp.array([1.0, 2.0, 3.0]), None, None, eps=0.0, ddof=1)
     Array([-1.,  0.,  1.], dtype=float32)

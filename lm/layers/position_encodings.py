@@ -12,15 +12,15 @@ def rope_table(positions, d_head, *, theta=10000.0):
     All layers share one table.
 
     Args:
-      positions: integers (..., T), starting anywhere.
-      d_head: width of a head.
-      theta: base wavelength.
+        positions: integers (..., T), starting anywhere.
+        d_head: width of a head.
+        theta: base wavelength.
 
     Returns:
-      Two float32 arrays (..., T, d_head / 2).
+        Two float32 arrays (..., T, d_head / 2).
 
     Raises:
-      ValueError: `d_head` is odd, or `positions` are not integers.
+        ValueError: `d_head` is odd, or `positions` are not integers.
 
     >>> cos, sin = rope_table(jnp.array([0, 1]), 4)
     >>> cos.round(3)
@@ -35,16 +35,16 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34), in float32.
 
     Args:
-      x: queries or keys (..., T, H, K).
-      cos, sin: (..., T, K / 2) from `rope_table`, the same for all heads.
-      pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in Hugging
-        Face's Llama. One is the other with the features of w_q and w_k permuted.
+        x: queries or keys (..., T, H, K).
+        cos, sin: (..., T, K / 2) from `rope_table`, the same for all heads.
+        pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in
+            Hugging Face's Llama. They are equal up to a permutation of the features of w_q and w_k.
 
     Returns:
-      The shape and dtype of `x`.
+        The shape and dtype of `x`.
 
     Raises:
-      ValueError: unknown pairing, or a table for another head width.
+        ValueError: unknown pairing, or a table for another head width.
 
     >>> x_THK = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     >>> apply_rope(x_THK, *rope_table(jnp.array([0, 1]), 2))[:, 0].round(3)  # position 1 is rotated by 1 radian
@@ -70,17 +70,17 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
     """Return fixed position embeddings: feature pair k holds sin and cos of position * theta^(-2k / d_model).
 
     Args:
-      positions: integers (..., T).
-      d_model: width of the embeddings.
-      order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first" cos,
-        sin.
-      theta: base wavelength.
+        positions: integers (..., T).
+        d_model: width of the embeddings.
+        order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first"
+            cos, sin.
+        theta: base wavelength.
 
     Returns:
-      float32 (..., T, d_model).
+        float32 (..., T, d_model).
 
     Raises:
-      ValueError: unknown order, odd `d_model`, or `positions` that are not integers.
+        ValueError: unknown order, odd `d_model`, or `positions` that are not integers.
 
     >>> sinusoidal(jnp.array([0, 1]), 2).round(3)
     Array([[0.   , 1.   ],

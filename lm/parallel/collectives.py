@@ -24,13 +24,13 @@ def map_over_batch(f, table: Table, params_out: bool = False):
     """Return f(params, fields) mapped over the devices, each with its own shards; f itself without a mesh.
 
     Args:
-      f: function of params and fields. Its result must be summed over the devices (`sum_over_batch`). With
-        `params_out` it is followed by a tree that is sharded like the parameters.
-      table: the parameter table.
-      params_out: see `f`.
+        f: function of params and fields. Its result must be summed over the devices (`sum_over_batch`). With
+            `params_out` it is followed by a tree that is sharded like the parameters.
+        table: the parameter table.
+        params_out: see `f`.
 
     Returns:
-      A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
+        A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
     """
     mesh = traced_mesh()
     if mesh is None:
@@ -145,7 +145,7 @@ def gather_keys(k_BTGK):
 
 
 def global_seq_len(n_local: int) -> int:
-    """Return the length of sequences of which this device has n_local positions."""
+    """Return the full length of a sequence, given the number of its positions on this device."""
     return n_local * axis_size("sequence") if _is_mapped("sequence") else n_local
 
 
@@ -163,7 +163,7 @@ def gathers_parameters() -> bool:
 def save_all_but_gathered(primitive, *_, **options) -> bool:
     """Policy for jax.checkpoint: gather parameters again in the backward pass, and save everything else."""
     gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
-    return not gathered and primitive.name != "name"  # the output of "name" is as large as what it names
+    return not gathered and primitive.name != "name"  # the output of "name" is as large as its input
 
 
 def n_batch_shards() -> int:

@@ -21,7 +21,7 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
     """Return the size of each axis, with -1 filled in.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices.
+        UserError: the product of the sizes is not the number of devices.
     """
     sizes = {axis: getattr(c, axis) for axis in MESH_AXES}
     given = math.prod(size for size in sizes.values() if size > 0)
@@ -53,7 +53,7 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
     """Return the mesh's sizes for a resolved config.
 
     Raises:
-      UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.
+        UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.
     """
     m, t, sizes = config.model, config.train, mesh_sizes(config.mesh, n_devices)
     data = sizes["replica"] * sizes["fsdp"]

@@ -20,7 +20,7 @@ import numpy as np
 from lm.errors import TemporaryError, UserError
 from lm.files import to_json
 
-HEARTBEAT_SECONDS = 30  # a process that is silent for longer is lost, and all others end
+HEARTBEAT_SECONDS = 30  # after this time without a heartbeat a process counts as lost, and all others end
 GRACE_SECONDS = 10  # how long process 0 waits before it ends, so that the others can print why they end
 
 
@@ -128,7 +128,7 @@ def agreed_to_stop(n_polls: int) -> bool:
 
 
 def interrupt_as_sigterm(number, _frame) -> None:
-    """Handle a signal by sending this process SIGTERM, of which JAX notifies all processes."""
+    """Handle a signal by sending SIGTERM to this process. JAX notifies all processes of a SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -146,9 +146,9 @@ def leave(code: int) -> None:
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """If the body raises in one of several processes, print the error and end that process at once.
+    """Return a context in which an exception in one of several processes is printed and ends that process at once.
 
-    The others then notice that it is gone, and end as well.
+    The other processes detect the loss and end as well.
     """
     try:
         yield
@@ -157,8 +157,8 @@ def fail_together() -> Iterator[None]:
             raise
         print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
         print(
-            f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. A lost process "
-            "shows like this in the others. Rerun the same command with --resume to continue from the last intact "
+            f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. The loss of another "
+            "process can also cause this error. Rerun the same command with --resume to continue from the last intact "
             "checkpoint, with any number of processes",
             file=sys.stderr,
             flush=True,

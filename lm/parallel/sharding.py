@@ -63,11 +63,11 @@ def shard_examples(mesh, shape: tuple[int, ...], axis: int, rows):
     """Return an array whose dimension `axis`, the examples of a batch, is sharded over the mesh.
 
     Args:
-      mesh: the mesh; None: return the array as `rows` makes it, on the host.
-      shape: shape of the whole array.
-      axis: the dimension of examples.
-      rows: function of a tuple of slices for dimensions 0 .. axis, which returns that part of the array. Each process
-        calls it for its own parts only.
+        mesh: the mesh; None: return the array of `rows`, on the host.
+        shape: shape of the full array.
+        axis: the dimension of examples.
+        rows: function of a tuple of slices for dimensions 0 .. axis, which returns that part of the array. Each process
+            calls it for its own parts only.
     """
     if mesh is None:
         return rows((slice(None),) * (axis + 1))

@@ -55,7 +55,7 @@ class VariantResult:
 
     @property
     def tokens(self) -> int:
-        """Training tokens of one run."""
+        """Return the training tokens of one run."""
         return self.steps * self.tokens_per_step
 
     @property
@@ -114,7 +114,7 @@ class Analysis:
 
     @property
     def is_full(self) -> bool:
-        """Whether the budget supports conclusions."""
+        """Return whether the budget supports conclusions."""
         return self.record["budget"] == "full"
 
 

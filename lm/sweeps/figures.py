@@ -145,7 +145,7 @@ def learning_curves(a: Analysis) -> Figure:
 
 
 def _draw_curve(axes, v: VariantResult, steps: np.ndarray, losses: np.ndarray, look: dict) -> None:
-    """Draw the center of the runs, and their spread: a band for three seeds or more, else the single runs.
+    """Draw the center of the runs, and their variation: a band for three seeds or more, else the single runs.
 
     With two seeds a t interval is 12.7 standard errors wide and would fill the panel. A stuck run would do the same.
     """

@@ -126,7 +126,7 @@ class Results:
     """The finished runs of a sweep, shared by the processes that train it.
 
     Attributes:
-        runs: what each finished run ended with, by (phase, variant, learning rate, seed); phase is "tuning" or "final".
+        runs: the results of each finished run, by (phase, variant, learning rate, seed); phase is "tuning" or "final".
         speeds: what lm.sweeps.throughput.measure_variants returned, None before it was measured.
     """
 

@@ -97,7 +97,7 @@ def _merged(axes, names) -> Values:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much to spend.
+    """The size of a sweep: seeds, learning rates, and config values such as the number of steps.
 
     Attributes:
         tuning_seeds: seeds per learning rate for choosing the rate.
@@ -286,7 +286,7 @@ def _wrong_comparisons(sweep: Sweep):
 
 
 def _wrong_values(sweep: Sweep):
-    """Yield the config keys that may not stand where they stand."""
+    """Yield the config keys that are set in a place where they are not allowed."""
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     for place, values in places.items():
         if any(isinstance(v, Match) for v in values.values()) or LEARNING_RATE in values:

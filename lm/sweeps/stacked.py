@@ -33,7 +33,7 @@ SAVE_EVERY = 120.0  # seconds between two checkpoints
 
 
 def split_config(config: Config) -> tuple[Config, dict[str, float]]:
-    """Split a config into what the program depends on and what it is given.
+    """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
         The config with seed 0 and 1.0 for every traced key, and the traced values. Runs whose first parts are equal
@@ -71,7 +71,7 @@ def make_programs(program: Config, runs_per_device: int, n_devices: int | None =
     def over_runs(f):
         if runs_per_device > 1:
             return jax.vmap(f)
-        # With one run a device vmap only costs time: its batched products are slower on CPU.
+        # With one run per device vmap only costs time: its batched products are slower on CPU.
         first = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
         return lambda *trees: jax.tree.map(lambda a: a[None], f(*first(trees)))
 
@@ -268,7 +268,7 @@ class StackedRuns:
             sums, counts = line["sums"][i], line["counts"]
             if line["step"] == steps:
                 final[line["split"]] = math.fsum(sums) / sum(counts), sums, counts
-            if line["split"] == "validation":  # every point of the curve is of the same windows
+            if line["split"] == "validation":  # so that every point of the curve is over the same windows
                 n = self.config.eval.max_batches or len(counts)
                 curve.append([line["step"], math.fsum(sums[:n]) / sum(counts[:n])])
         finished = not halted_at and all(math.isfinite(loss) for loss, _, _ in final.values())

@@ -1,4 +1,4 @@
-"""Measure how fast configs train, alternating their dispatches: a machine that others share slows all of them alike."""
+"""Measure how fast configs train. Their dispatches alternate, so that other load slows all of them alike."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ ROUNDS = 9
 
 
 class Workload(NamedTuple):
-    """What is timed: runs_per_device x n_devices runs of one config at once."""
+    """One thing to time: runs_per_device x n_devices runs of one config at once."""
 
     config: Config
     corpus: Corpus
@@ -50,7 +50,7 @@ def make_timer(workload: Workload) -> Callable[[], float]:
 
 
 def measure(workloads: dict[str, Workload], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return tokens per second of each workload in each round; every other round goes backwards."""
+    """Return tokens per second of each workload in each round; every other round is in reverse order."""
     timers = {name: make_timer(workload) for name, workload in workloads.items()}
     speeds = {name: [] for name in timers}
     for i in range(rounds):
@@ -65,7 +65,7 @@ def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, 
     Args:
         variants: resolved config and data by name.
         baseline: the variant that is also measured one run at a time.
-        runs_per_device: how many runs fit on a device; here the runs of all variants are on it at once.
+        runs_per_device: how many runs a device vectorizes; the runs of all variants share its memory.
 
     Returns:
         speeds.json: medians and quartiles of tokens per second by variant, and the baseline's alone.

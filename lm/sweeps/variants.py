@@ -41,7 +41,7 @@ class Variant:
 
     @property
     def tokens(self) -> int:
-        """Training tokens of one run."""
+        """Return the training tokens of one run."""
         t = self.config.train
         return t.steps * t.batch_size * t.seq_len
 
@@ -164,7 +164,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
 
 
 def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
-    """Return what a variant changes, as in the sweep file, with a matched width and how near it comes."""
+    """Return what a variant changes, as in the sweep file, with a matched width and its remaining difference."""
     changes, v = dict(plan.sweep.variants[name]), variants[name]
     if name in plan.matches:
         match = plan.matches[name]

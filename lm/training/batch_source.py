@@ -1,4 +1,4 @@
-"""What the host sends to the device for each dispatch.
+"""Make the inputs ("feeds") that the host sends to the device for each dispatch.
 
 A split that fits on the device is sent there once, and each dispatch only needs the starts of its windows. Otherwise
 the host gathers the tokens. The batch of a step is the same either way: see `lm/data/batches.py`.
@@ -20,14 +20,14 @@ class BatchSource:
 
     Make it once per split and pass it down: the constructor copies the split to the devices if it fits.
 
-    A feed is a dict of arrays whose examples are spread over the mesh: {"starts"} if the split is resident, else the
+    A feed is a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the
     gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns it
     into a batch.
 
     Args:
         split: the split's tokens.
         config: the run's resolved config.
-        mesh: the device mesh, None for one device. Passed explicitly because feeds are made in a background thread, in
+        mesh: the device mesh, None for one device. Passed explicitly because a background thread makes the feeds, in
             which no mesh is set.
 
     Attributes:

@@ -49,15 +49,15 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
         _quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        # Not in Orbax's metrics: those must be known when a checkpoint is saved, and one corrupted metrics file in the
-        # oldest checkpoint would be an error when the manager is opened.
+        # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
+        # the oldest checkpoint would make opening the manager fail.
         self._val_losses = _val_losses(self._directory)
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self,
                 cleanup_tmp_directories=True,
-                # Asked to make directories in the background, Orbax waits five minutes for one that cannot be made.
+                # With creation in the background, Orbax waits five minutes for a directory that cannot be created.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
@@ -94,7 +94,7 @@ class Checkpoints:
             meta: anything that JSON can hold.
 
         Returns:
-            False if the step already has a checkpoint, which is left as it is.
+            False if the step already has a checkpoint, which is kept.
 
         Raises:
             TemporaryError: if this or the previous checkpoint could not be written.
@@ -127,8 +127,7 @@ class Checkpoints:
             (step, state, meta).
 
         Raises:
-            UserError: if there is no checkpoint, none is intact, or if structure, shapes or dtypes of an
-                intact one differ.
+            UserError: if there is no checkpoint, if all are corrupted, or if structure, shapes or dtypes differ.
         """
         self.wait()
         # As process 0 lists them: another process may see an older state of a shared file system.

@@ -1,4 +1,4 @@
-"""Checksums of arrays that do not depend on how they are spread over devices."""
+"""Checksums of arrays that do not depend on how the arrays are sharded."""
 
 import functools
 from typing import Any
@@ -9,17 +9,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def leaf_checksums(state) -> dict[str, str]:
-    """A checksum for each leaf by its path, computed where the leaf lives and equal under every sharding of it.
+    """Return a checksum for each leaf by path, computed on the leaf's devices. It does not depend on the sharding.
 
-    Each 32-bit word (16- and 8-bit elements widened, 64-bit ones as two words) and its row-major index plus one are
-    split into 16-bit halves, and the four sums of products half x half modulo 2^32 are kept, as hexadecimal digits.
-    Every product fits in 32 bits and so does every difference of two products, hence any change to one element
-    and any exchange of two unequal elements changes at least one sum. (A single sum of words times odd factors
-    modulo 2^32 is blind to exchanging x and -x: their words differ by 2^31 and odd factors by an even number.)
+    Each 32-bit word (16- and 8-bit elements are widened, 64-bit ones give two words) and its row-major index plus one
+    are split into 16-bit halves. The checksum is the four sums of products half x half modulo 2^32, in hexadecimal.
+    Products and differences of two products fit in 32 bits, so any change to one element and any exchange of two
+    unequal elements changes at least one sum. (A single sum of words times odd factors modulo 2^32 does not detect an
+    exchange of x and -x: their words differ by 2^31 and odd factors by an even number.)
     """
     leaves = leaves_by_path(state)
-    # One at a time: XLA's CPU client has a thread a device, and with several programs under way that sum over devices
-    # each thread may come to wait for another one's program, for ever.
+    # One at a time: XLA's CPU client has one thread per device, and several concurrent programs that sum over devices
+    # can deadlock.
     leaves = jax.block_until_ready(leaves)
     sums = [jax.device_get(_checksum(_mesh_of(leaf))(leaf)) for leaf in leaves.values()]
     return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
@@ -31,12 +31,12 @@ def _mesh_of(leaf):
 
 @functools.cache
 def _checksum(mesh):
-    """The four sums of a leaf, whole on every device of its mesh, so that every process has them."""
+    """Return the compiled sums of a leaf. They are replicated over its mesh, so that every process has them."""
     return jax.jit(_four_sums, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
 
 
 def _four_sums(leaf):
-    # The index is built from one iota a dimension: a reshape to a vector would gather a sharded leaf.
+    # The index is built from one iota per dimension: a reshape to a vector would gather a sharded leaf.
     index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
     for axis in reversed(range(leaf.ndim)):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
@@ -51,7 +51,7 @@ def _four_sums(leaf):
 
 
 def _words(leaf) -> list[jax.Array]:
-    """The bits of each element as uint32 arrays of the leaf's shape (two of them for 64-bit elements)."""
+    """Return the bits of each element as uint32 arrays of the leaf's shape (two arrays for 64-bit elements)."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(leaf)
         return [data[..., i] for i in range(data.shape[-1])]
@@ -64,6 +64,6 @@ def _words(leaf) -> list[jax.Array]:
 
 
 def leaves_by_path(tree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as "params/blocks/w_in" or "opt_state/0/mu/blocks/w_in"."""
+    """Return the leaves of a tree by path, such as "params/blocks/w_in" or "opt_state/0/mu/blocks/w_in"."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}

@@ -16,7 +16,7 @@ from lm.training.run import Run
 
 
 class Diagnostics:
-    """What a run measures beside its loss.
+    """Measurements of a run other than its loss.
 
     Args:
         run: the prepared run.

@@ -1,4 +1,4 @@
-"""Dispatches: groups of steps that the device makes without the host, and the pipeline that keeps the device busy.
+"""Dispatches: groups of steps that the device runs without the host, and the pipeline that keeps the device busy.
 
 A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share both.
 """
@@ -28,8 +28,8 @@ class Dispatch(NamedTuple):
 class Done(NamedTuple):
     """A dispatch that the device has finished.
 
-    metrics: NumPy arrays, stacked over its steps. state: the train state after it, or None while the next dispatch is
-    under way, which has consumed that state.
+    metrics: NumPy arrays, stacked over its steps. state: the train state after it, or None if the next dispatch was
+    already sent, which consumes that state.
     """
 
     dispatch: Dispatch
@@ -40,8 +40,8 @@ class Done(NamedTuple):
 def dispatches(first: int, config: Config) -> Iterator[Dispatch]:
     """Yield the dispatches from step `first` to the last step.
 
-    None has more than train.steps_per_dispatch steps, and none passes a step at which the host evaluates, saves, writes
-    details, or starts or stops a profile.
+    A dispatch has at most train.steps_per_dispatch steps. It ends at each step after which the host evaluates, saves,
+    writes details, or starts or stops a profile.
     """
     t = config.train
     periods = (config.eval.every, config.checkpoint.every, config.log.detail_every)
@@ -73,8 +73,8 @@ def pipeline(
         state: the train state before the first dispatch.
         plan: the dispatches, in order.
         feed: (step, n_steps) -> the input of that dispatch. A background thread calls it ahead of time.
-        pause: whether the host needs the state after this dispatch. The next one is sent only when the caller has
-            finished with it.
+        pause: (dispatch) -> whether the host needs the state after it. The next dispatch is then sent only when the
+            caller asks for it.
         stop: polled before each dispatch; once true, no other dispatch is sent.
 
     Yields:

@@ -1,4 +1,4 @@
-"""The loss on a split: a function of the parameters alone."""
+"""Evaluate parameters on a split."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def evaluate(
         if stop():
             return None
         sums.append(_eval_step(params, source.resident, feed, source.config))
-    # Added up on the host in float64: a float32 sum over a whole split would lose digits.
+    # Summed on the host in float64: a float32 sum over a full split would lose digits.
     total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
     loss, split = total / count, source.split
     bytes_per_token = split.n_bytes / split.n_tokens if split.n_bytes else None

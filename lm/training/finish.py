@@ -1,4 +1,4 @@
-"""The end of a run: final evaluations, the last checkpoint, the summary, a sample, a picture of the losses."""
+"""End a run: final evaluations, last checkpoint, summary, sample, and a plot of the losses."""
 
 from lm import parameters
 from lm.data import unigram_loss
@@ -10,7 +10,7 @@ from lm.training.workdir import Workdir
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
-    """End a run that has made all of its steps; returns "finished", or "interrupted" if a signal came."""
+    """End a run after its last step; returns "finished", or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
     step, lines = int(state.step), {}
     for name in config.eval.final_splits:

@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+import time
 from contextlib import closing
 
 import jax
@@ -32,7 +33,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     """Train a model, or resume its training, and return the exit code.
 
     Args:
-        config: a checked config, as lm/config/loading.py makes it.
+        config: a checked config, as returned by lm/config/loading.py.
         directory: the run's directory; None: a new one, runs/NAME-TIME.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
@@ -44,7 +45,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) > 0
+    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) is not None
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
@@ -72,11 +73,11 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 loop = Loop(
+                    began=time.monotonic(),  # compilation counts
                     run=run,
                     outputs=Outputs(writer, progress, checkpoints, signals),
                     program=compile_steps(run, source, state)[0],
-                    train_source=source,
-                    sources={},
+                    sources={"train": source},
                     diagnostics=Diagnostics(run, source, workdir.path, progress),
                     record=record | describe_run(run),
                     seconds_before=record.get("wall_seconds", 0.0),

@@ -25,7 +25,7 @@ from lm.training.step_log import StepLog
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a run writes to, and what can stop it."""
+    """Where a run writes its results, and the signals that can stop it."""
 
     writer: MetricsWriter
     progress: Progress
@@ -39,7 +39,7 @@ class Loop:
 
     Attributes:
         program: the compiled (state, feed, n_steps) -> (state, metrics).
-        sources: the batches of each split, made when a split is first used.
+        sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
         seconds_before: seconds that earlier starts of this run took.
     """
@@ -47,7 +47,6 @@ class Loop:
     run: Run
     outputs: Outputs
     program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]
-    train_source: BatchSource
     sources: dict[str, BatchSource]
     diagnostics: Diagnostics
     record: dict
@@ -65,20 +64,21 @@ class Loop:
             return status is not None or signals.to_stop()
 
         plan = dispatches(int(state.step), config)
-        for done in pipeline(self.program, state, plan, self.train_source.train, pause=self._pauses_after, stop=stop):
+        feed = self.sources["train"].train
+        for done in pipeline(self.program, state, plan, feed, pause=self._pauses_after, stop=stop):
             if status != "nonfinite" and log.write(done) is not None:
                 status = "nonfinite"
             if done.state is not None:
                 state = done.state
                 status = status or self._between_dispatches(state, done.dispatch.end, log)
         self.diagnostics.stop_profile(state)
-        return state, status or ("interrupted" if signals.received else "finished")
+        return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
 
     def _pauses_after(self, dispatch: Dispatch) -> bool:
         return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
 
     def _due(self, step: int) -> dict[str, bool]:
-        """What the host does after `step` steps."""
+        """Return which tasks of the host are due after `step` steps."""
         c = self.run.config
         periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
         due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
@@ -107,12 +107,12 @@ class Loop:
         """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
 
         Args:
-            max_batches: how many batches to evaluate; 0: the whole split.
+            max_batches: how many batches to evaluate; 0: the full split.
 
         Returns:
             The line, or None if a signal came.
         """
-        # A run that grows has two lines at its former last step: of the whole split, and of max_batches.
+        # An extended run has two lines at its former last step: one of the full split, one of max_batches.
         measure = {"split": split} | ({"batches": max_batches} if max_batches else {})
         for line in self.outputs.writer.lines_of(step):
             if line.get("split") == split and line.get("batches", 0) == max_batches:

@@ -1,4 +1,4 @@
-"""The picture of a run: training and validation loss over the steps."""
+"""Plot the training and validation loss of a run over its steps."""
 
 import io
 from pathlib import Path

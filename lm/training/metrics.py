@@ -31,7 +31,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
     """Return the lines of a metrics.jsonl, without an incomplete last line.
 
     Args:
-        timing: whether to keep the fields of TIMING_FIELDS; all others are equal in every repetition of a run.
+        timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
         UserError: if a line other than the last is not JSON.
@@ -162,7 +162,7 @@ def _start_tensorboard(workdir: Path, last_kept: int):
             del sys.modules[name]
 
     folder = workdir / "tensorboard"
-    # A purge makes readers ignore what earlier event files have from that step on.
+    # A purge makes readers ignore the events of earlier files from that step on.
     purge = last_kept + 1 if folder.exists() else None
     # tensorboardX names files by the second: a start within the same one would overwrite the file before it.
     return SummaryWriter(str(folder), purge_step=purge, flush_secs=30, filename_suffix=f".from-{last_kept + 1:09}")

@@ -1,4 +1,4 @@
-"""The progress that a run shows: one live line in a terminal, plain lines anywhere else."""
+"""Show the progress of a run: one live line in a terminal, plain lines elsewhere."""
 
 import collections
 import os
@@ -7,7 +7,8 @@ import time
 
 from lm.cost.units import si
 
-WINDOW = 20  # updates over which the remaining time is extrapolated
+WINDOW = 20  # moments over which the remaining time is extrapolated
+SECONDS_APART = 0.5  # between two of them: the lines of one dispatch come all at once
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
 
 
@@ -15,7 +16,7 @@ class Progress:
     """Shows training lines, evaluations and messages.
 
     In a terminal a training line replaces the one before, and about N_LASTING of them stay. Elsewhere, and for
-    evaluations and messages, every line stays. The remaining time follows from the last WINDOW updates, so neither
+    evaluations and messages, every line stays. The remaining time follows from the last WINDOW moments, so neither
     compilation nor a change of speed distorts it for long.
 
     Args:
@@ -88,9 +89,11 @@ class Progress:
         return "  ".join(parts)
 
     def _seconds_left(self, step: int) -> float | None:
-        self._recent.append((step, self._clock()))
-        (first_step, then), (_, now) = self._recent[0], self._recent[-1]
-        return None if step <= first_step else (self._total - step) * (now - then) / (step - first_step)
+        now = self._clock()
+        if not self._recent or now - self._recent[-1][1] >= SECONDS_APART:
+            self._recent.append((step, now))
+        (first_step, begin), (last_step, end) = self._recent[0], self._recent[-1]
+        return (self._total - step) * (end - begin) / (last_step - first_step) if last_step > first_step else None
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A run, prepared once: its config resolved against the data and the devices, and what follows from that."""
+"""Prepare a run once: open its data, resolve its config against data and devices, and build its parameter table."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ from lm.text import table
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What training is a function of.
+    """Everything that the result of training depends on.
 
     Attributes:
-        config: the resolved config: nothing in its model section is None that the data or other keys decide.
+        config: the resolved config: the data and other keys have filled in its model section.
         corpus: the tokens of each split, and the tokenizer.
         table: the parameters by path.
         mesh_sizes: the number of devices along each mesh axis.
@@ -36,17 +36,17 @@ class Run:
 
     @functools.cached_property
     def flops_per_token(self) -> float:
-        """Floating-point operations to train on one token, counting the keys that a query may see."""
+        """Return the floating-point operations to train on one token, counting the keys that a query may see."""
         return flops.flops_per_token(self.config.model, self.config.train.seq_len)
 
     @functools.cached_property
     def flops_full_square(self) -> float:
-        """The same with every query seeing every key, as published MFU figures count."""
+        """Return the same, but count all keys for every query, as published MFU figures do."""
         return flops.flops_per_token(self.config.model, self.config.train.seq_len, full_square=True)
 
     @property
     def data_facts(self) -> dict[str, str]:
-        """The data's name and fingerprint, as run.json records them."""
+        """Return the data's name and fingerprint, as recorded in run.json."""
         return {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
 
 

@@ -1,4 +1,4 @@
-"""Sample text from a model: a simple loop that recomputes the whole context for every token."""
+"""Sample text from a model, by a simple loop that recomputes the full context for every token."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a run notes them, saves and stops."""
+"""Handle SIGTERM and Ctrl-C: a run saves its state and stops."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from lm.parallel import processes
 
 
 class Signals:
-    """A context in which SIGTERM and Ctrl-C are noted instead of ending the process; a second Ctrl-C ends it at once.
+    """A context in which SIGTERM and Ctrl-C are recorded and do not end the process; a second Ctrl-C ends it at once.
 
     Attributes:
-        received: the number of the signal that was noted, or None.
+        received: the number of the recorded signal, or None.
     """
 
     def __init__(self, say: Callable[[str], None]):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lm.config import flatten, init_run
+from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import lock, to_json, write_bytes, write_text
 
@@ -83,10 +83,11 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
     was, differences = flatten(old, "config."), ([], [])
     defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, defaults[path])  # a key added since then had the effect of its default
+        before = was.pop(path, defaults[path])  # a key added since then counts as its default
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
-    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
+    removed = {path: before for path, before in was.items() if path.removeprefix("config.") not in REMOVED_KEYS}
+    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in removed.items())
     return differences
 
 
@@ -110,7 +111,7 @@ def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
         return None
     return (
         f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
-        f"{decay_start + 1} to {steps_made}, already made, would change. A run that is to grow needs "
+        f"{decay_start + 1} to {steps_made}, already trained, would change. To be extended, a run needs "
         "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
     )
 
@@ -133,21 +134,26 @@ def holds_run(workdir: str | Path) -> bool:
     return any((Path(workdir) / name).exists() for name in _MARKS_OF_A_RUN)
 
 
-def newest_checkpoint(workdir: str | Path) -> int:
-    """Return the newest step with a checkpoint (a directory named by its step), 0 if there is none."""
+def newest_checkpoint(workdir: str | Path) -> int | None:
+    """Return the newest step with a checkpoint (a directory named by its step), None if there is none."""
     found = Path(workdir, "checkpoints").glob("*")
-    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+    return max((int(path.name) for path in found if path.name.isdigit()), default=None)
 
 
-def check_init_from(config) -> None:
-    """Raise UserError if the run that config.init_from names has no checkpoints. A resumed run does not need it."""
+def check_init_from(config, resumed: str | Path | None) -> None:
+    """Raise UserError if the run that config.init_from names has no checkpoints.
+
+    It is not needed if the run in the directory `resumed` has one.
+    """
     run = init_run(config)
+    if resumed is not None and newest_checkpoint(resumed) is not None:
+        return
     if run is not None and not Path(run, "checkpoints").is_dir():
         raise UserError(f"config.init_from: {run} holds no checkpoints; give the directory of a run")
 
 
 def is_finished(workdir: str | Path, config) -> bool:
-    """Return whether the run in this directory made all of its steps and wrote its summary."""
+    """Return whether the run in this directory took its last step and wrote its summary."""
     try:
         summary = json.loads(Path(workdir, "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a damaged summary is written again
@@ -185,7 +191,7 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed")
     experiment, execution = compare_configs(old, config)
     old_steps = old["train"]["steps"]
-    refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir))
+    refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir) or 0)
     problems = experiment + ([refusal] if refusal else [])
     if problems:
         raise UserError(

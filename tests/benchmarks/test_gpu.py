@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, as far as it runs without a GPU."""
+"""The parts of benchmarks/gpu.py that run without a GPU."""
 
 import json
 
@@ -10,7 +10,7 @@ from benchmarks import compare, gpu
 
 @pytest.mark.slow
 def test_several_seeds_in_one_program(bench, monkeypatch):
-    """The part runs its real command, on the smallest shape."""
+    """Run the part's real command on the smallest shape."""
     monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
     found = gpu.seeds("tiny", n_seeds=2, rounds=2)
     speeds = found["row"]["tokens_per_second"]
@@ -48,7 +48,7 @@ def test_the_largest_batch_is_the_first_that_fits_in_memory():
         gpu.largest_batch((128, 64), train)
 
 
-def test_other_errors_than_memory_are_raised():
+def test_errors_other_than_out_of_memory_are_raised():
     def train(batch):
         raise RuntimeError("losses differ")
 

@@ -24,7 +24,7 @@ def test_the_exponent_is_that_of_a_power_law():
     ]  # fmt: skip
 
 
-def test_a_page_says_how_to_reproduce_it_and_names_no_directory_of_this_machine(tmp_path):
+def test_a_page_has_the_commands_that_reproduce_it_and_names_no_local_directory(tmp_path):
     by_width = [moves(width) for width in mup_coordinates.WIDTHS]
     found = {"mup": by_width, "standard": by_width}
     page.publish(
@@ -57,7 +57,7 @@ def test_a_resumed_run_has_one_training_command(tmp_path):
 
 @pytest.mark.slow
 def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):
-    """One-pass formulas move the logits by rounding only; Welford's recurrence without its factor by far more."""
+    """Exact one-pass formulas change the logits by rounding only; running_mean changes them by far more."""
     runs = [tmp_path / "layer", tmp_path / "rms"]
     assert bench.train(runs[0], "--config.model.norm=layer", "--config.model.d_model=64").returncode == 0
     assert bench.train(runs[1]).returncode == 0

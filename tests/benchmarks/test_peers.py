@@ -1,4 +1,4 @@
-"""PyTorch's models compute what ours compute, with our parameters."""
+"""PyTorch's models with our parameters compute the same as our models."""
 
 import dataclasses
 from pathlib import Path

@@ -6,7 +6,7 @@ from lm.errors import UserError
 
 @pytest.fixture
 def config_file(tmp_path):
-    """config_file(*lines) writes a config file whose get_config() runs these lines; returns its path."""
+    """Return config_file(*lines), which writes a config file whose get_config() runs these lines, and its path."""
 
     def write(*lines):
         path = tmp_path / "experiment.py"
@@ -22,7 +22,7 @@ def config_file(tmp_path):
 
 @pytest.fixture
 def problems():
-    """problems(path, *overrides) returns the messages with which a config is refused."""
+    """Return problems(path, *overrides), which returns the messages with which a config is refused."""
 
     def of(path, *overrides):
         with pytest.raises(UserError) as caught:
@@ -34,7 +34,7 @@ def problems():
 
 @pytest.fixture
 def the_problem(problems):
-    """the_problem(path, *overrides) returns the one message with which a config is refused."""
+    """Return the_problem(path, *overrides), which returns the one message with which a config is refused."""
 
     def of(path, *overrides):
         found = problems(path, *overrides)

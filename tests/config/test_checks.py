@@ -38,7 +38,7 @@ from lm.config.loading import load
         ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
         ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
         ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
-        ("data.source=tokens:x", "data.tokenizer: char is made from text"),
+        ("data.source=tokens:x", "data.tokenizer: char is learned from text"),
         ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
         (
             "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
@@ -50,7 +50,7 @@ from lm.config.loading import load
         ("train.debug=true model.scan_layers=true", "train.debug: true"),
         ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
         ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
-        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is the whole schedule of 1000 steps"),
+        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
         ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
         ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
         ("train.profile=5", "train.profile: (5,)"),
@@ -88,7 +88,7 @@ def test_wandb_that_is_not_installed_is_reported_before_the_run(config_file, the
 
 
 def test_no_contradiction_is_reported_for_a_value_that_was_refused(config_file, the_problem):
-    """n_heads = 0 is out of range; that the default in its place does not divide d_model is not the user's mistake."""
+    """n_heads = 0 is out of range. A conflict with the default that replaces it is not the user's mistake."""
     assert "out of range" in the_problem(config_file("config.model.d_model = 250"), "model.n_heads=0")
 
 

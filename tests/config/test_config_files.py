@@ -87,7 +87,7 @@ def test_a_config_trains_on_other_data(name, train_in, tmp_path):
 
 @pytest.fixture
 def train_in(monkeypatch):
-    """train_in(directory, arguments) runs lm.train in that directory; returns its summary and metrics."""
+    """Return train_in(directory, arguments), which runs lm.train there and returns its summary and metrics."""
 
     def run(directory, arguments):
         monkeypatch.chdir(directory)

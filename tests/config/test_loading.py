@@ -1,4 +1,4 @@
-"""Files and overrides become a Config, or every mistake is reported; configs survive a trip through JSON."""
+"""Files and overrides become a Config, or every mistake is reported; a Config equals its copy read from JSON."""
 
 import dataclasses
 import json
@@ -111,12 +111,12 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys
 @pytest.mark.parametrize(
     ("lines", "overrides", "warmup", "decay"),
     [
-        # Scaled in proportion, where it does not fit ...
+        # Scaled in proportion if it does not fit ...
         (["warmup_steps = 100"], "train.steps=50", 5, None),
         (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
         (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
         (["warmup_steps = 1"], "train.steps=1", 0, None),
-        # ... left alone where it fits, is given on the command line, or has no meaning.
+        # ... and unchanged if it fits, is given on the command line, or has no effect.
         (["warmup_steps = 100"], "train.steps=101", 100, None),
         (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
         (["warmup_steps = 100"], "train.steps=50 optimizer.warmup_steps=49", 49, None),
@@ -126,7 +126,7 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys
         (["warmup_steps = 100", "decay_steps = 800"], "train.steps=9000", 100, 800),
     ],
 )
-def test_a_schedule_is_shortened_only_where_it_does_not_fit(config_file, capsys, lines, overrides, warmup, decay):
+def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys, lines, overrides, warmup, decay):
     path = config_file(*(f"config.optimizer.{line}" for line in lines))
     o = load(path, overrides.split()).optimizer
     assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
@@ -138,8 +138,8 @@ def test_a_schedule_is_shortened_only_where_it_does_not_fit(config_file, capsys,
     assert all(any(line.startswith(f"WARNING: config.optimizer.{name} is") for line in warned) for name in changed)
 
 
-def test_a_short_run_resumes_by_its_own_command_and_does_not_grow_into_the_whole_run(config_file):
-    """The warm-up is part of the experiment: with another one, the steps already made had other learning rates."""
+def test_a_short_run_is_resumed_by_its_command_and_cannot_be_extended_to_the_full_run(config_file):
+    """The warm-up is part of the experiment: with another one, the steps already trained used other learning rates."""
     path = config_file("config.optimizer.schedule = 'constant'", "config.optimizer.warmup_steps = 100")
     recorded = json.loads(json.dumps(to_dict(load(path, ["train.steps=50"]))))
     assert compare_configs(recorded, load(path, ["train.steps=50"])) == ([], [])
@@ -222,7 +222,7 @@ VALUES = {
 
 @st.composite
 def leaf_values(draw):
-    """A dotted name with a value that the schema allows."""
+    """Draw a dotted name and a value that the schema allows."""
     name = draw(st.sampled_from(sorted(schema())))
     type_, field = schema()[name]
     limits = field.metadata
@@ -243,7 +243,7 @@ def leaf_values(draw):
 
 @settings(max_examples=50)
 @given(st.lists(leaf_values(), max_size=8))
-def test_a_config_survives_a_trip_through_json(pairs):
+def test_a_config_is_restored_from_its_json(pairs):
     nested = to_dict(Config())
     for name, value in pairs:
         section, _, leaf = name.rpartition(".")
@@ -261,7 +261,7 @@ def test_from_dict_reports_every_mistake():
 
 
 def test_a_config_error_does_not_import_jax(config_file):
-    """Errors and --help must not cost the two seconds of an import."""
+    """Errors and --help must not wait two seconds for an import."""
     code = (
         "import sys\nfrom lm.config.loading import load\n"
         f"try:\n    load({config_file()!r}, ['train.steps=x'])\nexcept Exception as e:\n    print(e)\n"

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the schema says."""
+"""docs/configuration.md agrees with the schema."""
 
 from running import ROOT
 

@@ -60,14 +60,14 @@ def test_plan_of_a_7b_model_on_64_h100s():
         (found,) = re.findall(rf"^  {re.escape(what)} .*?([\d.]+ [kMGT]?B)", plan, re.M)
         assert number(found) == pytest.approx(n_bytes, rel=5e-3), what
 
-    # The first line is the verdict: everything in the table of memory against 80 GB.
+    # The first line compares the total of the memory table with 80 GB.
     memory = plan.partition("Memory per device\n")[2].partition("  total")[0]
     total = sum(number(row[-10:]) for row in memory.splitlines())
     fits, used = re.match(r"(\w+): ([\d.]+ GB) of 80.0 GB per device", plan).groups()
     assert fits == "Fits"
     assert number(used) == pytest.approx(total, rel=5e-3)
 
-    # The second is time: days are steps x seconds per step, and tokens per second follow.
+    # The second line is time: days are steps x seconds per step, and tokens per second follow from them.
     line = plan.splitlines()[1]
     days = [number(n) for n in re.search(r"([\d.]+) to ([\d.]+) days", line).groups()]
     seconds = [number(n) for n in re.search(r"([\d.]+) to ([\d.]+) s per step", line).groups()]
@@ -89,7 +89,7 @@ def test_step_time_overlaps_communication_with_compute_or_adds_it():
     assert recomputed == pytest.approx(4 / 3 * compute)
 
 
-def test_plan_states_what_it_leaves_out_and_what_does_not_fit():
+def test_the_plan_reports_what_it_omits_and_what_does_not_fit():
     job = """
 import jax; jax.config.update("jax_num_cpu_devices", 2)
 from tiny import tiny

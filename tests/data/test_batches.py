@@ -124,8 +124,8 @@ def test_n_windows_counts_the_windows_that_fit():
         assert batches.n_windows(packed_split(n_rows=5), config_of(order=order, seq_len=7)) == 5
 
 
-def test_non_overlapping_windows_are_the_text_cut_to_whole_windows():
-    # CMU 15-780: windows of 256 tokens, of which 255 are inputs.
+def test_non_overlapping_windows_cover_the_text_up_to_the_last_full_window():
+    # CMU 15-780: windows of 256 tokens, with 255 inputs each.
     config = config_of(seq_len=255, batch_size=3, order="epochs", shuffle=False, stride=256)
     batch = batches.train_batch(split_of(np.arange(1000)), config, 0)
     np.testing.assert_array_equal(batch["tokens"], np.arange(768).reshape(3, 256))
@@ -149,7 +149,7 @@ def test_the_batch_of_a_packed_split_is_rows_and_segments():
     assert batch["tokens"].dtype == batch["segments"].dtype == np.int32
 
 
-def test_no_window_and_an_unknown_order_are_errors():
+def test_zero_windows_and_an_unknown_order_are_errors():
     with pytest.raises(ValueError, match="at least one window"):
         batches.window_numbers(0, 0, 4, 0, order="crops")
     with pytest.raises(ValueError, match="'random'"):
@@ -224,7 +224,7 @@ def test_packed_rows_are_gathered_the_same_on_device_and_host():
         np.testing.assert_array_equal(on_device[name], on_host[name])
 
 
-def test_prefetch_keeps_the_order_and_uses_one_other_thread():
+def test_prefetch_keeps_the_order_and_uses_one_background_thread():
     threads = set()
 
     def square(i):

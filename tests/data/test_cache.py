@@ -25,14 +25,14 @@ def test_a_directory_appears_complete_or_not_at_all(tmp_path):
 
 def _publish_between_the_others(target, barrier, number):
     def write(work):
-        barrier.wait(timeout=120)  # both have found no directory
+        barrier.wait(timeout=120)  # neither process has found the directory
         (work / "a").write_text(f"{number}" * 1000)
         (work / "b").write_text(f"{number}" * 1000)
 
     cache.publish(target, write)
 
 
-def test_of_two_processes_one_publishes_and_nothing_is_mixed(tmp_path):
+def test_two_processes_that_publish_the_same_directory_do_not_mix_files(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     target = tmp_path / "entry"

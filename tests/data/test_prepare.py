@@ -36,8 +36,8 @@ def corpus(output, tmp_path, tokenizer="byte"):
     return open_corpus(config, say=lambda text: None)
 
 
-def test_units_have_each_line_once(dump):
-    """Wherever the units end: in a line, at its end, or inside a character of two bytes."""
+def test_units_contain_each_line_exactly_once(dump):
+    """A unit may end in a line, at its end, or inside a character of two bytes."""
     size = dump.stat().st_size
     for unit_bytes in (1, 7, 64, 100, 1000, size - 1, size, 2 * size):
         units = find_units(f"jsonl:{dump}", unit_bytes)
@@ -232,7 +232,7 @@ def test_a_size_of_a_vocabulary_that_cannot_be_is_an_error(dump, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_a_rerun_after_a_kill_resumes_and_repeats_nothing(dump, tmp_path):
+def test_a_rerun_after_a_kill_keeps_finished_units(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"
     command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -309,7 +309,7 @@ def test_a_number_out_of_range_is_a_usage_error(dump, tmp_path, capsys):
     assert "--validation must be at least 0 and below 1" in capsys.readouterr().err
 
 
-def test_a_directory_of_another_job_is_refused(dump, tmp_path, capsys):
+def test_an_output_of_another_input_is_refused(dump, tmp_path, capsys):
     assert main(arguments(dump, tmp_path / "out")) == 0
     assert main(arguments(dump, tmp_path / "out", "--validation", "0.2")) == 2
     assert "was written from other input" in capsys.readouterr().err
@@ -319,8 +319,7 @@ def test_a_directory_of_another_job_is_refused(dump, tmp_path, capsys):
     assert "contains other files" in capsys.readouterr().err
 
 
-def test_a_mistake_does_not_claim_the_directory(dump, tmp_path, capsys):
-    """A corrected command can use the same directory."""
+def test_a_corrected_command_can_use_the_same_directory(dump, tmp_path, capsys):
     output = tmp_path / "out"
     assert main(arguments(dump, output, "--field", "body")) == 2
     assert "'body' (set --field)" in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_configured_splits_cut_the_joined_text(config):
 
 
 @needs_shared
-def test_our_builder_writes_what_the_stock_builder_writes(tmp_path):
+def test_our_builder_writes_the_same_files_as_tfds(tmp_path):
     text = (SHARED / "tiny_shakespeare" / "input.txt").read_bytes()
     assert hashlib.sha256(text).hexdigest() == shakespeare.SHA256
     assert len(text) == shakespeare.SIZE
@@ -107,7 +107,7 @@ def test_our_builder_writes_what_the_stock_builder_writes(tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_it_is_downloaded_once(config, server, tmp_path):
+def test_the_text_is_downloaded_once(config, server, tmp_path):
     first = quiet(config())
     shutil.rmtree(tmp_path / "cache")
     second = quiet(config())
@@ -152,7 +152,7 @@ def test_a_malformed_or_incomplete_answer_is_a_failed_download(answer, reason, m
 
 
 class Answer:
-    """An answer of equal chunks without an end."""
+    """An HTTP response that repeats one chunk without end."""
 
     def __init__(self, chunk):
         self.chunk, self.n_chunks = chunk, 0

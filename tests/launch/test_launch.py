@@ -99,7 +99,7 @@ def test_the_schema_detects_a_misspelled_key():
     assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() != manifest
 
 
-def test_gke_accepts_directories_that_only_the_pods_have():
+def test_gke_accepts_directories_that_exist_only_in_the_pods():
     done = launch("gke", *GPUS, *CONFIG, "--config.init_from=/runs/pretrained")
     assert done.returncode == 0, done.stderr
     assert "--config.init_from=/runs/pretrained" in done.stdout
@@ -115,6 +115,7 @@ def test_gke_accepts_directories_that_only_the_pods_have():
         ("slurm", ("--array", "3", "--nodes", "2", *SWEEP), "each job of a sweep has one node"),
         ("slurm", (*CONFIG, "--workdir=elsewhere"), "--workdir after the two dashes: set it before"),
         ("slurm", ("--array", "3", *SWEEP, "--workdir=elsewhere"), "--workdir after the two dashes: set it before"),
+        ("slurm", (*CONFIG, "--config.init_from=runs/none"), "config.init_from: runs/none holds no checkpoints"),
         ("slurm", (*CONFIG, "--resume"), "--resume after the two dashes"),
         ("slurm", ("--", "--config", "configs/none.py"), "configs/none.py"),
         ("slurm", (*CONFIG, "--config.model.d_modl=64"), "did you mean d_model"),

@@ -124,7 +124,7 @@ def state_of(env, job: str, log: Path) -> str:
     return output(env, "scontrol", "show", "job", job) + (log.read_text()[-3000:] if log.exists() else "no log")
 
 
-def test_preempted_job_is_requeued_and_trains_as_if_undisturbed(bench, slurm, tmp_path):
+def test_a_preempted_job_is_requeued_and_equals_an_uninterrupted_run(bench, slurm, tmp_path):
     steps = ("--config.train.steps=300", "--config.eval.every=0", "--config.checkpoint.every=0")
     run = (f"--config={CONFIG}", f"--config.data.source=text:{bench.text}", "--config.log.tensorboard=false", *steps)
     env, workdir = bench.env | slurm, tmp_path / "run"

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def torch_answers():
-    """Inputs and answers computed by PyTorch in float64 (tests/references/make_layers.py), as float64 arrays."""
+    """Return inputs and PyTorch's results in float64, from tests/references/make_layers.py."""
     path = pathlib.Path(__file__).parents[1] / "references" / "layers.json"
     groups = json.loads(path.read_text())
     del groups["torch"]  # the version
@@ -16,7 +16,7 @@ def torch_answers():
 
 @pytest.fixture(scope="session")
 def finite_difference():
-    """Gradient of a float64 function of arrays to a number, by central differences: one array per argument."""
+    """Return gradient(f, *arrays): central differences of a scalar float64 function, one array per argument."""
 
     def gradient(f, *arrays, step=1e-5):
         arrays = [np.array(a, np.float64) for a in arrays]

@@ -1,3 +1,5 @@
+"""Attention: all implementations against float64, PyTorch and finite differences, for all kinds of masks."""
+
 import dataclasses
 import functools
 import logging
@@ -17,7 +19,7 @@ STATIC = ("window", "softcap", "scale", "implementation", "contiguous")
 
 
 def attention_with(q, k, v, **options):
-    """causal_attention with the fields of its mask among the options."""
+    """Call causal_attention with the fields of the mask as keyword arguments."""
     mask = Mask(**{name: options.pop(name) for name in MASK if name in options})
     return causal_attention(q, k, v, mask, **options)
 
@@ -35,7 +37,7 @@ def inputs(batch=(2,), n_kv_heads=2, n_queries=T, n_keys=T):
 
 
 def everyone(*, q_positions, k_positions, q_segments=None, k_segments=None, window=UNLIMITED):
-    """Which query sees which key, as the docstring of Mask defines it: bool (B, T, S)."""
+    """Return which query sees which key, as the docstring of Mask defines it: bool (B, T, S)."""
     sees = np.zeros((2, q_positions.shape[-1], k_positions.shape[-1]), bool)
     q_positions, k_positions = (
         np.broadcast_to(q_positions, sees.shape[:2]),
@@ -49,7 +51,7 @@ def everyone(*, q_positions, k_positions, q_segments=None, k_segments=None, wind
 
 
 def reference(q, k, v, sees, softcap=None, scale=K**-0.5):
-    """Attention in float64, one example, query and head at a time."""
+    """Compute attention in float64, one example, query and head at a time."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(q.shape[:3]):
@@ -67,7 +69,7 @@ def reference(q, k, v, sees, softcap=None, scale=K**-0.5):
 
 PLAIN = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 9]])
-# Positions of a cache: queries after some of the keys, empty slots, any order, different for each example.
+# A cache: queries after some of the keys, empty slots (-1), keys in any order, different positions in each example.
 CACHE = {
     "q_positions": np.array([[5, 6, 7], [2, 3, 4]]),
     "k_positions": np.array([[0, 1, 2, 3, 4, 5, 6, 7], [4, 3, 2, 1, 0, -1, -1, -1]]),
@@ -85,7 +87,7 @@ MASKS = {
 
 @jax.jit
 def attend_with_both(q, k, v, options):
-    """Return outputs by implementation, compiled once with a traced window, because compiling dominates the time."""
+    """Return outputs by implementation. The window is traced, to compile once: compiling dominates the test's time."""
     return {name: attention_with(q, k, v, implementation=name, **options) for name in ("einsum", "xla")}
 
 
@@ -136,7 +138,7 @@ def test_gradients_equal_finite_differences(softcap, finite_difference):
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "segments and window", "cache"])
-def test_gradient_reaches_exactly_the_visible_keys(mask):
+def test_gradients_are_nonzero_exactly_at_visible_keys(mask):
     options = MASKS[mask]
     q, k, v = inputs(n_queries=options["q_positions"].shape[-1], n_keys=options["k_positions"].shape[-1])
 
@@ -150,8 +152,8 @@ def test_gradient_reaches_exactly_the_visible_keys(mask):
 
 
 @pytest.mark.parametrize("implementation", ["einsum", "xla"])
-def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(implementation):
-    # Example 0: the cache is empty. Example 1: the first query is padding, the others see keys.
+def test_a_query_without_visible_keys_returns_zeros_and_has_no_gradient(implementation):
+    # Example 0: the cache is empty. Example 1: the first query is padding, the other two see keys.
     options = {
         "q_positions": np.array([[0, 1, 2], [-1, 0, 1]]),
         "k_positions": np.array([[-1, -1, -1], [0, 1, -1]]),
@@ -171,7 +173,7 @@ def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(implementation
         assert np.any(g[1, 0] != 0)
 
 
-def test_decoding_from_a_cache_equals_the_whole_sequence():
+def test_decoding_from_a_cache_equals_attention_over_the_full_sequence():
     q, k, v = inputs()
     for window in (UNLIMITED, 3):
         whole = np.asarray(attend_with_both(q, k, v, PLAIN | {"window": window})["einsum"])
@@ -184,7 +186,7 @@ def test_decoding_from_a_cache_equals_the_whole_sequence():
                 np.testing.assert_allclose(np.asarray(row)[:, 0], whole[:, t], rtol=1e-5, atol=1e-6)
 
 
-def test_window_may_be_traced_and_differ_by_layer_of_a_scan():
+def test_the_window_may_be_traced_and_differ_between_scanned_layers():
     q, k, v = inputs()
     windows = np.array([2, 3, UNLIMITED], np.int32)
 
@@ -196,7 +198,7 @@ def test_window_may_be_traced_and_differ_by_layer_of_a_scan():
         np.testing.assert_allclose(out, attend(q, k, v, window=window, **PLAIN), rtol=1e-6, atol=1e-6)
 
 
-def test_leading_axes_are_arbitrary():
+def test_attention_accepts_any_leading_axes():
     q, k, v = inputs(batch=(3, 2))
     options = PLAIN | {"q_segments": SEGMENTS, "k_segments": SEGMENTS, "window": UNLIMITED}
     whole, one = attend_with_both(q, k, v, options), attend_with_both(q[1], k[1], v[1], options)
@@ -208,7 +210,7 @@ def test_leading_axes_are_arbitrary():
 
 
 def test_bfloat16_inputs_have_a_float32_softmax():
-    # Many nearly equal weights: a bfloat16 sum of 256 of them, or bfloat16 scores, would be off by several percent.
+    # 256 nearly equal weights: bfloat16 scores, or a sum in bfloat16, would have an error of several percent.
     n = 256
     q, k, v = (jnp.asarray(normal(1, n, 2, K, seed=seed), jnp.bfloat16) for seed in (0, 1, 2))
     q = q * 0.1 + 8
@@ -218,13 +220,13 @@ def test_bfloat16_inputs_have_a_float32_softmax():
     for implementation in ("einsum", "xla"):
         out = attend(q, k, v, implementation=implementation, **positions)
         assert out.dtype == jnp.bfloat16
-        # The weights and the result are rounded to bfloat16, half a step of which is 2^-8.
+        # The weights and the result are rounded to bfloat16, with a relative error of at most 2^-8 each.
         bound = 2.0**-8 * (np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees))
         assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
 
 
 @pytest.mark.parametrize("implementation", ["einsum", "chunked"])
-def test_gradients_of_bfloat16_equal_those_of_float32_up_to_rounding(implementation):
+def test_bfloat16_gradients_equal_float32_gradients_up_to_rounding(implementation):
     n = 160
     q, k, v = (jnp.asarray(normal(2, n, h, K, seed=i), jnp.bfloat16) for i, h in enumerate((H, 2, 2)))
     g = jnp.asarray(normal(2, n, H, K, seed=3), jnp.bfloat16)
@@ -242,8 +244,8 @@ def test_gradients_of_bfloat16_equal_those_of_float32_up_to_rounding(implementat
         assert off < 2.0**-7
 
 
-def test_cudnn_gets_the_same_mask(monkeypatch):
-    """The cuDNN path with jax.nn's XLA implementation in place of cuDNN, called with the same arguments."""
+def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
+    """Without a GPU, jax.nn's XLA implementation replaces cuDNN and gets the same arguments."""
     real = jax.nn.dot_product_attention
     calls = []
 
@@ -255,7 +257,7 @@ def test_cudnn_gets_the_same_mask(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
     for window in (None, 1, 3):
-        # A new function each time: jit would reuse the einsum that auto chose before the platform was patched.
+        # A new function each time: jit would reuse the implementation chosen before the platform was patched.
         out = jax.jit(lambda q, w=window: attention_with(q, k, v, window=w, contiguous=True, **PLAIN))(q)
         expected = attend(q, k, v, window=window, implementation="einsum", **PLAIN)
         np.testing.assert_allclose(np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7)
@@ -264,7 +266,7 @@ def test_cudnn_gets_the_same_mask(monkeypatch):
 
 @pytest.mark.parametrize("window", [None, 1, 129, "traced"])
 @pytest.mark.parametrize(("n", "softcap"), [(256, None), (300, 5.0)])
-def test_chunks_equal_the_whole(window, n, softcap):
+def test_chunked_attention_equals_einsum(window, n, softcap):
     q, k, v = inputs((2,), n_queries=n, n_keys=n)
     positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "softcap": softcap}
     out_gradient = normal(*q.shape, seed=3)
@@ -326,7 +328,7 @@ def test_auto_chooses_cudnn_if_and_only_if_it_is_supported(change, chosen, word)
             choose_implementation("cudnn", **(GPU | change))
 
 
-def test_explicit_choices():
+def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
     for change in ({}, {"softcap": 1.0, "segments": True, "contiguous": False, "dtype": jnp.float32}):
         assert choose_implementation("einsum", **(GPU | change))[0] == "einsum"
     assert choose_implementation("xla", **(GPU | {"segments": True, "platform": "cpu"}))[0] == "xla"

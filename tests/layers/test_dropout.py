@@ -1,3 +1,5 @@
+"""Dropout: one mask per example, the configured rate, and gradients."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ KEYS = jax.random.split(jax.random.key(0), 4)
 jit_dropout = jax.jit(dropout, static_argnums=2)
 
 
-def test_splitting_the_batch_leaves_the_draw_of_each_example_unchanged():
+def test_splitting_or_permuting_the_batch_does_not_change_masks():
     x = np.ones((4, 5, 3), np.float32)
     whole = np.asarray(jit_dropout(x, KEYS, 0.5))
     halves = [np.asarray(jit_dropout(x[i : i + 2], KEYS[i : i + 2], 0.5)) for i in (0, 2)]
@@ -30,13 +32,13 @@ def test_drops_at_the_rate_and_preserves_the_expectation(rate):
     assert np.all(np.abs(y.mean(-1) - 2) < 5 * standard_error * 2 / (1 - rate))
 
 
-def test_gradient_passes_where_the_value_did():
+def test_the_gradient_has_the_same_mask_and_scale():
     x = np.ones((4, 50), np.float32)
     y, dx = jax.jit(lambda x: (dropout(x, KEYS, 0.25), jax.grad(lambda x: jnp.sum(dropout(x, KEYS, 0.25)))(x)))(x)
     np.testing.assert_array_equal(y, dx)
 
 
-def test_keeps_the_dtype_and_rate_0_is_the_identity():
+def test_dropout_keeps_the_dtype_and_rate_0_is_the_identity():
     x = jnp.ones((4, 3), jnp.bfloat16)
     assert dropout(x, None, 0) is x
     assert jax.eval_shape(lambda x: dropout(x, KEYS, 0.5), x).dtype == jnp.bfloat16

@@ -1,3 +1,5 @@
+"""Feed-forward layers and activations: against PyTorch and NumPy, dtypes, and default widths."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
 def test_activations_equal_torch(name, torch_answers):
     a = torch_answers["activations"]
     out = np.asarray(jax.jit(ACTIVATIONS[name])(np.float32(a["x"])))
-    # The tanh form takes 1 + tanh, which for large negative x leaves the rounding of numbers near 1, times x / 2.
+    # For large negative x the tanh form computes 1 + tanh near 0: its error is a rounding near 1, times x / 2.
     assert np.all(np.abs(out - a[name]) <= 1e-6 * np.abs(a[name]) + 2.0**-23 * np.abs(a["x"]))
 
 
@@ -32,7 +34,7 @@ def test_relu_has_gradient_0_at_0():
     np.testing.assert_array_equal(jax.vmap(jax.grad(ACTIVATIONS["relu"]))(jnp.array([-1.0, 0, 1])), [0, 0, 1])
 
 
-def test_relu_squared():
+def test_relu_squared_is_the_square_of_relu():
     np.testing.assert_array_equal(ACTIVATIONS["relu_squared"](jnp.array([-3.0, 0, 0.5, 3])), [0, 0, 0.25, 9])
 
 
@@ -45,9 +47,9 @@ def test_mlp_equals_numpy():
     np.testing.assert_allclose(mlp(X, W_IN, W_OUT, activation="relu"), without, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere activations are computed in 16 bits")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends compute activations in 16 bits")
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
-def test_on_a_cpu_activations_of_16_bits_are_rounded_once(name):
+def test_16_bit_activations_are_rounded_once_on_a_cpu(name):
     x = jnp.asarray(np.linspace(-4, 4, 999), jnp.bfloat16)[:, None]
     one = jnp.ones((1, 1), jnp.bfloat16)
     exact = np.float64(ACTIVATIONS[name](x.astype(jnp.float32)))
@@ -73,7 +75,7 @@ def test_an_unknown_activation_is_an_error():
         mlp(X, W_IN, W_OUT, activation="selu")
 
 
-def test_result_has_the_dtype_of_the_input_and_gradients_that_of_the_weights():
+def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weights():
     x = jnp.asarray(X, jnp.bfloat16)
 
     def f(x, w_gate, w_up, w_down, b_up):
@@ -86,7 +88,8 @@ def test_result_has_the_dtype_of_the_input_and_gradients_that_of_the_weights():
 
 @pytest.mark.parametrize(
     ("d_model", "kind", "d_ff"),
-    # 1344: CS336. 2048: 8/3 of 768 exactly. 170.67 rounds down, 4096 * 8 / 3 = 10922.67 = 170.67 * 64 up.
+    # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64 = 10944. 8/3 of 64 is
+    # 2.67 * 64, rounded up to 3 * 64. 8/3 of 8 is 21, raised to 64.
     [
         (512, "glu", 1344),
         (768, "glu", 2048),
@@ -96,7 +99,7 @@ def test_result_has_the_dtype_of_the_input_and_gradients_that_of_the_weights():
         (512, "mlp", 2048),
     ],
 )
-def test_default_widths(d_model, kind, d_ff):
+def test_known_default_widths(d_model, kind, d_ff):
     assert default_d_ff(d_model, kind) == d_ff
 
 

@@ -1,3 +1,5 @@
+"""Matrix products with weights: values, gradients, and where they are rounded."""
+
 import functools
 import re
 
@@ -14,7 +16,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def test_multiplies_in_the_dtype_of_x_and_returns_it():
+def test_products_are_computed_and_returned_in_the_dtype_of_x():
     x, w = normal(3, 8), normal(8, 2, 4, seed=1)
     np.testing.assert_allclose(project(x, w), np.einsum("td,dhk->thk", x, w), rtol=1e-5, atol=1e-6)
     x16, w16 = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
@@ -24,8 +26,8 @@ def test_multiplies_in_the_dtype_of_x_and_returns_it():
     assert np.all(np.abs(np.asarray(y, np.float64) - expected) <= 2.0**-8 * np.abs(expected) + 1e-5)
 
 
-def test_any_leading_axes_and_their_gradients():
-    """Products have one leading axis inside; with none, one or two outside values and gradients are NumPy's."""
+def test_values_and_gradients_equal_numpy_for_any_leading_axes():
+    """Internally products have one leading axis; here x has none, one or two."""
     w, b = normal(8, 2, 4, seed=1), normal(2, 4, seed=2)
     for leading in ((), (3,), (3, 5)):
         x, g = normal(*leading, 8), normal(*leading, 2, 4, seed=3)
@@ -52,8 +54,8 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("equation", PRODUCTS)
-def test_products_of_16_bits_round_factors_and_results_only(equation):
-    """Values and gradients are exact products of the rounded factors, rounded once more if the result has 16 bits."""
+def test_16_bit_products_round_only_factors_and_results(equation):
+    """Values and gradients are exact products of rounded factors; a 16-bit result is rounded once more."""
     product, of_x, of_w = PRODUCTS[equation]
     x, w = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate((of_x, of_w)))
     y, vjp = jax.vjp(jax.jit(product), x, w.astype(jnp.float32))
@@ -74,15 +76,15 @@ def test_products_of_16_bits_round_factors_and_results_only(equation):
 
 
 def test_a_weight_that_does_not_fit_is_an_error():
-    """Also one of a size to which x could be reshaped."""
+    """Even if x has a size that could be reshaped to fit."""
     with pytest.raises(ValueError, match=r"x \(4, 6, 8\) does not end in the first 1 axes of the weight \(16, 5\)"):
         project(jnp.ones((4, 6, 8)), jnp.ones((16, 5)))
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA:CPU needs for its fast products")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
 @pytest.mark.parametrize("equation", ["abD,DF->abF", "abD,VD->abV"])
-def test_on_a_cpu_16_bit_products_are_row_major_with_float32_results(equation):
-    """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed, or not at all."""
+def test_16_bit_products_are_row_major_with_float32_results_on_a_cpu(equation):
+    """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed or slower."""
     product, of_x, of_w = PRODUCTS[equation]
     x, w = jnp.ones(of_x, jnp.bfloat16), jnp.ones(of_w)
     grads = jax.jit(jax.grad(lambda x, w: product(x, w).astype(jnp.float32).sum(), argnums=(0, 1)))
@@ -102,12 +104,12 @@ def test_a_bias_is_added_before_the_only_rounding():
     off = np.abs(np.asarray(project(x, w, b), np.float64) - exact)
     if jax.default_backend() == "cpu":
         assert np.all(off <= 2.0**-8 * np.abs(exact) + 1e-6)
-    else:  # elsewhere the product and the bias are rounded, and their sum
+    else:  # other backends round the product, the bias and their sum
         assert np.all(off <= 2.0**-8 * (np.abs(exact) + np.abs(exact - b) + np.abs(b)))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_batches_of_16_bit_products_on_a_cpu(transposed):
+def test_batched_16_bit_products_on_a_cpu_equal_exact_products_up_to_rounding(transposed):
     a, b, g = (jnp.asarray(normal(2, 3, *shape), jnp.bfloat16) for shape in ((5, 8), (8, 7), (5, 7)))
     a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
     given = jnp.swapaxes(b, -1, -2) if transposed else b
@@ -120,8 +122,8 @@ def test_batches_of_16_bit_products_on_a_cpu(transposed):
     np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=2.0**-8, atol=1e-5)
 
 
-def test_accumulates_in_float32():
-    # A bfloat16 sum of ones stops at 256.
+def test_products_accumulate_in_float32():
+    # A sum of ones in bfloat16 would stop at 256.
     x, w = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 1))
     assert project(x, w)[0, 0] == 4096
 
@@ -133,7 +135,7 @@ def test_a_float32_result_is_not_rounded_and_its_gradients_are_those_of_16_bit_p
     x64, w64 = np.asarray(x, np.float64), np.asarray(w16, np.float64)
     assert y.dtype == jnp.float32
     np.testing.assert_allclose(y, x64 @ w64, rtol=1e-6, atol=1e-6)
-    g = jnp.asarray(normal(3, 5, seed=2), jnp.bfloat16).astype(jnp.float32)  # nothing to round on the way back
+    g = jnp.asarray(normal(3, 5, seed=2), jnp.bfloat16).astype(jnp.float32)  # exact in bfloat16
     dx, dw = vjp(g)
     assert (dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32)
     g64 = np.asarray(g, np.float64)
@@ -141,7 +143,7 @@ def test_a_float32_result_is_not_rounded_and_its_gradients_are_those_of_16_bit_p
     np.testing.assert_allclose(dw, x64.T @ g64, rtol=2.0**-8, atol=1e-5)
 
 
-def test_softcap():
+def test_softcap_is_the_scaled_tanh():
     x = np.float32([-1e9, -2, 0, 0.001, 3, 1e9])
     np.testing.assert_allclose(softcap(x, 2.0), 2 * np.tanh(np.float64(x) / 2), rtol=1e-6)
     assert softcap(x, None) is x

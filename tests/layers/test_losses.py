@@ -1,3 +1,5 @@
+"""Cross-entropy, unchunked and chunked: against float64, finite differences and PyTorch, and its memory."""
+
 import functools
 
 import jax
@@ -12,7 +14,7 @@ B, T, D, V = 3, 7, 5, 11
 RNG = np.random.default_rng(0)
 H, W, BIAS = (RNG.standard_normal(shape).astype(np.float32) for shape in ((B, T, D), (D, V), (V,)))
 TARGETS = RNG.integers(V, size=(B, T))
-# Unequal, and one of them 0, as padding has it; few enough digits to be exact.
+# Unequal weights with a zero, as for padding; few enough digits that sums are exact.
 WEIGHTS = np.float32(RNG.integers(0, 5, size=(B, T)) / 4)
 assert (WEIGHTS == 0).any()
 
@@ -45,7 +47,7 @@ def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, tran
 
 @functools.cache  # compiling dominates the time
 def sums_and_gradients(f, **options):
-    """((loss_sum, weight_sum), the gradients of 3 loss_sum / weight_sum in h, w, bias and weights)."""
+    """Return a function that returns (loss_sum, weight_sum) and the gradients of 3 loss_sum / weight_sum."""
 
     def loss(*args):
         loss_sum, weight_sum = f(*args, **options)
@@ -74,7 +76,7 @@ def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(option
             np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)
 
 
-# One position of each example at a time, two (which do not divide the 7), more than there are.
+# One position of each example at a time; two, which do not divide the 7; more than there are.
 @pytest.mark.parametrize("chunk_size", [1, 6, 1000])
 def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     (loss, count), gradients = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
@@ -107,7 +109,7 @@ def test_bias_and_weights_may_be_absent():
             np.testing.assert_allclose(3 / count * g, e, rtol=1e-5, atol=1e-6)
 
 
-def test_sums_over_parts_of_unequal_counts_add_up():
+def test_sums_over_parts_of_a_batch_add_up():
     f = jax.jit(lambda logits, targets, weights: softmax_cross_entropy(logits, targets, weights, z_loss=0.1))
     logits = H @ W
     total = f(logits, TARGETS, WEIGHTS)
@@ -124,7 +126,7 @@ def test_equals_torch(torch_answers):
     np.testing.assert_allclose(gradient, a["d_logits"], rtol=1e-5, atol=1e-6)
 
 
-def test_leading_axes_are_arbitrary():
+def test_losses_accept_any_leading_axes():
     h, targets = np.stack([H, 2 * H, H - 1, H]), np.stack([TARGETS] * 4)
     f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, Head(W, BIAS), targets, chunk_size=24)[0])
     expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, Head(W, BIAS)), targets)[0])
@@ -132,7 +134,7 @@ def test_leading_axes_are_arbitrary():
     np.testing.assert_allclose(f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6)
 
 
-def test_large_logits_and_16_bit_inputs():
+def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
     logits = jnp.array([[1000.0, 0, -1000], [-1e4, 0, -1e4]])
     np.testing.assert_allclose(nll(logits, jnp.array([1, 1])), [1000, 0])
     h = jnp.asarray(H, jnp.bfloat16)
@@ -145,7 +147,7 @@ def test_large_logits_and_16_bit_inputs():
     np.testing.assert_allclose(a, b, rtol=1e-6)
     assert [g.dtype for g in gradients] == [jnp.bfloat16] + 3 * [jnp.float32]
     for g, e in zip(gradients, whole_gradients, strict=True):
-        # Scaled by 3 / weight_sum before or after being rounded to bfloat16: two roundings of 2^-8 on either side.
+        # The factor 3 / weight_sum is applied before or after rounding to bfloat16: two roundings of 2^-8 on each side.
         g, e = np.float32(g), np.float32(e)
         np.testing.assert_allclose(g, e, rtol=4 * 2.0**-8, atol=2.0**-8 * np.abs(e).max())
 
@@ -164,7 +166,7 @@ def largest_intermediate(f, *args):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transposed):
+def test_the_chunked_loss_has_no_intermediate_as_large_as_all_logits(transposed):
     n, d, v, chunk = 512, 8, 256, 64
     h, targets = jnp.ones((4, n // 4, d)), jnp.zeros((4, n // 4), jnp.int32)
     w = jnp.ones((v, d) if transposed else (d, v))
@@ -175,7 +177,7 @@ def test_no_intermediate_of_the_chunked_loss_is_as_large_as_the_logits(transpose
         return chunked_softmax_cross_entropy(h, Head(w, transposed=transposed), targets, chunk_size=chunk_size)[0]
 
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
-        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the whole loss does have them
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the unchunked loss has all logits
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
 
 

@@ -1,3 +1,5 @@
+"""RMSNorm and the LayerNorm algorithms: within rounding of float64, at hard inputs, and against PyTorch."""
+
 import functools
 
 import jax
@@ -18,7 +20,7 @@ def compiled(x, scale, bias, algorithms, **options):
 
 
 def norms(x, scale=None, bias=None, *, algorithms=tuple(LAYER_NORMS), **options):
-    """Return float64 outputs by algorithm, compiled as one function, because compiling dominates the time."""
+    """Return outputs by algorithm as float64, compiled as one function, because compiling dominates the time."""
     return {k: np.asarray(y, np.float64) for k, y in compiled(x, scale, bias, algorithms, **options).items()}
 
 
@@ -26,7 +28,7 @@ jit_rms_norm = jax.jit(rms_norm, static_argnames="eps")
 
 
 def value_and_pullback(f, x, g):
-    """f(x), and the gradient of sum(g f(x))."""
+    """Return f(x) and the gradient of sum(g f(x))."""
 
     def both(x, g):
         y, vjp = jax.vjp(f, x)
@@ -37,7 +39,7 @@ def value_and_pullback(f, x, g):
 
 
 def running_mean_variance(x):
-    """The biased one-pass formula, as a loop over features."""
+    """Compute the biased one-pass variance by a loop over features."""
     mean, total = np.zeros(x.shape[:-1]), np.zeros(x.shape[:-1])
     for i in range(x.shape[-1]):
         mean = mean + (x[..., i] - mean) / (i + 1)
@@ -53,7 +55,7 @@ def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0, eps=EPS):
 
 
 def rounding(x, y, eps=EPS):
-    """Bound the rounding error in float32: log2(n) roundings of the mean's pairwise sum, and a few of the result."""
+    """Return a bound of the error in float32: log2(n) roundings of the mean's pairwise sum, and a few of the result."""
     x = np.asarray(x, np.float64)
     sigma = np.sqrt(x.var(-1, keepdims=True) + eps)
     largest = np.abs(x).max(-1, keepdims=True)
@@ -74,14 +76,14 @@ def test_equals_float64_at_all_widths_and_offsets(width):
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 7, 99, 1000])
-def test_any_block_size_gives_the_same(block_size):
+def test_the_block_size_does_not_change_the_result(block_size):
     x = normal(16, 100) + 10
     for name, out in norms(x, block_size=block_size).items():
         y = reference(x, algorithm=name)
         assert np.all(np.abs(out - y) <= rounding(x, y)), name
 
 
-def test_only_running_mean_depends_on_the_order_of_features():
+def test_only_running_mean_depends_on_the_feature_order():
     x, order = normal(16, 100), np.random.default_rng(1).permutation(100)
     y, permuted = norms(x), norms(x[:, order])
     for name in EXACT:
@@ -99,7 +101,7 @@ def test_constant_rows_give_the_bias_and_a_finite_gradient(algorithm):
     assert np.all(np.isfinite(dx))
 
 
-def test_an_outlier_as_first_feature_costs_no_accuracy():
+def test_an_outlier_in_the_first_feature_does_not_reduce_accuracy():
     x = normal(16, 768)
     x[:, 0] = 1e4
     for name, out in norms(x).items():
@@ -107,15 +109,15 @@ def test_an_outlier_as_first_feature_costs_no_accuracy():
         assert np.all(np.abs(out - y) <= rounding(x, y)), name
 
 
-def test_bias_of_the_running_mean_variance_is_as_derived():
+def test_the_bias_of_the_running_mean_variance_equals_its_formula():
     n, rows = 32, 20000
     x = normal(rows, n)
     y = norms(x, algorithms=("running_mean",), eps=0.0)["running_mean"]
-    var = n * x.astype(np.float64).var(-1) / np.square(y).sum(-1)  # what y was divided by
+    var = n * x.astype(np.float64).var(-1) / np.square(y).sum(-1)  # the variance by which x was normalized
     standard_error = var.std() / np.sqrt(rows)
     expected = (n - np.sum(1 / np.arange(1, n + 1))) / (n - 1)
     assert abs(var.mean() - expected) < 4 * standard_error
-    assert abs(1 - expected) > 20 * standard_error  # so the line above would notice an unbiased variance
+    assert abs(1 - expected) > 20 * standard_error  # so the line above fails for an unbiased variance
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_gradients_equal_finite_differences(algorithm, ddof, finite_difference):
         np.testing.assert_allclose(g, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_exact_algorithms_share_their_gradient_also_at_an_offset():
+def test_exact_algorithms_have_the_same_gradient_at_a_large_offset():
     x, g = 100 + normal(4, 200), normal(4, 200, seed=1)
 
     @jax.jit
@@ -146,12 +148,12 @@ def test_exact_algorithms_share_their_gradient_also_at_an_offset():
 
     expected, found = gradients(x, x - 100)
     for dx in found:
-        # y is off by the rounding of the mean, a few units of 100, and enters dx times numbers of about 3.
+        # The rounding error of the mean is a few units of 100; y enters dx with factors of about 3.
         np.testing.assert_allclose(dx, expected, atol=20 * 100 * UNIT)
 
 
 @pytest.mark.parametrize("ddof", [1, 9])
-def test_ddof_is_that_of_numpy(ddof):
+def test_ddof_has_the_meaning_of_numpys(ddof):
     x = normal(4, 10)
     y = reference(x, ddof=ddof)
     for name, out in norms(x, algorithms=EXACT, ddof=ddof).items():
@@ -171,7 +173,7 @@ def test_equals_torch(torch_answers):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_16_bit_inputs_have_float32_statistics_and_a_16_bit_result(dtype):
-    # At 300 the squares overflow float16; at 4096 features 16-bit sums would be off in the first digit.
+    # The squares of 300 overflow float16; sums of 4096 features in 16 bits would be wrong in the first digit.
     x = jnp.asarray(normal(4, 4096) + 300, dtype)
     x64 = np.asarray(x, np.float64)
     scale = 1 + normal(4096, seed=1) / 8
@@ -188,8 +190,8 @@ def test_16_bit_inputs_have_float32_statistics_and_a_16_bit_result(dtype):
         assert (outs[name].dtype, d_x.dtype, d_scale.dtype) == (dtype, dtype, jnp.float32), name
 
 
-def test_rms_norm_has_eps_inside_the_root_and_a_right_gradient(finite_difference):
-    x, scale = 0.01 * normal(3, 5), 1 + normal(5, seed=1) / 4  # small, so that eps counts
+def test_rms_norm_has_eps_inside_the_root_and_the_right_gradient(finite_difference):
+    x, scale = 0.01 * normal(3, 5), 1 + normal(5, seed=1) / 4  # small, so that eps matters
 
     def reference64(x, scale):
         return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-4) * scale
@@ -203,7 +205,7 @@ def test_rms_norm_has_eps_inside_the_root_and_a_right_gradient(finite_difference
     np.testing.assert_array_equal(jit_rms_norm(x, None), jit_rms_norm(x, np.ones(5, np.float32)))
 
 
-def test_scale_and_bias_may_be_absent_and_leading_axes_any():
+def test_scale_and_bias_are_optional_and_leading_axes_arbitrary():
     x = normal(2, 3, 4, 10)
     y, ones = norms(x), norms(x, np.ones(10, np.float32), np.zeros(10, np.float32))
     row, part = norms(x[0, 0, 0]), norms(x[1, 2])

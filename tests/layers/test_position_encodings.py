@@ -1,3 +1,5 @@
+"""RoPE and sinusoidal positions: against their formulas in float64."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ def normal(*shape, seed=0):
 
 
 def rotate(x, positions, theta=10000.0, pairing="adjacent"):
-    """RoPE in float64 as a product of complex numbers."""
+    """Apply RoPE in float64 as a product of complex numbers."""
     d_head = x.shape[-1]
     x = x.astype(np.float64)
     angles = np.asarray(positions)[..., None, None] * theta ** (-2 * np.arange(d_head // 2) / d_head)
@@ -36,7 +38,7 @@ def test_rope_equals_complex_rotation(pairing, theta):
     assert cos.shape == sin.shape == (2, 5, 4)
     assert cos.dtype == sin.dtype == jnp.float32
     out = jit_rope(x, cos, sin, pairing=pairing)
-    # The angle is rounded three times (the exponent, the frequency, the product), and each error turns x by as much.
+    # The angle has three roundings (of the exponent, the frequency, the product), and its error rotates x by as much.
     bound = 8 * UNIT * (1 + positions[..., None, None]) * np.abs(x).max()
     assert np.all(np.abs(np.asarray(out) - rotate(x, positions, theta, pairing)) <= bound)
 
@@ -51,7 +53,7 @@ def test_scores_depend_only_on_relative_positions(pairing):
         return np.einsum("thk,shk->ts", q_rotated, k_rotated)
 
     np.testing.assert_allclose(scores(50), scores(0), atol=2e-4)
-    # And they do depend on them: the same shift of the queries alone is another matter.
+    # They do depend on them: unrotated queries and keys have other scores.
     assert np.abs(scores(0) - q[:, 0] @ k[:, 0].T).max() > 0.1
 
 
@@ -63,7 +65,7 @@ def test_pairings_are_equal_up_to_a_permutation_of_features():
     np.testing.assert_allclose(halves, np.asarray(adjacent)[..., to_halves], rtol=1e-6, atol=1e-6)
 
 
-def test_a_part_of_a_sequence_is_rotated_as_in_the_whole():
+def test_a_part_of_a_sequence_is_rotated_as_in_the_full_sequence():
     x = normal(9, 2, 4)
     whole = jit_rope(x, *jit_table(np.arange(9), 4))
     part = jit_rope(x[5:], *jit_table(np.arange(5, 9), 4))
@@ -71,7 +73,7 @@ def test_a_part_of_a_sequence_is_rotated_as_in_the_whole():
     np.testing.assert_array_equal(np.asarray(whole)[0], x[0])  # position 0 is the identity
 
 
-def test_leading_axes_are_arbitrary():
+def test_rope_accepts_any_leading_axes():
     x, table = normal(2, 3, 4, 2, 6), jit_table(np.arange(4), 6)
     np.testing.assert_allclose(np.asarray(jit_rope(x, *table))[1, 2], jit_rope(x[1, 2], *table), rtol=1e-6, atol=1e-6)
 

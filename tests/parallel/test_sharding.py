@@ -1,4 +1,4 @@
-"""Training on a mesh equals training on one device, and communicates what it should and nothing else."""
+"""Training on a mesh equals training on one device, and communicates exactly what it should."""
 
 import itertools
 import json
@@ -68,21 +68,20 @@ def on_devices(tmp_path, n: int, cases: list[dict]):
 def assert_equal(found: dict, reference: dict) -> None:
     assert found.keys() == reference.keys()
     for name, array in reference.items():
-        largest = np.abs(array).max()  # gradients may all be small; a parameter's or a loss's own size is about 1
+        largest = np.abs(array).max()  # gradients may be small; parameters and losses are about 1
         scale = (largest or 1.0) if name.startswith("first/") else max(1.0, largest)
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
 def meshes_of(model: str) -> list[list[int]]:
-    """Return all meshes that the default model's heads allow, the others for eight heads, and one for other models."""
+    """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads", else one."""
     few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_sharded
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
     return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_ten_steps_equal_those_of_one_device(tmp_path, model):
+@pytest.mark.parametrize("model", [m if m == "scanned" else pytest.param(m, marks=pytest.mark.slow) for m in MODELS])
+def test_ten_steps_on_a_mesh_equal_ten_steps_on_one_device(tmp_path, model):
     cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in meshes_of(model)]
     (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])
     for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
@@ -93,8 +92,8 @@ def test_ten_steps_equal_those_of_one_device(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_bfloat16_trains_on_a_mesh(tmp_path):
-    """Every product is rounded by 2^-8, in another order; the losses stay close."""
+def test_bfloat16_losses_on_a_mesh_stay_close_to_those_of_one_device(tmp_path):
+    """Products are rounded to 8 bits and summed in another order, so the losses are not equal."""
     cases = [
         {"mesh": mesh, "sections": {"model": {dtype: "bfloat16", "compute_dtype": "bfloat16"}}}
         for dtype, mesh in (("compute_dtype", [2, 2, 1, 2]), ("param_dtype", [2, 2, 2, 1]))
@@ -105,8 +104,8 @@ def test_bfloat16_trains_on_a_mesh(tmp_path):
 
 
 @pytest.mark.slow
-def test_bfloat16_gathers_nothing_over_tensor(tmp_path):
-    """The partitioner does not understand a layout constraint, and would gather its argument."""
+def test_bfloat16_products_gather_nothing_over_tensor(tmp_path):
+    """The partitioner does not support layout constraints, and would gather a constrained array."""
     case = {"mesh": [1, 4, 2, 1], "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}}, "hlo": True}
     gathers = [c for c in parse_collectives(on_devices(tmp_path, 8, [case])[1][0]) if c.kind == "all-gather"]
     assert {c.n for c in gathers} == {4}
@@ -115,21 +114,21 @@ def test_bfloat16_gathers_nothing_over_tensor(tmp_path):
 # ---- Communication -------------------------------------------------------------------------------------------------
 
 SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}
-WIDE = {  # so wide that what the estimate leaves out is less than 1 %
+WIDE = {  # so wide that gains and scalars, which the estimate omits, are less than 1 %
     "model": {"scan_layers": True, "n_layers": 3, "vocab_size": 64, "d_model": 128, "d_ff": 384},
     "train": {"seq_len": 24},
 }
 COUNTED = [
     *((WIDE, mesh) for mesh in MESHES),
-    ({**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}}, [2, 4, 1, 1]),  # on CPU bfloat16 travels as float32
+    ({**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}}, [2, 4, 1, 1]),  # CPUs send bfloat16 as float32
     ({**WIDE, "model": WIDE["model"] | {"remat": "block"}, "train": {"seq_len": 24, "loss_chunk": 64}}, [1, 2, 2, 2]),
     ({**WIDE, "train": {"seq_len": 24, "micro_batch_size": 2}}, [2, 2, 1, 2]),
 ]
 
 
 @pytest.mark.slow
-def test_estimated_bytes_equal_those_of_the_compiled_program(tmp_path):
-    """By kind and size of the group, except for 1 % (gains, scalars)."""
+def test_estimated_communication_equals_that_of_the_compiled_program(tmp_path):
+    """For each collective and group size, up to 1 % of all bytes (gains, scalars)."""
     cases = [{"mesh": mesh, "sections": sections, "hlo": True} for sections, mesh in COUNTED]
     for case, text in zip(cases, on_devices(tmp_path, 8, cases)[1], strict=True):
         sizes, config = dict(zip(MESH_AXES, case["mesh"], strict=True)), config_of(case)
@@ -138,7 +137,7 @@ def test_estimated_bytes_equal_those_of_the_compiled_program(tmp_path):
         expected, sent = Counter(), Counter()
         for s in transfers(config, sizes):
             expected[s.kind, s.n] += s.sent
-        # The partitioner shards token ids and weights over positions, for which it sends a few of them.
+        # The partitioner exchanges a few token ids and weights when it shards them over positions.
         for c in found:
             sent["others" if c.kind in ("collective-permute", "all-to-all") else c.kind, c.n] += c.sent
         for group in expected.keys() | sent.keys():
@@ -147,9 +146,9 @@ def test_estimated_bytes_equal_those_of_the_compiled_program(tmp_path):
 
 
 def check_sizes(found, config, sizes) -> None:
-    """Check that no gather is larger than the largest parameter of a layer (or the embedding), and none of activations.
+    """Assert that no gather is larger than the largest parameter of a layer or the embedding, and none of activations.
 
-    Except for keys and values, which this kind of sequence parallelism gathers, over positions and not over examples.
+    Keys and values are the exception: sequence parallelism gathers them over positions, but not over examples.
     """
     m, table = config.model, parameters.parameter_table(config.model)
     largest = max(p.size // (m.n_layers if p.axes[0] == "N" else 1) for p in table.values())
@@ -167,8 +166,8 @@ def check_sizes(found, config, sizes) -> None:
 
 @pytest.mark.slow
 def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_path):
-    """ZeRO-3: each layer's parameter is gathered forward and backward; gathered ones are not saved in between."""
-    # A length at which no activation has a weight's shape.
+    """ZeRO-3: parameters of a layer are gathered in the forward and the backward pass, and not kept in between."""
+    # At this length no activation has the shape of a weight.
     sections = SCANNED | {"train": {"seq_len": 11}}
     _, (text,) = on_devices(tmp_path, 8, [{"mesh": [1, 8, 1, 1], "sections": sections, "hlo": True}])
     found = parse_collectives(text)
@@ -193,7 +192,7 @@ def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_pa
 
 @pytest.mark.slow
 def test_micro_batches_reduce_gradients_once_per_step(tmp_path):
-    """Over replicas the gradients of all micro-batches are summed on each device first."""
+    """Each device first sums the gradients of its micro-batches; only the sum is reduced over replicas."""
     sections = {"train": {"micro_batch_size": 1}}
     cases = [{"mesh": [8, 1, 1, 1], "sections": s, "hlo": True} for s in ({}, sections)]
     once, micro_batches = (sum(c.sent for c in parse_collectives(text)) for text in on_devices(tmp_path, 8, cases)[1])
@@ -223,18 +222,18 @@ ENTRY %main (p: f32[8,4]) -> f32[8,4] {
 """
 
 
-def test_collectives_of_a_text_equal_those_counted_by_hand():
+def test_parse_collectives_by_hand():
     gather, reduce, scatter = parse_collectives(HLO)
     assert (gather.kind, gather.n, gather.times, gather.payload, gather.where) == ("all-gather", 2, 15, 128, "a/w")
     assert (reduce.kind, reduce.n, reduce.times, reduce.payload) == ("all-reduce", 4, 5, 26)
     assert (scatter.kind, scatter.n, scatter.times, scatter.payload) == ("reduce-scatter", 4, 1, 32)
     assert gather.sent == 0.5 * 128 * 15
     assert reduce.sent == 2 * 0.75 * 26 * 5
-    with pytest.raises(ValueError, match="unknown length"):
+    with pytest.raises(ValueError, match="unknown trip count"):
         parse_collectives(re.sub(r', backend_config=\S+"5"\}\}', "", HLO))
 
 
-# ---- Where arrays live -----------------------------------------------------------------------------------------------
+# ---- Placement of arrays ---------------------------------------------------------------------------------------------
 
 
 INITIALIZE = """
@@ -258,8 +257,8 @@ for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
 
 
 @pytest.mark.slow
-def test_the_state_is_initialized_sharded(tmp_path):
-    """No array of the initializing program is larger than a device's shard of the largest parameter."""
+def test_the_initial_state_is_computed_in_shards(tmp_path):
+    """No array of the program is larger than a device's shard of the largest parameter."""
     done = subprocess.run([sys.executable, "-c", INITIALIZE], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for line, n_shards in zip(done.stdout.splitlines(), (8, 4), strict=True):
@@ -288,7 +287,7 @@ def test_mesh_sizes(sizes, n, expected):
         ((1, 16, 1, 1), "does not fit 8 devices"),
     ],
 )
-def test_a_mesh_that_does_not_fit_the_devices(sizes, message):
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, message):
     with pytest.raises(UserError, match=message):
         mesh_sizes(MeshConfig(*sizes), 8)
 
@@ -319,7 +318,7 @@ def test_what_cannot_be_sharded(sizes, sections, message):
 
 @pytest.mark.parametrize(("sizes", "expected"), [((1, 1), 40), ((1, 8), 5), ((4, 8), 3), ((12, 8), 1)])
 def test_micro_batches_are_as_few_as_their_size_allows(sizes, expected):
-    """480 sequences, at most 12 at once; 15 on each of 32 devices are 3 times 5."""
+    """480 sequences, at most 12 per micro-batch; 15 on each of 32 devices make 3 micro-batches of 5."""
     config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
     assert micro_batches_per_step(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True))) == expected
 

@@ -1,4 +1,4 @@
-"""Writes layers.json beside this file: inputs and answers of PyTorch 2.13 in float64, for tests/layers.
+"""Write layers.json beside this file: inputs and results of PyTorch 2.13 in float64, for tests/layers.
 
 Run once by hand, with torch installed: python tests/references/make_layers.py. The tests read only the JSON file.
 """
@@ -14,7 +14,7 @@ torch.manual_seed(0)
 
 
 def numbers(*shape):
-    """Normal numbers that float32 holds exactly (multiples of 2^-10), so that both sides start from the same inputs."""
+    """Draw normal numbers that are exact in float32 (multiples of 2^-10), so that both sides have the same inputs."""
     return (torch.randn(*shape) * 1024).round() / 1024
 
 
@@ -34,7 +34,7 @@ def norms():
 
 
 def attention():
-    """(batch, positions, heads, width) as in this code base; 4 query heads on 2 key heads, and a window of 3 keys."""
+    """Compute attention of shape (batch, positions, heads, width): 4 query heads, 2 key heads, a window of 3 keys."""
     q, k, v = numbers(2, 6, 4, 8), numbers(2, 6, 2, 8), numbers(2, 6, 2, 8)
     heads_first = [a.transpose(1, 2) for a in (q, k, v)]
     distance = torch.arange(6)[:, None] - torch.arange(6)

@@ -1,4 +1,4 @@
-"""The whole model in NumPy and float64, written from the papers' equations with loops where loops are clearest.
+"""The full model in NumPy and float64, from the papers' equations, with loops where they are clearest.
 
 It reads the parameters of lm/parameters.py by name and shares no code with lm.
 """
@@ -35,7 +35,7 @@ def norm(c, p, x):
 
 
 def rotated(c, x, position):
-    """RoPE of one head's vector x (K,) as complex numbers."""
+    """Apply RoPE to one head's vector x (K,), with complex numbers."""
     K = len(x)
     turn = np.exp(1j * position * c.rope_theta ** (-np.arange(0, K, 2) / K))
     if c.rope_pairing == "halves":
@@ -103,7 +103,7 @@ def block(c, p, x, window):
 
 
 def logits(c, params, tokens):
-    """Logits (T, V) for token ids (T,). params: of an unrolled model, nested dicts of float64 arrays."""
+    """Return logits (T, V) for token ids (T,). params: nested dicts of float64 arrays of an unrolled model."""
     T, D = len(tokens), c.d_model
     x = params["embedding"][tokens]
     if c.positions == "learned":

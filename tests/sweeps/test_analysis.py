@@ -32,7 +32,7 @@ def test_comparisons_agree_with_scipy(tmp_path):
         ci, mean = t.confidence_interval(0.95), np.mean(LOSSES[c.variant]) - np.mean(BASE)
         assert c.difference[:5] == pytest.approx((mean, *ci, t.pvalue, 5), rel=1e-6)
     gated, wide = a.comparisons
-    assert gated.p_adjusted == pytest.approx(2 * tests[0].pvalue, rel=1e-6)  # Holm: the smaller one doubles
+    assert gated.p_adjusted == pytest.approx(2 * tests[0].pvalue, rel=1e-6)  # Holm: the smaller p-value is doubled
     assert wide.p_adjusted == pytest.approx(tests[1].pvalue, rel=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_loss_at_equal_cost_by_hand(tmp_path):
 
 
 def test_equal_cost_is_among_connected_variants(tmp_path):
-    """If wide is not compared, its cost does not affect the others, nor theirs it."""
+    """If wide is not compared, its cost does not affect the others, and theirs does not affect it."""
     record, runs = sweep()
     before = tables.variant_rows(analyze(write(tmp_path / "all", record, runs)))
     rows = tables.variant_rows(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
@@ -112,8 +112,8 @@ def test_answer_for_a_significant_difference(tmp_path):
 def test_answer_without_a_significant_difference(tmp_path):
     wide = analyze(write(tmp_path / "s", *sweep())).comparisons[1]
     assert wide.answer.startswith("No significant difference between wide and plain (n = 5 paired seeds, 95 % CI -0.0")
-    # One of two comparisons: the non-central t of 4 degrees of freedom and shift 4.584 is beyond t_4(0.9875) = 3.4954
-    # with a probability of 0.8.
+    # For two comparisons: the non-central t with 4 degrees of freedom and shift 4.584 exceeds t_4(0.9875) = 3.4954 with
+    # probability 0.8.
     assert stats.nct.sf(3.4954, 4, 4.584) == pytest.approx(0.8, abs=1e-4)
     spread = np.std(np.subtract(LOSSES["wide"], BASE), ddof=1)
     assert wide.difference.detectable == pytest.approx(spread * 4.584 / math.sqrt(5), rel=1e-3)
@@ -184,7 +184,7 @@ def test_a_tiny_difference_is_shown_with_one_digit(tmp_path):
 
 
 def test_variants_of_different_lengths_are_drawn(tmp_path):
-    """The second half shows only runs that reach it. A variant without steps has no curve."""
+    """The panel of the second half shows only runs that reach it. A variant without steps has no curve."""
     record, runs = sweep()
     for r in runs:
         if r["variant"] == "wide":
@@ -241,7 +241,7 @@ def test_a_run_near_the_unigram_baseline_is_stuck(tmp_path):
 
 
 def test_answer_when_only_the_uncorrected_interval_excludes_0(tmp_path):
-    differences = [0.020, 0.001, 0.012, 0.015, 0.003]  # p is 0.046 alone, and twice that among two
+    differences = [0.020, 0.001, 0.012, 0.015, 0.003]  # p is 0.046 for one comparison, and twice that for two
     losses = LOSSES | {"gated": [b + 0.001 * (-1) ** i for i, b in enumerate(BASE)]}
     losses["wide"] = [b + d for b, d in zip(BASE, differences, strict=True)]
     wide = analyze(write(tmp_path / "s", *sweep(losses))).comparisons[1]
@@ -348,7 +348,7 @@ def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
 
 
 def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
-    """By FLOPs; here plain and wide train at one speed and gated at 0.8 of it, near enough."""
+    """The axis of time stays linear, because here the slowest variant has 0.8 times the speed of the fastest."""
     for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
         record, runs = sweep()
         for r in runs:

@@ -65,7 +65,7 @@ def test_the_plan():
 
 
 def tiny_with(monkeypatch, **changes) -> str:
-    """The mistakes of the tiny sweep with fields changed."""
+    """Return the mistakes that are reported for the tiny sweep with changed fields."""
     sweep = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), **changes)
     monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
     with pytest.raises(UserError) as caught:
@@ -194,8 +194,8 @@ def test_files_that_do_not_return_a_sweep(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_sweeps_that_ship(monkeypatch, tmp_path, path, budget):
-    """Also layernorm_algorithms, which begins with runs of its own."""
+def test_every_sweep_in_configs_has_a_plan(monkeypatch, tmp_path, path, budget):
+    """Including layernorm_algorithms, which starts from runs that must be trained first."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "runs" / "layernorm-0" / "checkpoints").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs trained together are the runs trained one by one."""
+"""Runs that are trained together, stacked in one program, equal runs trained one by one."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ RULES = {
 
 
 def members(rule: str, dtype: str = "float32"):
-    """Configs that differ in seed and in every traced key that the rule has."""
+    """Return two configs that differ in seed and in every traced key that the rule has."""
     base = tiny(optimizer=RULES[rule], model={"n_layers": 1, "param_dtype": dtype, "compute_dtype": dtype})
     o = base.optimizer
     change = {"learning_rate": o.learning_rate / 3, "weight_decay": 0.3, "clip_norm": 0.2, "final_fraction": 0.5}
@@ -51,7 +51,7 @@ def all_together(configs, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_ten_steps_together_are_ten_steps_apart(rule):
+def test_ten_stacked_steps_equal_ten_separate_steps(rule):
     configs = members(rule)
     states, metrics = all_together(configs, "float32")
     for i, (state, alone) in enumerate(one_by_one(configs)):
@@ -63,7 +63,7 @@ def test_ten_steps_together_are_ten_steps_apart(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
-def test_in_float64_they_agree_to_ten_digits(rule):
+def test_stacked_and_separate_steps_agree_to_ten_digits_in_float64(rule):
     with jax.enable_x64(True):
         configs = members(rule, "float64")
         states, metrics = all_together(configs, "float64")
@@ -77,8 +77,8 @@ def test_in_float64_they_agree_to_ten_digits(rule):
 
 
 @pytest.mark.slow
-def test_every_traced_key_matters():
-    """A member with one of them changed ends elsewhere; so the comparisons above can fail."""
+def test_every_traced_key_changes_the_result():
+    """So the comparisons above can fail."""
     base = members("muon")[0]
     changed = {name: 1.5 * getattr(base.optimizer, name) for name in TRACED if name != "clip_norm"} | {"clip_norm": 0.1}
     configs = [base, *(with_values(base, {name: value}) for name, value in changed.items())]
@@ -87,7 +87,7 @@ def test_every_traced_key_matters():
     assert all(np.abs(end - ends[0]).max() > 1e-5 for end in ends[1:])
 
 
-def test_who_trains_together():
+def test_runs_that_differ_only_in_seed_and_traced_keys_are_grouped():
     a, b = tiny(), tiny(train={"seed": 1}, optimizer={"learning_rate": 1.0})
     c, d = tiny(model={"qk_norm": True}), tiny(optimizer={"weight_decay": 0.0})
     assert group_by_program({"a": a, "c": c, "b": b, "d": d}, 4) == [["a", "b"], ["c"], ["d"]]

@@ -24,7 +24,7 @@ def test_interval_agrees_with_scipy():
 
 
 def test_interval_by_hand():
-    # 1, 2, 3: mean 2, standard deviation 1, t_2 = 4.302653 in every table.
+    # 1, 2, 3: mean 2, standard deviation 1; t_2 = 4.302653 from a table of Student's t.
     found = statistics.interval([1, 2, 3])
     assert (found.mean, found.sd, found.n) == (2, 1, 3)
     assert found.high - 2 == 2 - found.low == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
@@ -55,12 +55,12 @@ def test_paired_difference_changes_sign_when_swapped():
 
 def test_equal_differences():
     assert statistics.paired_difference(A, A) == (0, 0, 0, 1, 5, 0)
-    once = statistics.paired_difference([1.5, 2.5], [1, 2])  # seeds that do not vary are one measurement
+    once = statistics.paired_difference([1.5, 2.5], [1, 2])  # without variation over seeds there is no p-value
     assert once[:3] == (0.5, 0.5, 0.5)
     assert math.isnan(once.p)
 
 
-def test_only_detectable_depends_on_the_number_of_comparisons():
+def test_only_the_detectable_difference_depends_on_the_number_of_comparisons():
     one, four = statistics.paired_difference(A, B), statistics.paired_difference(A, B, 4)
     assert one[:5] == four[:5]
     assert four.detectable == statistics.detectable(np.std(np.subtract(A, B), ddof=1), 5, 4) > one.detectable
@@ -98,8 +98,8 @@ def test_holm_counts_p_values_of_nan():
     assert all(math.isnan(p) for p in statistics.holm([math.nan, math.nan]))
 
 
-def test_sweeps_without_a_difference():
-    """4 variants against one baseline, 5 seeds, noise shared within a seed: every rejection is false."""
+def test_sweeps_without_a_difference_are_rejected_at_the_nominal_rate():
+    """4 variants against one baseline, 5 seeds, noise shared within a seed: every rejection is an error."""
     sweeps, draw = 2000, np.random.default_rng(20260101)
     losses = 2 + draw.normal(scale=0.02, size=(sweeps, 5, 5)) + draw.normal(scale=0.05, size=(sweeps, 1, 5))
     p = np.array([[statistics.paired_difference(v, w[0], 4).p for v in w[1:]] for w in losses])

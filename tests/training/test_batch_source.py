@@ -1,4 +1,4 @@
-"""Feeds: the same batches whether the device or the host gathers them, and each array is copied or read once."""
+"""Feeds: equal batches whether the device or the host gathers them, and no array is copied or read twice."""
 
 import dataclasses
 

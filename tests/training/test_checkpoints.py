@@ -1,4 +1,4 @@
-"""Checkpoints: restores bit for bit, and real damage of every kind."""
+"""Checkpoints: bit-exact restore, and detection of every kind of corruption."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ class State:
 
 
 def make_state(step=0, *, width=3, dtype=jnp.float32):
-    """A state with the shapes of real ones: nested dicts, masked leaves, scalars; its values depend on the step."""
+    """Return a state like those of training: nested dicts, masked leaves, scalars. Its values depend on the step."""
     rng = np.random.default_rng(step)
     params = {
         "embed": jnp.asarray(rng.standard_normal((10, width)), dtype),
@@ -65,7 +65,7 @@ def directories(workdir) -> set[str]:
 # ---- Saving and restoring ------------------------------------------------------------------------------------------
 
 
-def test_a_state_comes_back_bit_for_bit(tmp_path):
+def test_a_state_is_restored_bit_for_bit(tmp_path):
     save_steps(tmp_path, [5], {5: 1.25})
     checkpoints = Checkpoints(tmp_path)
     step, state, meta = checkpoints.restore(jax.eval_shape(make_state))
@@ -74,7 +74,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path):
     checkpoints.close()
 
 
-def test_sixteen_bit_states_come_back_bit_for_bit(tmp_path):
+def test_16_bit_states_are_restored_bit_for_bit(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     state = make_state(3, dtype=jnp.bfloat16)
     state.params["embed"] = state.params["embed"].at[0].set(jnp.nan).at[1].set(-0.0)
@@ -156,7 +156,7 @@ def test_orbax_is_quiet(tmp_path, capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
-# ---- Mismatch is not damage --------------------------------------------------------------------------------------
+# ---- A mismatch is not corruption ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_orbax_is_quiet(tmp_path, capfd, caplog):
         (lambda s: s.replace(opt_state=optax.sgd(0.1).init(s.params)), "opt_state/.*: only in the checkpoint"),
     ],
 )  # fmt: skip
-def test_another_models_checkpoint_is_refused_and_left_alone(tmp_path, change, message):
+def test_a_checkpoint_of_another_model_is_refused_and_not_renamed(tmp_path, change, message):
     save_steps(tmp_path, [1, 2])
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(UserError, match=message):
@@ -179,11 +179,11 @@ def test_another_models_checkpoint_is_refused_and_left_alone(tmp_path, change, m
     assert directories(tmp_path) == {"1", "2"}
 
 
-# ---- Damage ------------------------------------------------------------------------------------------------------
+# ---- Corruption ------------------------------------------------------------------------------------------------------
 
 
 def data_file(step_directory: Path) -> Path:
-    """The file with the arrays: the largest."""
+    """Return the file with the arrays, which is the largest."""
     return max(step_directory.glob("state/**/d/*"), key=lambda path: path.stat().st_size)
 
 
@@ -232,14 +232,14 @@ DAMAGE = [
 
 
 def big_state(step):
-    """Random enough that compression leaves most of the data file to one array."""
+    """Return a state whose data file consists mostly of one array, of random values that do not compress."""
     return State(jnp.int32(step), {"w": jax.random.normal(jax.random.key(step), (64, 64))}, (), jnp.uint32(7))
 
 
 # Orbax leaves its other reads unfinished when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_damage_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path, damage):
+def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path, damage):
     said = []
     checkpoints = Checkpoints(tmp_path, say=said.append)
     for step in (1, 2, 3):
@@ -298,7 +298,7 @@ def test_when_none_is_intact_nothing_is_renamed(tmp_path):
         flip_a_byte(tmp_path / "checkpoints" / str(step))
     with pytest.raises(UserError, match="no intact checkpoint") as error:
         checkpoints.restore(big_state(0))
-    assert len(error.value.problems) == 3  # a headline and the reason of each
+    assert len(error.value.problems) == 3  # a headline, and a reason for each checkpoint
     checkpoints.close()
     assert directories(tmp_path) == {"1", "2"}  # otherwise the next --resume would start a new run
 
@@ -332,7 +332,7 @@ for step in range(first + 1, 10**6):
 
 
 def killed_while_saving(workdir: Path) -> int:
-    """Run SAVE_FOREVER until it writes its third checkpoint, then kill -9; returns the step that it began from."""
+    """Run SAVE_FOREVER, kill it while it writes its third checkpoint, and return the step at which it started."""
     process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(workdir)], stdout=subprocess.PIPE, text=True)
     try:
         first = int(process.stdout.readline())
@@ -360,14 +360,14 @@ def check_kills(workdir: Path, kills: int) -> None:
         assert meta == {"step": before}
         assert int(state["step"]) == before
         assert (np.asarray(state["params"]["w"]) == before).all()
-        assert said == []  # a save cut short is no damage: the one before it is the newest
+        assert said == []  # an unfinished save is no corruption: the one before it is the newest
         assert not any("tmp" in name for name in directories(workdir))
 
 
-def test_kill_9_during_a_save(tmp_path):
+def test_a_kill_during_a_save_leaves_the_checkpoint_before(tmp_path):
     check_kills(tmp_path, 1)
 
 
 @pytest.mark.slow
-def test_repeated_kill_9_during_saves(tmp_path):
+def test_repeated_kills_during_saves_leave_the_checkpoint_before(tmp_path):
     check_kills(tmp_path, 5)

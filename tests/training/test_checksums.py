@@ -1,4 +1,4 @@
-"""Checksums of checkpoints by their defining property: every flipped bit and every exchange shows, on any devices."""
+"""Checksums of checkpoints detect every flipped bit and every exchange, and do not depend on the sharding."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def checksum(x) -> str:
 
 
 def checksum_by_definition(words: list[int]) -> str:
-    """The documented sums, in Python's integers."""
+    """Return the documented sums, computed with Python integers."""
     sums = []
     for shift in (0, 16):
         for index_shift in (0, 16):
@@ -44,7 +44,7 @@ def test_checksums_of_scalars_empty_leaves_and_keys():
     assert checksum(jax.random.key(1)) != checksum(jax.random.key(2))
 
 
-def test_checksums_of_64_bit_leaves_see_both_words():
+def test_checksums_of_64_bit_leaves_depend_on_both_words():
     with jax.enable_x64(True):
         x = np.arange(6, dtype=np.int64).reshape(2, 3)
         low, high = x.copy(), x.copy()
@@ -58,7 +58,7 @@ WORDS = np.random.default_rng(1).integers(0, 2**32, 2**16 + 300, dtype=np.uint32
 
 @settings(max_examples=100, deadline=None)
 @given(index=st.integers(0, WORDS.size - 1), bit=st.integers(0, 31))
-def test_any_flipped_bit_is_seen(index, bit):
+def test_any_flipped_bit_changes_the_checksum(index, bit):
     flipped = WORDS.copy()
     flipped[index] ^= np.uint32(1 << bit)
     assert checksum(flipped) != checksum(WORDS)
@@ -67,14 +67,14 @@ def test_any_flipped_bit_is_seen(index, bit):
 positions = st.integers(0, WORDS.size - 1)
 pairs = st.one_of(
     st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
-    st.integers(0, 2**32 - 1).map(lambda word: (word, word ^ 2**31)),  # x and -x: a plain weighted sum is blind here
+    st.integers(0, 2**32 - 1).map(lambda word: (word, word ^ 2**31)),  # x and -x: a plain weighted sum would not change
     st.tuples(st.integers(0, 31), st.integers(0, 31)).map(lambda bits: (1 << bits[0], 1 << bits[1])),
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(i=positions, j=st.one_of(positions, st.sampled_from([0, 2**15, 2**16])), words=pairs)
-def test_any_exchange_of_two_unequal_elements_is_seen(i, j, words):
+def test_any_exchange_of_two_unequal_elements_changes_the_checksum(i, j, words):
     if i == j or words[0] == words[1]:
         return
     there, back = WORDS.copy(), WORDS.copy()
@@ -104,7 +104,7 @@ for shape, spec in layouts:
     placed[shape, spec] = y = jax.device_put(x, NamedSharding(mesh, spec))
     sums.add(leaf_checksums({"x": y})["x"])
 print("sums", *sums)
-# Only partial sums travel between devices, never a shard of the leaf.
+# Devices exchange partial sums only, never a shard of the leaf.
 sent = parse_collectives(_checksum(mesh).lower(y).compile().as_text())
 assert sent and max(c.payload for c in sent) < x.nbytes // 8, sent
 checkpoints = Checkpoints(sys.argv[1])

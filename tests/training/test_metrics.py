@@ -25,7 +25,7 @@ def write(workdir, steps, **options):
     writer.close()
 
 
-def test_lines_come_back_bit_for_bit(tmp_path):
+def test_lines_are_read_back_bit_for_bit(tmp_path):
     write(tmp_path, range(4))
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["loss"] for line in lines if "split" not in line] == [1 / 3, 1 / 4, 1 / 5, 1 / 6]
@@ -48,7 +48,7 @@ def test_non_finite_numbers_are_strict_json(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 2, "loss": 1'])
-def test_resumed_file_equals_the_uninterrupted_one(tmp_path, torn):
+def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, torn):
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     write(tmp_path / "whole", range(8))
@@ -60,7 +60,7 @@ def test_resumed_file_equals_the_uninterrupted_one(tmp_path, torn):
     assert whole == cut
 
 
-def test_lines_of_the_newest_step_are_known_across_a_resume(tmp_path):
+def test_lines_of_the_newest_step_are_known_after_a_resume(tmp_path):
     write(tmp_path, range(6))
     writer = MetricsWriter(tmp_path, resume_step=4, tensorboard=False)
     assert [line.get("split") for line in writer.lines_of(4)] == [None, "validation"]
@@ -72,7 +72,7 @@ def test_lines_of_the_newest_step_are_known_across_a_resume(tmp_path):
     writer.close()
 
 
-def test_a_start_without_a_checkpoint_starts_afresh(tmp_path):
+def test_a_start_without_a_checkpoint_replaces_old_files(tmp_path):
     write(tmp_path, range(3))
     write(tmp_path, range(2))
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 0, 1]
@@ -112,7 +112,7 @@ def tensorboard_events(workdir: Path):
 
 
 def tensorboard_view(workdir: Path):
-    """(tag, step) as TensorBoard shows them: a session start at step n makes it forget all from step n on."""
+    """Return (tag, step) as TensorBoard shows them: a session start at step n hides earlier events from step n on."""
     shown = []
     for event in tensorboard_events(workdir):
         if event.HasField("session_log"):
@@ -131,7 +131,7 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path):
     assert tensorboard_view(tmp_path) == [("train/loss", s) for s in range(6)] + [("eval/validation/loss", 5)]
 
 
-def test_wandb_asked_for_and_missing_is_a_user_error(tmp_path, monkeypatch):
+def test_wandb_that_is_configured_but_not_installed_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install -e '.\[wandb\]'"):
         MetricsWriter(tmp_path, tensorboard=False, wandb={"project": "lm"})
@@ -181,12 +181,34 @@ def test_a_file_gets_plain_lines():
         "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %",
         "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 8:10",  # 980 steps of half a second
         "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
-        "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s  ETA 4:02",
+        "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s  ETA 8:05",
     ]
 
 
+def test_the_remaining_time_follows_the_present_speed():
+    """30 steps of 10 s (compilation, or a busy machine) no longer count once 30 steps took 1 s each."""
+    stream, now = io.StringIO(), 0.0
+    progress = Progress(100, stream, clock=lambda: now)
+    for step in range(1, 61):
+        now += 10 if step <= 30 else 1
+        progress.update({"step": step, "loss": 2.5})
+    assert stream.getvalue().splitlines()[-1] == "step  60/100  loss 2.5000  ETA 0:40"
+
+
+def test_the_remaining_time_of_dispatches_of_many_lines():
+    """The lines of a dispatch come at once, so the speed follows from the time between dispatches: 50 steps in 60 s."""
+    stream, now = io.StringIO(), 0.0
+    progress = Progress(1000, stream, clock=lambda: now)
+    for step in range(1, 201):
+        now += 60 if step % 50 == 1 else 0.001
+        progress.update({"step": step, "loss": 2.5})
+    lines = stream.getvalue().splitlines()
+    assert not any("ETA" in line for line in lines[:50])
+    assert lines[-1] == "step  200/1000  loss 2.5000  ETA 16:01"
+
+
 def read_all(terminal: int) -> bytes:
-    """What was written to a pseudo-terminal whose other end is closed; reading past the end is an error there."""
+    """Return what was written to a pseudo-terminal whose other end is closed. Reading past its end raises OSError."""
     parts = []
     with open(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
         while part := stream.read(4096):
@@ -217,8 +239,8 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_tensorboard_does_without_torch(tmp_path):
-    """tensorboardX would import it where it is installed: seconds of every start."""
+def test_tensorboard_does_not_import_torch(tmp_path):
+    """tensorboardX would import torch if it is installed, which takes seconds at every start."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     job = (
         "import sys\nfrom pathlib import Path\nfrom lm.training.metrics import _start_tensorboard\n"

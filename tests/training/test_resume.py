@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or damaged and then resumed ends like an uninterrupted run."""
+"""A run that is killed, stopped or corrupted, and then resumed, ends like an uninterrupted run."""
 
 import json
 import shutil
@@ -18,21 +18,21 @@ def evaluated(workdir) -> list[tuple[int, str]]:
 
 
 def unfinished_copy(reference, workdir):
-    """A copy of a finished run as it was just before its summary."""
+    """Copy a finished run, without its summary, so that it can be resumed."""
     shutil.copytree(reference, workdir)
     (workdir / "summary.json").unlink()
     return workdir
 
 
 def damage(checkpoint) -> None:
-    """Flip a bit in the middle of every file of arrays; which of them are read is up to Orbax."""
+    """Flip a bit in the middle of every file of arrays, because Orbax decides which of them it reads."""
     for file in (checkpoint / "state").glob("**/d/*"):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
 
 
-def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
+def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tmp_path):
     reference, workdir = bench.reference(), tmp_path / "run"
     workdir.mkdir()  # --resume in an empty directory starts a new run
 
@@ -48,7 +48,7 @@ def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
     assert checkpoint_steps(workdir) == []
     assert list((workdir / "checkpoints").glob("4.*tmp*"))
 
-    # In the evaluation at step 8 (those before had 3 batches each), and a line is torn.
+    # In the evaluation at step 8 (the one at step 4 had 3 batches), with an incomplete last line.
     done = bench.train(workdir, "--resume", at="KILL evaluation 5")
     assert done.returncode == -signal.SIGKILL
     assert checkpoint_steps(workdir) == [4]
@@ -56,7 +56,7 @@ def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
     with open(workdir / "metrics.jsonl", "a") as file:
         file.write('{"step": 9, "lo')
 
-    # SIGTERM in the evaluation at step 8, which thus has no line; step 4's is not made again. The dispatches differ.
+    # SIGTERM in the evaluation at step 8, which is not logged; that of step 4 is not repeated. Other dispatches.
     done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=3", at="TERM evaluation 2")
     assert done.returncode == 128 + signal.SIGTERM
     assert "config.train.steps_per_dispatch: 2 -> 3" in done.stdout
@@ -66,7 +66,7 @@ def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
     assert evaluated(workdir) == [(4, "validation")]
     assert checkpoint_steps(workdir) == [4, 8]
 
-    # Ctrl-C before the line of step 9 (the first line is the evaluation that was left out); step 10 is sent by then.
+    # Ctrl-C before the line of step 9, after the line of the missing evaluation; step 10 has been sent by then.
     done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=1", at="INT log 2")
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
@@ -82,7 +82,7 @@ def test_kills_at_every_moment_and_both_signals_leave_no_trace(bench, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_is_seen_by_these_comparisons(bench, train, tmp_path):
+def test_these_comparisons_detect_another_seed(bench, train, tmp_path):
     reference = bench.reference()
     train(tmp_path / "run", "--config.train.seed=1")
     assert set(checksums(tmp_path / "run", 12)) == set(checksums(reference, 12))
@@ -95,9 +95,9 @@ def test_another_seed_is_seen_by_these_comparisons(bench, train, tmp_path):
 @pytest.mark.parametrize(
     "moment", ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
 )
-def test_one_kill_leaves_no_trace(bench, tmp_path, moment):
-    # Lines 6 and 12 are details, 19 is the test split's; batches 7 to 12 are those of the final evaluations, and the
-    # third checkpoint is the last.
+def test_a_run_with_one_kill_equals_an_uninterrupted_run(bench, tmp_path, moment):
+    # Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12 belong to the final
+    # evaluations. The third checkpoint is the last.
     killed = bench.train(tmp_path / "run", "--config.log.detail_every=4", at=f"KILL {moment}")
     assert killed.returncode == -signal.SIGKILL
     done = bench.train(tmp_path / "run", "--resume", "--config.log.detail_every=4")
@@ -110,7 +110,7 @@ def test_one_kill_leaves_no_trace(bench, tmp_path, moment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_name", ["TERM", "INT"])
-def test_a_signal_in_the_last_evaluation_stops_there(bench, tmp_path, signal_name):
+def test_a_signal_in_the_final_evaluations_stops_the_run_and_it_can_be_resumed(bench, tmp_path, signal_name):
     done = bench.train(tmp_path / "run", at=f"{signal_name} evaluation 10")
     assert done.returncode == 128 + getattr(signal, f"SIG{signal_name}")
     assert summary_of(tmp_path / "run")["status"] == "interrupted"
@@ -131,10 +131,10 @@ def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
         finally:
             process.kill()
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert checkpoint_steps(tmp_path / "run") == []  # it did not wait to save
+    assert checkpoint_steps(tmp_path / "run") == []  # nothing was saved
 
 
-# Orbax leaves a coroutine behind when a file cannot be read.
+# Orbax does not await all of its reads when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_a_corrupted_checkpoint_is_skipped(bench, train, tmp_path):
@@ -159,7 +159,7 @@ def test_resuming_a_finished_run_changes_nothing(bench):
 
 
 @pytest.mark.slow
-def test_a_run_may_grow_where_its_schedule_allows(train, tmp_path):
+def test_a_run_with_a_constant_schedule_can_be_extended(train, tmp_path):
     constant = "--config.optimizer.schedule=constant"
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
         code, said = train(tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume")
@@ -171,8 +171,8 @@ def test_a_run_may_grow_where_its_schedule_allows(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_growing_a_finished_run_keeps_the_scores_of_its_checkpoints(train, tmp_path):
-    """With eval.max_batches the final evaluation of the whole split is no score of the checkpoint of that step."""
+def test_extending_a_finished_run_keeps_the_scores_of_its_checkpoints(train, tmp_path):
+    """With eval.max_batches, the final evaluation of the full split does not replace the score of the checkpoint."""
     keys = ("--config.optimizer.schedule=constant", "--config.eval.max_batches=1", "--config.eval.every=6")
     train(tmp_path / "run", *keys, "--config.train.steps=6")
     score = json.loads((tmp_path / "run" / "val_losses.json").read_text())["6"]
@@ -184,15 +184,16 @@ def test_growing_a_finished_run_keeps_the_scores_of_its_checkpoints(train, tmp_p
 
 
 @pytest.mark.slow
-def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path):
-    """The checkpoint has all parameters: only a new run needs the run that init_from names."""
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path, steps):
+    """The checkpoint, also one of step 0, has all parameters: only a new run needs the run that init_from names."""
     source = tmp_path / "source"
     shutil.copytree(bench.reference(), source)
     keys = ("--config.optimizer.schedule=constant", f"--config.init_from={source}")
-    assert train(tmp_path / "run", *keys, "--config.train.steps=4")[0] == 0
+    assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}")[0] == 0
     shutil.rmtree(source)
     code, output = train(tmp_path / "run", *keys, "--config.train.steps=8", "--resume")
-    assert (code, "resuming at step 4" in output) == (0, True)
+    assert (code, f"resuming at step {steps}" in output) == (0, True)
     code, output = train(tmp_path / "new", *keys, "--resume")
     assert (code, "holds no checkpoints" in output) == (2, True)
 

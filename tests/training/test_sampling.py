@@ -1,3 +1,5 @@
+"""Sampling: greedy and random continuations against the model's logits."""
+
 import jax
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ def text(prompt=(1, 2, 3), n_tokens=12, **options):
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], list(range(11))], ids=["short", "longer_than_the_context"])
-def test_greedy_text_is_that_of_a_plain_loop(prompt):
-    """On past the length of the context, of which the last seq_len tokens are seen, at positions from 0."""
+def test_greedy_text_equals_that_of_a_plain_loop(prompt):
+    """Also beyond the length of the context: the model sees the last seq_len tokens, at positions from 0."""
     logits = jax.jit(lambda tokens: model.logits(PARAMS, CONFIG.model, tokens[None])[0])
     seen, expected = list(prompt), []
     for _ in range(12):
@@ -38,7 +40,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_drawn():
     assert max(map(max, drawn[1::2])) > 2
 
 
-def test_top_1_is_greedy_and_a_seed_is_a_text():
+def test_top_1_is_greedy_and_a_seed_determines_the_text():
     greedy = text(temperature=0)
     assert text(top_k=1, temperature=1.0, seed=3) == greedy
     drawn = [text(temperature=1.0, seed=seed) for seed in (0, 1, 0)]
@@ -47,7 +49,7 @@ def test_top_1_is_greedy_and_a_seed_is_a_text():
 
 
 def test_draws_follow_the_softmax_of_the_top_k():
-    """The first of many texts' tokens, against softmax(logits / temperature) over the 3 likeliest."""
+    """Compare the first tokens of 200 texts with softmax(logits / temperature) over the 3 likeliest tokens."""
     n, temperature = 200, 1.5
     first = np.array([text(n_tokens=1, temperature=temperature, top_k=3, seed=seed)[0] for seed in range(n)])
     logits = np.float64(model.logits(PARAMS, CONFIG.model, np.array([[1, 2, 3]]))[0, -1])

@@ -1,4 +1,4 @@
-"""config.init_from: parameters that fit are loaded to the bit, and all others are reported."""
+"""config.init_from: parameters that fit are loaded bit for bit, and all others are reported."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_a_parameter_of_another_shape_is_reported_with_both_shapes(bench, train,
     assert "layers/ffn/w_gate_DF (1, 16, 64) -> (1, 16, 32)" in said
 
 
-def test_a_run_that_does_not_fit_is_refused(bench, train, tmp_path):
+def test_a_source_without_checkpoints_or_with_another_tokenizer_is_refused(bench, train, tmp_path):
     code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={tmp_path}")
     assert (code, "holds no checkpoints" in said) == (2, True)
     other = ("--config.data.tokenizer=byte", f"--config.init_from={bench.reference()}")

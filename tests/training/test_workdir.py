@@ -21,7 +21,7 @@ from lm.training import workdir
 
 
 def with_keys(config, **changes):
-    """A config with keys of sections replaced: with_keys(config, train_steps=5)."""
+    """Return a config with keys of sections replaced: with_keys(config, train_steps=5)."""
     for name, value in changes.items():
         section, key = name.split("_", 1)
         config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{key: value})})
@@ -59,7 +59,7 @@ def sha256(text):
 
 
 def test_digests_are_over_sorted_json_of_their_keys():
-    # The texts are written out: a digest must never depend on the version of Python or on this code's details.
+    # The JSON is written out, because a digest must not depend on the version of Python or on this code's details.
     assert workdir.experiment_digest(Whole()) == sha256('{"config.part.width": 3, "config.rates": [0.5, 1.0]}')
     assert workdir.execution_digest(Whole()) == sha256(
         '{"config.logs.every": 7, "config.logs.width": 3, "config.part.every": 7}'
@@ -82,7 +82,7 @@ def test_digests_are_over_sorted_json_of_their_keys():
         ("eval_every", 5, True),
     ],
 )
-def test_each_key_moves_one_digest_and_one_list_of_differences(key, value, execution):
+def test_each_key_changes_one_digest_and_one_list_of_differences(key, value, execution):
     old, new = Config(), with_keys(Config(), **{key: value})
     assert (workdir.experiment_digest(old) == workdir.experiment_digest(new)) is execution
     assert (workdir.execution_digest(old) == workdir.execution_digest(new)) is not execution
@@ -100,7 +100,14 @@ def test_a_config_read_back_from_json_does_not_differ():
     assert workdir.experiment_digest(from_dict(saved)) == workdir.experiment_digest(config)
 
 
-def test_a_key_younger_than_the_run_had_its_default_and_a_former_one_is_a_difference():
+def test_a_key_that_was_removed_is_ignored_in_a_saved_config():
+    saved = as_saved(Config())
+    saved["train"]["accumulation"] = 4
+    assert from_dict(saved) == Config()
+    assert workdir.compare_configs(saved, Config()) == ([], [])
+
+
+def test_a_key_missing_in_a_run_has_its_default_and_a_removed_key_is_a_difference():
     saved = as_saved(Config())
     del saved["model"]["qk_norm"]
     assert workdir.compare_configs(saved, Config()) == ([], [])
@@ -111,23 +118,23 @@ def test_a_key_younger_than_the_run_had_its_default_and_a_former_one_is_a_differ
     ]
 
 
-# ---- Growing a run -------------------------------------------------------------------------------------------------
+# ---- Extending a run -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [0, 30])
 @pytest.mark.parametrize("decay_steps", [None, 80])
-def test_a_run_grows_exactly_where_its_past_learning_rates_stay(schedule, warmup, decay_steps):
+def test_a_run_can_be_extended_exactly_if_its_past_learning_rates_stay(schedule, warmup, decay_steps):
     o = OptimizerConfig(schedule=schedule, warmup_steps=warmup, decay_steps=decay_steps, decay_fraction=0.3)
     old, new = (jax.vmap(learning_rate_schedule(o, total))(jnp.arange(150)).tolist() for total in (100, 150))
     for made in range(101):
         if workdir.refuse_growth(100, 150, o, made) is None:
             assert old[:made] == new[:made]
-        else:  # refused at most one step before the rates part
+        else:  # refused at most one step before the rates differ
             assert old[: made + 1] != new[: made + 1]
 
 
-def test_a_run_never_shrinks():
+def test_a_run_cannot_be_shortened():
     constant = OptimizerConfig(schedule="constant")
     assert workdir.refuse_growth(100, 100, constant, 100) is None
     assert "can grow but not shrink" in workdir.refuse_growth(100, 99, constant, 10)
@@ -182,7 +189,7 @@ def test_any_trace_of_a_run_protects_it(tmp_path, mark):
         workdir.check_workdir(tmp_path, Config(), resume=True)
 
 
-def test_resume_of_nothing_starts_afresh(tmp_path):
+def test_resume_in_an_empty_directory_starts_a_run(tmp_path):
     start(tmp_path / "new", Config(), resume=True)
     (tmp_path / "with_log").mkdir()
     (tmp_path / "with_log" / "slurm-1.out").write_text("queued")
@@ -191,7 +198,7 @@ def test_resume_of_nothing_starts_afresh(tmp_path):
     assert workdir.holds_run(tmp_path / "with_log")
 
 
-def test_resume_with_another_experiment_is_refused_with_every_difference(tmp_path):
+def test_resuming_with_another_experiment_is_refused_and_lists_every_difference(tmp_path):
     start(tmp_path, Config())
     before = tree(tmp_path)
     changed = with_keys(Config(), model_d_model=384, train_seed=5, train_steps=10, log_every=1)
@@ -204,7 +211,7 @@ def test_resume_with_another_experiment_is_refused_with_every_difference(tmp_pat
     assert tree(tmp_path) == before
 
 
-def test_resume_with_another_execution_is_noticed(tmp_path):
+def test_resuming_with_other_execution_keys_is_reported(tmp_path):
     constant = with_keys(Config(), optimizer_schedule="constant")
     start(tmp_path, constant)
     later = with_keys(constant, log_every=1, train_steps=2000)
@@ -216,7 +223,7 @@ def test_resume_with_another_execution_is_noticed(tmp_path):
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
 
 
-def test_growing_after_the_decay_began_is_refused(tmp_path):
+def test_extending_a_run_after_its_decay_began_is_refused(tmp_path):
     config = with_keys(Config(), optimizer_schedule="wsd")  # 1000 steps: the decay begins at 800
     start(tmp_path, config)
     longer = with_keys(config, train_steps=2000)
@@ -224,11 +231,11 @@ def test_growing_after_the_decay_began_is_refused(tmp_path):
     (tmp_path / "checkpoints" / "900.corrupted-1").mkdir()
     workdir.check_workdir(tmp_path, longer, resume=True)
     (tmp_path / "checkpoints" / "900").mkdir()
-    with pytest.raises(UserError, match="steps 801 to 900, already made"):
+    with pytest.raises(UserError, match="steps 801 to 900, already trained"):
         workdir.check_workdir(tmp_path, longer, resume=True)
 
 
-def test_changed_versions_are_noticed(tmp_path):
+def test_changed_versions_are_reported(tmp_path):
     start(tmp_path, Config())
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
@@ -251,7 +258,7 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_do_not_share_a_workdir_and_a_killed_one_frees_it(tmp_path):
+def test_a_workdir_is_locked_until_its_process_ends(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -294,13 +301,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-def test_help_need_not_import_jax():
+def test_modules_of_help_do_not_import_jax():
     code = "import sys, lm.training.workdir, lm.training.metrics, lm.cost.flops"
     code += "; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_command_without_the_machines_directories():
+def test_a_recorded_command_names_no_directories_of_the_machine():
     root = Path(workdir.__file__).parents[2]
     typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
     typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
