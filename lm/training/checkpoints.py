@@ -26,6 +26,7 @@ from lm.files import to_json, write_text
 from lm.parallel.processes import from_first
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
+from lm.training.metrics import read_metrics
 
 VAL_LOSSES = "val_losses.json"
 
@@ -51,7 +52,10 @@ class Checkpoints:
         self._directory, self._keep, self._say = _directory(workdir), keep, say
         # Not in Orbax's metrics: those must be known when a checkpoint is saved, and one corrupted metrics file in the
         # oldest checkpoint would be an error when the manager is opened.
-        self._val_losses = _val_losses(self._directory)
+        self._val_losses, complete = _val_losses(self._directory, say)
+        # The best checkpoint may be one whose loss was lost: keep all of them.
+        unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
+        self._protected = set() if complete else unscored
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
@@ -65,7 +69,7 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses)}
+        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses), *self._protected}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
@@ -227,7 +231,7 @@ def _choose(directory: Path, step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest if none was evaluated
-        best = _best(steps, _val_losses(directory))
+        best = _best(steps, _val_losses(directory)[0])
         return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
@@ -266,12 +270,31 @@ def _read_record(directory: Path, step: int) -> dict:
     return record
 
 
-def _val_losses(directory: Path) -> dict[int, float]:
+def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[dict[int, float], bool]:
+    """Return the validation losses by step, and whether they are complete.
+
+    If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
+    are damaged or missing too, or if evaluations have `batches`: the one of the last step is not in the metrics then.
+    """
+    path, damaged = directory.parent / VAL_LOSSES, False
     try:
-        recorded = json.loads((directory.parent / VAL_LOSSES).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return {int(step): loss for step, loss in recorded.items()}
+        if losses := {int(step): float(loss) for step, loss in json.loads(path.read_bytes()).items()}:
+            return losses, True
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, AttributeError):
+        damaged = True
+    try:
+        lines = read_metrics(directory.parent / "metrics.jsonl")
+    except (FileNotFoundError, UserError):
+        lines = []
+    evaluations = [line for line in lines if line.get("split") == "validation" and isinstance(line.get("loss"), float)]
+    measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
+    losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
+    losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
+    if damaged:
+        say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
+    return losses, bool(lines) and not measure and not (damaged and not losses)
 
 
 def _best(steps, val_losses: dict[int, float]) -> int | None:

@@ -128,6 +128,33 @@ def test_without_validation_losses_only_the_newest_are_kept(tmp_path):
     assert restore_params(tmp_path, "best")[0] == 5
 
 
+def damage_val_losses(path: Path, damage: str) -> None:
+    path.unlink() if damage == "missing" else path.write_text(damage)
+
+
+@pytest.mark.parametrize("damage", ["missing", "", "{}", "null", '["1"]', '{"1": "x"}', '{"1": 2.0'])
+def test_lost_validation_losses_are_rebuilt_from_the_metrics(tmp_path, damage):
+    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
+    lines = [{"step": step, "split": "validation", "loss": loss} for step, loss in [(1, 1.0), (2, 3.0)]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    damage_val_losses(tmp_path / "val_losses.json", damage)
+    assert restore_params(tmp_path, "best")[0] == 1
+    save_steps(tmp_path, [4, 5], {4: 2.0})
+    assert directories(tmp_path) == {"1", "4", "5"}
+    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 1.0, "2": 3.0, "4": 2.0}
+
+
+@pytest.mark.parametrize("damage", ["missing", '{"1": 2.0'])
+@pytest.mark.parametrize("metrics", [None, "", "torn\n"])
+def test_without_validation_losses_and_metrics_no_older_checkpoint_is_deleted(tmp_path, damage, metrics):
+    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
+    damage_val_losses(tmp_path / "val_losses.json", damage)
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
+    save_steps(tmp_path, [4, 5, 6], {4: 2.0, 5: 4.0})
+    assert directories(tmp_path) == {"1", "2", "3", "4", "5", "6"}
+
+
 def test_params_alone_can_be_read(tmp_path):
     save_steps(tmp_path, [1, 2], {1: 0.5, 2: 0.75})
     for choice, step in [("latest", 2), ("best", 1), (1, 1), (2, 2)]:
