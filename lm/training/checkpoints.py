@@ -6,6 +6,7 @@ restores a flipped byte silently and casts silently to the requested dtype; the 
 workdir/val_losses.json holds the validation losses by step, which may be known before or after a checkpoint is saved.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -222,6 +223,16 @@ def restore_params(
             f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); there are {there}"
         ) from None
     return chosen, nest(leaves)["params"], record["meta"]
+
+
+def read_metas(workdir: str | Path) -> dict[int, dict]:
+    """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
+    _quieten_orbax()
+    directory, metas = _directory(workdir), {}
+    for step in _steps_on_disk(directory):
+        with contextlib.suppress(_Corrupted):
+            metas[step] = _read_record(directory, step)["meta"]
+    return metas
 
 
 def _choose(directory: Path, step: int | str) -> int:

@@ -16,7 +16,7 @@ from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state
 from lm.step import TrainState, init_state
 from lm.training.batch_source import BatchSource
-from lm.training.checkpoints import Checkpoints
+from lm.training.checkpoints import Checkpoints, read_metas
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
@@ -25,7 +25,7 @@ from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart, warm_start
-from lm.training.workdir import Workdir, default_workdir, newest_checkpoint
+from lm.training.workdir import Workdir, check_checkpoints, default_workdir, newest_checkpoint
 
 
 def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:
@@ -45,6 +45,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
     resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) > 0
+    if resuming:
+        processes.from_first(lambda: check_checkpoints(directory, read_metas(directory), run.config, run.data_facts))
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))

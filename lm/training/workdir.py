@@ -203,6 +203,34 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
     return [f"resuming with another setting, which does not change the experiment: {line}" for line in execution]
 
 
+def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
+    """Check that the checkpoints in `workdir` are of this experiment; config.json and run.json may be damaged or lost.
+
+    Args:
+        workdir: the run's directory, for the error.
+        metas: what the checkpoints record of their runs, by step.
+        config: the resolved config.
+        data: {"name", "fingerprint"} of the tokens.
+
+    Raises:
+        UserError: if a checkpoint is of another experiment or other data.
+    """
+    for step, meta in metas.items():
+        problems, _ = compare_configs(meta["config"], config)
+        if refusal := refuse_growth(meta["config"]["train"]["steps"], config.train.steps, config.optimizer, step):
+            problems.append(refusal)
+        if meta["data_fingerprint"] != data["fingerprint"]:
+            problems.append(
+                f"it trained on {meta['data']}; the data now ({data['name']}) has other text or other tokens"
+            )
+        if problems:
+            raise UserError(
+                f"--resume: the checkpoint of step {step} in {workdir} is of another experiment; "
+                "correct this, or give another --workdir:",
+                *(f"  {problem}" for problem in problems),
+            )
+
+
 class Workdir:
     """The directory of a run. `start` locks it for this process, and `close` releases it.
 

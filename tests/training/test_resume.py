@@ -1,5 +1,6 @@
 """A run that is killed, stopped or damaged and then resumed ends like an uninterrupted run."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -210,3 +211,42 @@ def test_other_data_is_refused(bench, train, tmp_path):
     assert code == 2
     assert "other text or other tokens" in said
     assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("record", [None, {"data": None, "starts": []}])
+def test_other_data_is_refused_without_the_record_of_the_run(bench, train, tmp_path, record):
+    """The checkpoint itself records the data: run.json may be lost."""
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    (workdir / "run.json").unlink() if record is None else (workdir / "run.json").write_text(json.dumps(record))
+    text = tmp_path / "other" / bench.text.name
+    text.parent.mkdir()
+    text.write_text(bench.text.read_text().replace("cat", "tac"))
+    for step in checkpoint_steps(workdir):
+        edit_meta(workdir, step, lambda meta: meta["config"]["data"].update(source=f"text:{text}"))
+    config = (workdir / "config.json").read_text()
+    (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
+    code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
+    assert code == 2
+    assert "the checkpoint of step 8" in said
+    assert "other text or other tokens" in said
+
+
+def test_a_checkpoint_of_another_seed_is_refused(bench, train, tmp_path):
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    edit_meta(workdir, 12, lambda meta: meta["config"]["train"].update(seed=1))
+    before = (workdir / "run.json").read_bytes()
+    code, said = train(workdir, "--resume")
+    assert code == 2
+    assert "the checkpoint of step 12" in said
+    assert "config.train.seed: 1 -> 0" in said
+    assert (workdir / "run.json").read_bytes() == before
+
+
+def edit_meta(workdir, step: int, edit) -> None:
+    """Change what a checkpoint records of its run, with a new digest."""
+    path = workdir / "checkpoints" / str(step) / "meta" / "metadata"
+    record = json.loads(path.read_text())
+    del record["sha256"]
+    edit(record["meta"])
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(record | {"sha256": digest}))
