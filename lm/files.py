@@ -57,6 +57,19 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+def check_in_place(file: int, path: Path) -> None:
+    """Raise TemporaryError if `path` no longer names the open file: it or its directory was deleted or moved.
+
+    Args:
+        file: a file descriptor.
+        path: where the file was opened.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return
+    raise TemporaryError(f"{path} was deleted, moved or replaced by another program while this run was writing to it")
+
+
 def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:
     """Acquire the lock of a directory. The result is a context manager that releases it.
 

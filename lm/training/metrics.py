@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import check_in_place, to_json, write_text
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
@@ -34,7 +34,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal in every repetition of a run.
 
     Raises:
-        UserError: if a line other than the last is not JSON.
+        UserError: if a line other than the last is not JSON, or has no step.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -56,9 +56,12 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append((text, json.loads(text)))
+            line = json.loads(text)
         except ValueError:
             raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; correct or remove that line") from None
+        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+            raise UserError(f"{path}, line {number} has no step: {text[:60]!r}; correct or remove that line")
+        lines.append((text, line))
     return lines
 
 
@@ -90,6 +93,7 @@ class MetricsWriter:
         path = workdir / "metrics.jsonl"
         lines = read_metrics(path) if path.exists() else []
         self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
+        self._n_lines = len(self._last)
         self._tensorboard = self._open_tensorboard = self._wandb = None
         if not writes:
             return
@@ -102,6 +106,7 @@ class MetricsWriter:
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
         self._last = [*self.lines_of(line["step"]), line]
+        self._n_lines += 1
         if self._file is None:
             return
         self._file.write(to_json(line) + "\n")
@@ -119,9 +124,32 @@ class MetricsWriter:
         """Return the lines of this step if it is the last one that was written, now or before a resume."""
         return [line for line in self._last if line["step"] == step]
 
+    def n_lines(self, step: int) -> int:
+        """Return the number of lines up to this step, which must be at least the last one but one."""
+        return self._n_lines - sum(line["step"] > step for line in self._last)
+
+    def gap(self, step: int, n_lines: int) -> str | None:
+        """Return what is missing from the lines up to `step`, of which there were n_lines, or None.
+
+        Call it after a resume, before the first line is written.
+        """
+        if self._n_lines >= n_lines:
+            return None
+        last = max((line["step"] for line in self._last), default=0)
+        steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
+        return (
+            f"{self.workdir / 'metrics.jsonl'} is damaged: it has {self._n_lines} of the {n_lines} lines up to step "
+            f"{step}; lines of {steps} are missing, and are not written again"
+        )
+
     def fsync(self) -> None:
-        """Wait until every line is on disk. Call it before a checkpoint of the same step is saved."""
+        """Wait until every line is on disk. Call it before a checkpoint of the same step is saved.
+
+        Raises:
+            TemporaryError: if the file is no longer in the run's directory.
+        """
         if self._file:
+            check_in_place(self._file.fileno(), self.workdir / "metrics.jsonl")
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from lm.config import flatten, init_run
 from lm.errors import UserError
-from lm.files import lock, to_json, write_bytes, write_text
+from lm.files import check_in_place, lock, to_json, write_bytes
+from lm.training.metrics import read_metrics
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
@@ -192,6 +194,8 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
             f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
             *(f"  {problem}" for problem in problems),
         )
+    if lost := _lost_checkpoints(workdir, old["checkpoint"]["every"]):
+        raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
     trained_on = (_read_json(workdir / "run.json") or {}).get("data")
     if data and trained_on and trained_on["fingerprint"] != data["fingerprint"]:
         raise UserError(
@@ -231,6 +235,22 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
             )
 
 
+def _lost_checkpoints(workdir: Path, every: int) -> str | None:
+    """Return why a run without checkpoints must have had some, or None.
+
+    A run that was killed before its first checkpoint starts again at step 0. But checkpoints/ is made before the first
+    line of metrics, the summary is written after a checkpoint, and each save waits for the one before it.
+    """
+    path = workdir / "metrics.jsonl"
+    if newest_checkpoint(workdir):
+        return None
+    last = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
+    saved_twice = 0 < 2 * every < last
+    if saved_twice or (last and not (workdir / "checkpoints").is_dir()) or (workdir / "summary.json").exists():
+        return f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints were deleted"
+    return None
+
+
 class Workdir:
     """The directory of a run. `start` locks it for this process, and `close` releases it.
 
@@ -264,6 +284,8 @@ class Workdir:
             raise UserError(f"--workdir {self.path} cannot be created: {error.strerror}") from None
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(lock(self.path))
+        self._lock_file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+        self._lock.callback(os.close, self._lock_file)
         try:
             return self._record_start(config, data, resume)
         except BaseException:
@@ -288,13 +310,17 @@ class Workdir:
 
     def write_text(self, name: str, text: str) -> None:
         """Write path/name atomically."""
-        if self._lock:
-            (self.path / name).parent.mkdir(exist_ok=True)
-            write_text(self.path / name, text)
+        self.write_bytes(name, text.encode)
 
     def write_bytes(self, name: str, content: Callable[[], bytes]) -> None:
-        """Write path/name atomically; `content` is called only by the process that writes."""
+        """Write path/name atomically; `content` is called only by the process that writes.
+
+        Raises:
+            TemporaryError: if the directory was deleted or moved.
+        """
         if self._lock:
+            check_in_place(self._lock_file, self.path / ".lock")
+            (self.path / name).parent.mkdir(exist_ok=True)
             write_bytes(self.path / name, content())
 
     def write_json(self, name: str, value) -> None:

@@ -89,6 +89,26 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("line", ["1", "null", "[]", '{"loss": 2.0}', '{"step": "1"}'])
+def test_a_line_without_a_step_is_an_error_that_names_it(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UserError, match="line 1 has no step"):
+        cut_back(tmp_path / "metrics.jsonl", 1)
+
+
+def test_missing_lines_are_counted_up_to_a_step(tmp_path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    for step in (1, 2, 2, 3):
+        writer.write({"step": step, "loss": 1.0})
+    assert (writer.n_lines(2), writer.n_lines(3)) == (3, 4)
+    writer.close()
+    writer = MetricsWriter(tmp_path, resume_step=2, tensorboard=False)
+    assert (writer.n_lines(2), writer.gap(2, 3)) == (3, None)
+    assert "3 of the 5 lines up to step 4; lines of steps 3 to 4 are missing" in writer.gap(4, 5)
+    assert "lines of steps before 2 are missing" in writer.gap(2, 5)
+    writer.close()
+
+
 def test_timing_fields_are_left_out_on_request(tmp_path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     writer.write({"step": 1, "loss": 2.0} | dict.fromkeys(TIMING_FIELDS, 7.0))

@@ -9,6 +9,8 @@ import subprocess
 import pytest
 from running import assert_same_run, checkpoint_steps, checksums, metrics_of, summary_of
 
+from lm.training.loop import Loop
+
 
 def steps_logged(workdir) -> list[int]:
     return [line["step"] for line in metrics_of(workdir) if "split" not in line]
@@ -250,3 +252,52 @@ def edit_meta(workdir, step: int, edit) -> None:
     edit(record["meta"])
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(record | {"sha256": digest}))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "zeroed", "cut"])
+def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    path = workdir / "metrics.jsonl"
+    content = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(len(content)) if damage == "zeroed" else b"".join(content.splitlines(True)[:3]) + b"{")
+    code, said = train(workdir, "--resume")
+    assert code == 0
+    missing = "3 of the 16 lines up to step 12; lines of steps 4 to 12" if damage == "cut" else "0 of the 16 lines"
+    assert missing in said
+    assert "WARNING: " in said
+    assert checksums(workdir, 12) == checksums(bench.reference(), 12)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "deleted without summary", "emptied without summary"])
+def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path, damage):
+    workdir = shutil.copytree(bench.reference(), tmp_path / "run")
+    if "without" in damage:
+        (workdir / "summary.json").unlink()
+    else:
+        (workdir / "summary.json").write_text("{}")  # as of a run that was interrupted
+    shutil.rmtree(workdir / "checkpoints")
+    if "emptied" in damage:
+        (workdir / "checkpoints").mkdir()
+    before = (workdir / "metrics.jsonl").read_bytes()
+    code, said = train(workdir, "--resume")
+    assert code == 2
+    assert "made 12 steps, and its checkpoints were deleted" in said
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["run", "run/metrics.jsonl"])
+def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monkeypatch, lost):
+    def delete_and_save(self, state, step):
+        path = tmp_path / lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        save(self, state, step)
+
+    save = Loop.save
+    monkeypatch.setattr(Loop, "save", delete_and_save)
+    code, said = train(tmp_path / "run")
+    assert code == 1
+    assert "run/metrics.jsonl was deleted, moved or replaced" in said.splitlines()[-1]
+    assert (tmp_path / "run").exists() == (lost != "run")

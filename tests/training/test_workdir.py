@@ -15,7 +15,7 @@ import pytest
 
 from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
 from lm.optimizers import learning_rate_schedule
 from lm.training import workdir
 
@@ -263,6 +263,19 @@ def test_two_processes_do_not_share_a_workdir_and_a_killed_one_frees_it(tmp_path
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
     start(tmp_path, Config(), resume=True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_workdir_that_is_gone_is_not_made_again(tmp_path, moved):
+    with closing(workdir.Workdir(tmp_path / "run")) as run:
+        run.start(Config())
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        if moved:
+            start(tmp_path / "run", Config())  # another run in its place
+        before = tree(tmp_path)
+        with pytest.raises(TemporaryError, match="was deleted, moved or replaced"):
+            run.write_summary(status="finished")
+        assert tree(tmp_path) == before
 
 
 def test_default_workdirs_differ_within_one_second(tmp_path):
