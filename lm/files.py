@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
@@ -42,19 +43,42 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text."""
+    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text.
+
+    If writing fails, nothing is left behind.
+    """
     # With the host's name, because process ids repeat across containers.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
+    with name_errors(path):
+        try:
+            with open(partial, "wb", opener=without_links) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Name this file in errors of the system, such as a full disk: writing to an open file does not."""
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def without_links(path: str, flags: int) -> int:
+    """Open a file, but do not follow a symbolic link at the end of its path; the `opener` of `open`."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_in_place(file: int, path: Path) -> None:

@@ -8,11 +8,11 @@ import json
 import math
 import os
 import secrets
-import sys
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, to_json, write_text
+from lm.files import check_in_place, name_errors, to_json, without_links, write_text
+from lm.training.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
@@ -90,7 +90,7 @@ class MetricsWriter:
     ):
         self.workdir = workdir = Path(workdir)
         last_kept = -1 if resume_step is None else resume_step
-        path = workdir / "metrics.jsonl"
+        self._path = path = workdir / "metrics.jsonl"
         lines = read_metrics(path) if path.exists() else []
         self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
         self._n_lines = len(self._last)
@@ -99,9 +99,9 @@ class MetricsWriter:
             return
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
         cut_back(path, last_kept)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._file = open(path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
         # Opened by the first line, so that the first step does not wait for an import of half a second.
-        self._open_tensorboard = (lambda: _start_tensorboard(workdir, last_kept)) if tensorboard else None
+        self._open_tensorboard = (lambda: EventFile(workdir, last_kept + 1)) if tensorboard else None
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
@@ -109,14 +109,14 @@ class MetricsWriter:
         self._n_lines += 1
         if self._file is None:
             return
-        self._file.write(to_json(line) + "\n")
-        self._file.flush()
+        with name_errors(self._path):
+            self._file.write(to_json(line) + "\n")
+            self._file.flush()
         scalars = dict(_scalars(line))
-        if self._open_tensorboard and not self._tensorboard:
-            self._tensorboard = self._open_tensorboard()
-        if self._tensorboard:
-            for tag, value in scalars.items():
-                self._tensorboard.add_scalar(tag, value, line["step"])
+        if self._open_tensorboard:
+            with name_errors(self.workdir / "tensorboard"):
+                self._tensorboard = self._tensorboard or self._open_tensorboard()
+                self._tensorboard.write(scalars, line["step"])
         if self._wandb:
             self._wandb.log(scalars, step=line["step"])
 
@@ -138,7 +138,7 @@ class MetricsWriter:
         last = max((line["step"] for line in self._last), default=0)
         steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
         return (
-            f"{self.workdir / 'metrics.jsonl'} is damaged: it has {self._n_lines} of the {n_lines} lines up to step "
+            f"{self._path} is damaged: it has {self._n_lines} of the {n_lines} lines up to step "
             f"{step}; lines of {steps} are missing, and are not written again"
         )
 
@@ -149,14 +149,17 @@ class MetricsWriter:
             TemporaryError: if the file is no longer in the run's directory.
         """
         if self._file:
-            check_in_place(self._file.fileno(), self.workdir / "metrics.jsonl")
-            os.fsync(self._file.fileno())
+            check_in_place(self._file.fileno(), self._path)
+            with name_errors(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file:
-            self._file.close()
+            with name_errors(self._path):
+                self._file.close()
         if self._tensorboard:
-            self._tensorboard.close()
+            with name_errors(self.workdir / "tensorboard"):
+                self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
 
@@ -177,23 +180,6 @@ def _detail_scalars(detail: dict):
             per_layer = enumerate(value) if isinstance(value, list) else [(None, value)]  # a stack of layers is a list
             for layer, number in per_layer:
                 yield f"detail/{kind}/{path if layer is None else f'{path}/{layer}'}", number
-
-
-def _start_tensorboard(workdir: Path, last_kept: int):
-    # tensorboardX imports torch if it is installed, which takes seconds and is not used here.
-    hidden = {"torch": None} if "torch" not in sys.modules else {}
-    sys.modules.update(hidden)
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-    folder = workdir / "tensorboard"
-    # A purge makes readers ignore what earlier event files have from that step on.
-    purge = last_kept + 1 if folder.exists() else None
-    # tensorboardX names files by the second: a start within the same one would overwrite the file before it.
-    return SummaryWriter(str(folder), purge_step=purge, flush_secs=30, filename_suffix=f".from-{last_kept + 1:09}")
 
 
 def _start_wandb(workdir: Path, arguments: dict):

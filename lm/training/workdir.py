@@ -137,8 +137,11 @@ def holds_run(workdir: str | Path) -> bool:
 
 def newest_checkpoint(workdir: str | Path) -> int:
     """Return the newest step with a checkpoint (a directory named by its step), 0 if there is none."""
-    found = Path(workdir, "checkpoints").glob("*")
-    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+    try:
+        names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def check_init_from(config) -> None:

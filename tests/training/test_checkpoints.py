@@ -1,5 +1,6 @@
 """Checkpoints: restores bit for bit, and real damage of every kind."""
 
+import errno
 import json
 import logging
 import math
@@ -16,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
 from lm.training.checkpoints import Checkpoints, restore_params
 
 
@@ -299,6 +301,51 @@ def test_the_error_for_a_flipped_byte_names_the_leaf(tmp_path):
     flip_a_byte(tmp_path / "checkpoints" / "1")
     with pytest.raises(UserError, match=r"checksums differ: params/w$"):
         checkpoints.restore(big_state(0))
+    checkpoints.close()
+
+
+READ_FAILURES = [
+    PermissionError(errno.EACCES, "Permission denied"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.EMFILE, "Too many open files"),
+    MemoryError(),
+    ValueError("PERMISSION_DENIED: Error opening local file"),
+    ValueError("UNKNOWN: Error reading local file Input/output error [os_error_code='5']"),
+    RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", READ_FAILURES, ids=repr)
+@pytest.mark.parametrize("handler", [ocp.JsonCheckpointHandler, ocp.PyTreeCheckpointHandler])
+def test_a_checkpoint_that_the_system_cannot_read_is_not_called_corrupted(tmp_path, monkeypatch, handler, error):
+    save_steps(tmp_path, [1, 2])
+
+    def fail(*_, **__):
+        raise error
+
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(handler, "restore", fail)
+        with pytest.raises(TemporaryError, match=r"checkpoint of step 2 in .* could not be read"):
+            checkpoints.restore(make_state())
+    assert checkpoints.restore(make_state())[0] == 2
+    checkpoints.close()
+    assert directories(tmp_path) == {"1", "2"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
+    save_steps(tmp_path, [1, 2])
+    path = data_file(tmp_path / "checkpoints" / "2")
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to(path.name)  # opening it is the error ELOOP, for root too
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(TemporaryError, match="could not be read"):
+        checkpoints.restore(make_state())
+    path.unlink()
+    path.write_bytes(content)
+    assert checkpoints.restore(make_state())[0] == 2
     checkpoints.close()
 
 

@@ -1,3 +1,4 @@
+import collections
 import contextlib
 import io
 import json
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import small_disk
 
 from lm.errors import UserError
 from lm.training.metrics import TIMING_FIELDS, MetricsWriter, cut_back, read_metrics
@@ -182,6 +184,17 @@ def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
     assert calls[1:3] == [({"train/loss": 3.0}, 2), "finish"]
 
 
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, tensorboard):
+    with small_disk(tmp_path) as disk:
+        writer = MetricsWriter(disk, tensorboard=tensorboard)
+        line = {f"number_{i}": i / 7 for i in range(100)}
+        with pytest.raises(OSError, match=r"No space left on device: .*(metrics\.jsonl|tensorboard)"):
+            collections.deque(writer.write({"step": step} | line) for step in range(1000))
+        with contextlib.suppress(OSError):
+            writer.close()
+
+
 # ---- Progress --------------------------------------------------------------------------------------------------
 
 
@@ -241,8 +254,8 @@ def test_tensorboard_does_without_torch(tmp_path):
     """tensorboardX would import it where it is installed: seconds of every start."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     job = (
-        "import sys\nfrom pathlib import Path\nfrom lm.training.metrics import _start_tensorboard\n"
-        f"_start_tensorboard(Path({str(tmp_path)!r}), 0).close()\nassert 'torch' not in sys.modules\n"
+        "import sys\nfrom pathlib import Path\nfrom lm.training.tensorboard import EventFile\n"
+        f"EventFile(Path({str(tmp_path)!r}), 1).close()\nassert 'torch' not in sys.modules\n"
     )
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
     done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True)

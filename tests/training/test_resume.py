@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from running import assert_same_run, checkpoint_steps, checksums, metrics_of, summary_of
+from running import assert_same_run, checkpoint_steps, checksums, metrics_of, small_disk, summary_of
 
 from lm.training.loop import Loop
 
@@ -301,3 +301,12 @@ def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monk
     assert code == 1
     assert "run/metrics.jsonl was deleted, moved or replaced" in said.splitlines()[-1]
     assert (tmp_path / "run").exists() == (lost != "run")
+
+
+def test_a_full_disk_ends_a_run_with_one_line_and_leaves_no_partial_file(bench, tmp_path):
+    with small_disk(tmp_path, "300k") as disk:
+        done = bench.train(disk / "run", "--config.model.d_model=96", "--config.log.tensorboard=true")
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "run/checkpoints: No space left on device" in done.stderr
+        assert not [path for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]
