@@ -5,12 +5,12 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import filelock
 
-from lm.errors import TemporaryError
+from lm.errors import TemporaryError, UserError
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -105,14 +105,29 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
 
     Raises:
         TemporaryError: if another process holds the lock.
+        UserError: if .lock is a symbolic link.
     """
-    acquired = filelock.FileLock(directory / ".lock", timeout=0)
+    path = directory / ".lock"
+    refuse_links([path])
+    acquired = filelock.FileLock(path, timeout=0)
     try:
         held = acquired.acquire()
     except filelock.Timeout:
-        holder = (directory / ".lock").read_text(encoding="utf-8").strip() or "another process"
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
         raise TemporaryError(
             f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
         ) from None
-    (directory / ".lock").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    with open(path, "w", encoding="utf-8", opener=without_links) as file:
+        file.write(f"process {os.getpid()} on {platform.node()}")
     return held
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError if one of the paths, or anything below it, is a symbolic link: it can lead outside."""
+    for path in paths:
+        for found in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
+            if found.is_symlink():
+                raise UserError(
+                    f"{found} is a symbolic link: writing or deleting there could change files elsewhere; "
+                    "replace it by what it names, or remove it"
+                )

@@ -22,13 +22,18 @@ from pathlib import Path
 
 from lm.config import flatten, init_run
 from lm.errors import UserError
-from lm.files import check_in_place, lock, to_json, write_bytes
+from lm.files import check_in_place, lock, refuse_links, to_json, write_bytes
 from lm.training.metrics import read_metrics
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
     "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",
     "config_digest",
+)  # fmt: skip
+# What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
+_WRITTEN = (
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
+    "loss.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
@@ -173,11 +178,13 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         Lines to show.
 
     Raises:
-        UserError: if the directory holds a run and `resume` is false, or a run of another experiment or other data.
+        UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
+            symbolic link where a run writes.
     """
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; give a directory")
+    refuse_links(workdir / name for name in _WRITTEN)
     if not holds_run(workdir):
         return []
     if not resume:
