@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +142,55 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text."""
+    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text.
+
+    If writing fails, nothing is left behind.
+    """
     # With the host's name, because process ids repeat across containers.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
+    with name_errors(path):
+        try:
+            with open(partial, "wb", opener=without_links) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextlib.contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Name this file in errors of the system, such as a full disk: writing to an open file does not."""
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def without_links(path: str, flags: int) -> int:
+    """Open a file, but do not follow a symbolic link at the end of its path; the `opener` of `open`."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def check_in_place(file: int, path: Path) -> None:
+    """Raise TemporaryError if `path` no longer names the open file: it or its directory was deleted or moved.
+
+    Args:
+        file: a file descriptor.
+        path: where the file was opened.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return
+    raise TemporaryError(f"{path} was deleted, moved or replaced by another program while this run was writing to it")
 
 
 def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:
@@ -167,14 +204,29 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
 
     Raises:
         TemporaryError: if another process holds the lock.
+        UserError: if .lock is a symbolic link.
     """
-    acquired = filelock.FileLock(directory / ".lock", timeout=0)
+    path = directory / ".lock"
+    refuse_links([path])
+    acquired = filelock.FileLock(path, timeout=0)
     try:
         held = acquired.acquire()
     except filelock.Timeout:
-        holder = (directory / ".lock").read_text(encoding="utf-8").strip() or "another process"
+        holder = path.read_text(encoding="utf-8").strip() or "another process"
         raise TemporaryError(
             f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
         ) from None
-    (directory / ".lock").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    with open(path, "w", encoding="utf-8", opener=without_links) as file:
+        file.write(f"process {os.getpid()} on {platform.node()}")
     return held
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError if one of the paths, or anything below it, is a symbolic link: it can lead outside."""
+    for path in paths:
+        for found in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
+            if found.is_symlink():
+                raise UserError(
+                    f"{found} is a symbolic link: writing or deleting there could change files elsewhere; "
+                    "replace it by what it names, or remove it"
+                )

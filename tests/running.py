@@ -6,10 +6,13 @@ import itertools
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from lm.files import write_text
 from lm.training.metrics import read_metrics
@@ -61,6 +64,24 @@ class Bench:
                 assert done.returncode == 0, done.stderr
                 said.write_text(done.stdout + done.stderr)
         return workdir
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size: str = "200k"):
+    """A file system of this size, mounted in a directory; the test is skipped where mounting is not possible."""
+    disk = directory / "disk"
+    disk.mkdir()
+    if (
+        not shutil.which("mount")
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("mounting a file system is not permitted")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def free_ports(n: int) -> list[int]:

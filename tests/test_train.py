@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -310,13 +311,23 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):
     assert code == 3
     step = bad_step(tmp_path / "run")
     # The report has the step, the learning rate, norms by group, and the last finite checkpoint.
-    assert f"step {step}: the loss or a gradient is not finite" in output
+    assert re.search(rf"step {step}: the (loss|gradient norm) is not finite; training stopped", output)
     assert "learning rate 1e+30" in output
     assert all(group in output for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
-    assert f"step {step - 1} in {tmp_path / 'run' / 'checkpoints'}" in output
+    assert f"step {step - 1}, in {tmp_path / 'run' / 'checkpoints'}" in output
     assert (summary_of(tmp_path / "run")["status"], summary_of(tmp_path / "run")["steps"]) == ("nonfinite", step - 1)
     assert max(checkpoint_steps(tmp_path / "run")) == step - 1
     assert_only_finite_checkpoints(tmp_path / "run")
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_an_update_that_is_not_finite_is_told_from_a_loss_or_gradient(train, tmp_path, action):
+    """A learning rate near the largest float32 overflows the parameters in the first step."""
+    keys = ("--config.optimizer.name=adamw", "--config.optimizer.learning_rate=3.4e38", "--config.train.steps=2")
+    keys += ("--config.optimizer.weight_decay=10.0", f"--config.train.on_nonfinite={action}")
+    code, output = train(tmp_path / "run", *DIVERGING, *keys)
+    assert code == {"stop": 3, "skip": 0}[action]
+    assert "step 1: the update is not finite (the loss and the gradient norm are); " in output
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
   2    a mistake in the arguments, the config or the data: nothing was trained
-  3    the loss or a gradient was not finite
+  3    the loss, a gradient or the update was not finite
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
 config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/configuration.md):

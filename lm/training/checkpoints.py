@@ -6,12 +6,17 @@ restores a flipped byte silently and casts silently to the requested dtype; the 
 workdir/val_losses.json holds the validation losses by step, which may be known before or after a checkpoint is saved.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import logging
 import math
+import os
+import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +31,13 @@ from lm.files import to_json, write_text
 from lm.parallel.processes import from_first
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
+from lm.training.metrics import read_metrics
 
 VAL_LOSSES = "val_losses.json"
 
 
 class _Corrupted(Exception):
-    """A corrupted checkpoint; the message says what is wrong with it."""
+    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -51,7 +57,10 @@ class Checkpoints:
         self._directory, self._keep, self._say = _directory(workdir), keep, say
         # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
         # the oldest checkpoint would make opening the manager fail.
-        self._val_losses = _val_losses(self._directory)
+        self._val_losses, complete = _val_losses(self._directory, say)
+        # The best checkpoint may be one whose loss was lost: keep all of them.
+        unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
+        self._protected = set() if complete else unscored
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
@@ -65,7 +74,7 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses)}
+        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses), *self._protected}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
@@ -128,6 +137,7 @@ class Checkpoints:
 
         Raises:
             UserError: if there is no checkpoint, if all are corrupted, or if structure, shapes or dtypes differ.
+            TemporaryError: if the system fails to read one; it is not renamed, as it may be intact.
         """
         self.wait()
         # As process 0 lists them: another process may see an older state of a shared file system.
@@ -177,9 +187,11 @@ class Checkpoints:
         try:
             return action()
         except Exception as error:
-            raise TemporaryError(
-                f"a checkpoint could not be written to {self._directory}: {_first_line(error)}"
-            ) from error
+            if jax.process_index() == 0:
+                for unfinished in self._directory.glob("*.orbax-checkpoint-tmp"):
+                    shutil.rmtree(unfinished, ignore_errors=True)
+            cause = _disk_failure(error) or _first_line(error)
+            raise TemporaryError(f"a checkpoint could not be written to {self._directory}: {cause}") from error
 
 
 # ---- Reading for sampling and evaluation ---------------------------------------------------------------------------
@@ -219,6 +231,16 @@ def restore_params(
     return chosen, nest(leaves)["params"], record["meta"]
 
 
+def read_metas(workdir: str | Path) -> dict[int, dict]:
+    """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
+    _quieten_orbax()
+    directory, metas = _directory(workdir), {}
+    for step in _steps_on_disk(directory):
+        with contextlib.suppress(_Corrupted):
+            metas[step] = _read_record(directory, step)["meta"]
+    return metas
+
+
 def _choose(directory: Path, step: int | str) -> int:
     steps = _steps_on_disk(directory)
     if not steps:
@@ -226,7 +248,7 @@ def _choose(directory: Path, step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest if none was evaluated
-        best = _best(steps, _val_losses(directory))
+        best = _best(steps, _val_losses(directory)[0])
         return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
@@ -241,7 +263,11 @@ def _directory(workdir: str | Path) -> Path:
 
 
 def _steps_on_disk(directory: Path) -> list[int]:
-    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdigit() and path.is_dir())
+    try:
+        paths = list(directory.iterdir())  # unlike glob, this does not hide a directory that cannot be read
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(path.name) for path in paths if path.name.isdigit() and path.is_dir())
 
 
 def _description(leaf) -> dict:
@@ -259,18 +285,37 @@ def _read_record(directory: Path, step: int) -> dict:
         record = reader.restore(directory / str(step) / "meta")
         digest = record.pop("sha256")
     except Exception as error:
-        raise _Corrupted(f"its record cannot be read: {_first_line(error)}") from error
+        raise _read_failure(directory, step, "record", error) from error
     if digest != _record_digest(record):
         raise _Corrupted("its record was changed after it was written")
     return record
 
 
-def _val_losses(directory: Path) -> dict[int, float]:
+def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[dict[int, float], bool]:
+    """Return the validation losses by step, and whether they are complete.
+
+    If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
+    are damaged or missing too, or if evaluations have `batches`: the one of the last step is not in the metrics then.
+    """
+    path, damaged = directory.parent / VAL_LOSSES, False
     try:
-        recorded = json.loads((directory.parent / VAL_LOSSES).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return {int(step): loss for step, loss in recorded.items()}
+        if losses := {int(step): float(loss) for step, loss in json.loads(path.read_bytes()).items()}:
+            return losses, True
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, AttributeError):
+        damaged = True
+    try:
+        lines = read_metrics(directory.parent / "metrics.jsonl")
+    except (FileNotFoundError, UserError):
+        lines = []
+    evaluations = [line for line in lines if line.get("split") == "validation" and isinstance(line.get("loss"), float)]
+    measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
+    losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
+    losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
+    if damaged:
+        say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
+    return losses, bool(lines) and not measure and not (damaged and not losses)
 
 
 def _best(steps, val_losses: dict[int, float]) -> int | None:
@@ -283,7 +328,7 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
     target = nest({path: _abstract(leaf) for path, leaf in wanted.items()})
-    by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory / str(step) / "state", target, partial)))
+    by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory, step, target, partial)))
     leaves = {path: by_path[path] for path in wanted}
     changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
     if changed:
@@ -292,24 +337,30 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
 
 
 def _in_all(read: Callable[[], Any]) -> Any:
-    """Return read(); raises _Corrupted in all processes if it does in one, so that all fall back to the same step."""
+    """Return read(); if it raises _Corrupted or TemporaryError in one process, raise the same in all.
+
+    So all processes fall back to the same step, or none does.
+    """
     failure = result = None
     try:
         result = read()
-    except _Corrupted as error:
+    except (_Corrupted, TemporaryError) as error:
         failure = error
-    if jax.process_count() > 1 and not np.all(multihost_utils.process_allgather(np.array(failure is None))):
-        failure = failure or _Corrupted("another process cannot read it")
+    if jax.process_count() > 1:
+        kind = 0 if failure is None else 1 if isinstance(failure, _Corrupted) else 2
+        worst = int(np.max(multihost_utils.process_allgather(np.array(kind))))
+        if worst > kind:
+            failure = (None, _Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
     if failure:
         raise failure
     return result
 
 
-def _read_arrays(directory: Path, target, partial: bool):
+def _read_arrays(directory: Path, step: int, target, partial: bool):
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
         return reader.restore(
-            directory,
+            directory / str(step) / "state",
             args=ocp.args.PyTreeRestore(
                 target,
                 restore_args=ocp.checkpoint_utils.construct_restore_args(target),
@@ -317,7 +368,48 @@ def _read_arrays(directory: Path, target, partial: bool):
             ),
         )
     except Exception as error:
-        raise _Corrupted(f"its arrays cannot be read: {_first_line(error)}") from error
+        raise _read_failure(directory, step, "arrays", error) from error
+
+
+def _read_failure(directory: Path, step: int, part: str, error: Exception) -> Exception:
+    """Return the exception for a part of a checkpoint that cannot be read.
+
+    Returns:
+        TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
+        _Corrupted.
+    """
+    reason = _system_failure(error)
+    if not reason:
+        try:
+            for path in (directory / str(step)).rglob("*"):
+                if not path.is_dir():
+                    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                        while file.read(2**24):
+                            pass
+        except OSError as found:
+            reason = f"{found.strerror}: {found.filename}"
+    if reason:
+        return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
+    return _Corrupted(f"its {part} cannot be read: {_first_line(error)}")
+
+
+# What TensorStore and XLA print for failures of the system.
+_SYSTEM_FAILURE = re.compile(
+    r"PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|Out of memory"
+    r"|os_error_code='(?!2'|20'|21')\d+'"  # other than ENOENT, ENOTDIR and EISDIR
+)
+
+
+def _system_failure(error: BaseException | None) -> str | None:
+    """Return the system's failure behind an error, or None: the error is about the content, or a missing file."""
+    while error is not None:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno and not missing):
+            return f"{type(error).__name__}: {error}"
+        if not isinstance(error, OSError) and _SYSTEM_FAILURE.search(str(error)):
+            return _first_line(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
@@ -344,6 +436,12 @@ def _enumerate(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
+def _disk_failure(error: BaseException) -> str | None:
+    """Return the system's message for the failure that TensorStore reports in an error, such as a full disk."""
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(found[1])) if found else None
+
+
 def _first_line(error: BaseException, limit: int = 300) -> str:
     """Return the cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
     error = error.__cause__ or error
@@ -352,11 +450,22 @@ def _first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _quieten_orbax() -> None:
-    """Filter Orbax's log: dozens of lines per save through absl. This module reports what the user must know."""
+    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint that cannot be written.
+
+    Orbax raises each error that it logs, and this module reports it.
+    """
     logger = logging.getLogger("absl")
     if _is_not_orbax not in logger.filters:
         logger.addFilter(_is_not_orbax)
+        sys.unraisablehook = functools.partial(_drop_late_callbacks, sys.unraisablehook)
+
+
+def _drop_late_callbacks(hook, unraisable) -> None:
+    """Pass an exception to a hook unless it is of a TensorStore thread that ends after Orbax gave up a failed save."""
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        hook(unraisable)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname or record.levelno >= logging.ERROR
+    return "orbax" not in record.pathname

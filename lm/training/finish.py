@@ -6,6 +6,7 @@ from lm.step import TrainState
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
 from lm.training.sampling import sample_text
+from lm.training.step_log import nonfinite_cause
 from lm.training.workdir import Workdir
 
 
@@ -57,7 +58,8 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
     say, step = loop.outputs.progress.say, int(state.step)
     loop.save(state, step)
     if status == "nonfinite":
-        say(f"step {step + 1}: the loss or a gradient is not finite; training stopped")
+        (rejected,) = (line for line in loop.outputs.writer.lines_of(step + 1) if "grad_norm" in line)
+        say(f"step {step + 1}: {nonfinite_cause(rejected)}; training stopped")
         for line in loop.diagnostics.nonfinite_report(state):
             say(line)
     loop.outputs.checkpoints.wait()

@@ -17,7 +17,7 @@ from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state
 from lm.step import TrainState, init_state
 from lm.training.batch_source import BatchSource
-from lm.training.checkpoints import Checkpoints
+from lm.training.checkpoints import Checkpoints, read_metas
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
@@ -26,7 +26,7 @@ from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart, warm_start
-from lm.training.workdir import Workdir, default_workdir, newest_checkpoint
+from lm.training.workdir import Workdir, check_checkpoints, default_workdir, newest_checkpoint
 
 
 def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:
@@ -46,6 +46,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
     resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) is not None
+    if resuming:
+        processes.from_first(lambda: check_checkpoints(directory, read_metas(directory), run.config, run.data_facts))
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
@@ -70,6 +72,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             if record:
                 progress.say(f"resuming at step {resumed_at}")
             with closing(open_metrics(run, workdir, resumed_at)) as writer:
+                if record and (gap := writer.gap(resumed_at, record.get("metrics_lines", 1))):
+                    progress.say(f"WARNING: {gap}")
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 loop = Loop(

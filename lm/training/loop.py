@@ -135,7 +135,8 @@ class Loop:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
         self.outputs.writer.fsync()
         state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-        self.outputs.checkpoints.save(step, state, self.record | {"wall_seconds": self.wall_seconds()})
+        facts = {"wall_seconds": self.wall_seconds(), "metrics_lines": self.outputs.writer.n_lines(step)}
+        self.outputs.checkpoints.save(step, state, self.record | facts)
 
     def wall_seconds(self) -> float:
         """Return the seconds that this run has taken, over all of its starts."""

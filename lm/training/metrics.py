@@ -8,11 +8,11 @@ import json
 import math
 import os
 import secrets
-import sys
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import check_in_place, name_errors, to_json, without_links, write_text
+from lm.training.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
@@ -34,7 +34,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a line other than the last is not JSON.
+        UserError: if a line other than the last is not JSON, or has no step.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -56,9 +56,12 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append((text, json.loads(text)))
+            line = json.loads(text)
         except ValueError:
             raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; correct or remove that line") from None
+        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+            raise UserError(f"{path}, line {number} has no step: {text[:60]!r}; correct or remove that line")
+        lines.append((text, line))
     return lines
 
 
@@ -87,31 +90,33 @@ class MetricsWriter:
     ):
         self.workdir = workdir = Path(workdir)
         last_kept = -1 if resume_step is None else resume_step
-        path = workdir / "metrics.jsonl"
+        self._path = path = workdir / "metrics.jsonl"
         lines = read_metrics(path) if path.exists() else []
         self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
+        self._n_lines = len(self._last)
         self._tensorboard = self._open_tensorboard = self._wandb = None
         if not writes:
             return
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
         cut_back(path, last_kept)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._file = open(path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
         # Opened by the first line, so that the first step does not wait for an import of half a second.
-        self._open_tensorboard = (lambda: _start_tensorboard(workdir, last_kept)) if tensorboard else None
+        self._open_tensorboard = (lambda: EventFile(workdir, last_kept + 1)) if tensorboard else None
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
         self._last = [*self.lines_of(line["step"]), line]
+        self._n_lines += 1
         if self._file is None:
             return
-        self._file.write(to_json(line) + "\n")
-        self._file.flush()
+        with name_errors(self._path):
+            self._file.write(to_json(line) + "\n")
+            self._file.flush()
         scalars = dict(_scalars(line))
-        if self._open_tensorboard and not self._tensorboard:
-            self._tensorboard = self._open_tensorboard()
-        if self._tensorboard:
-            for tag, value in scalars.items():
-                self._tensorboard.add_scalar(tag, value, line["step"])
+        if self._open_tensorboard:
+            with name_errors(self.workdir / "tensorboard"):
+                self._tensorboard = self._tensorboard or self._open_tensorboard()
+                self._tensorboard.write(scalars, line["step"])
         if self._wandb:
             self._wandb.log(scalars, step=line["step"])
 
@@ -119,16 +124,42 @@ class MetricsWriter:
         """Return the lines of this step if it is the last one that was written, now or before a resume."""
         return [line for line in self._last if line["step"] == step]
 
+    def n_lines(self, step: int) -> int:
+        """Return the number of lines up to this step, which must be at least the last one but one."""
+        return self._n_lines - sum(line["step"] > step for line in self._last)
+
+    def gap(self, step: int, n_lines: int) -> str | None:
+        """Return what is missing from the lines up to `step`, of which there were n_lines, or None.
+
+        Call it after a resume, before the first line is written.
+        """
+        if self._n_lines >= n_lines:
+            return None
+        last = max((line["step"] for line in self._last), default=0)
+        steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
+        return (
+            f"{self._path} is damaged: it has {self._n_lines} of the {n_lines} lines up to step "
+            f"{step}; lines of {steps} are missing, and are not written again"
+        )
+
     def fsync(self) -> None:
-        """Wait until every line is on disk. Call it before a checkpoint of the same step is saved."""
+        """Wait until every line is on disk. Call it before a checkpoint of the same step is saved.
+
+        Raises:
+            TemporaryError: if the file is no longer in the run's directory.
+        """
         if self._file:
-            os.fsync(self._file.fileno())
+            check_in_place(self._file.fileno(), self._path)
+            with name_errors(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file:
-            self._file.close()
+            with name_errors(self._path):
+                self._file.close()
         if self._tensorboard:
-            self._tensorboard.close()
+            with name_errors(self.workdir / "tensorboard"):
+                self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
 
@@ -149,23 +180,6 @@ def _detail_scalars(detail: dict):
             per_layer = enumerate(value) if isinstance(value, list) else [(None, value)]  # a stack of layers is a list
             for layer, number in per_layer:
                 yield f"detail/{kind}/{path if layer is None else f'{path}/{layer}'}", number
-
-
-def _start_tensorboard(workdir: Path, last_kept: int):
-    # tensorboardX imports torch if it is installed, which takes seconds and is not used here.
-    hidden = {"torch": None} if "torch" not in sys.modules else {}
-    sys.modules.update(hidden)
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-    folder = workdir / "tensorboard"
-    # A purge makes readers ignore the events of earlier files from that step on.
-    purge = last_kept + 1 if folder.exists() else None
-    # tensorboardX names files by the second: a start within the same one would overwrite the file before it.
-    return SummaryWriter(str(folder), purge_step=purge, flush_secs=30, filename_suffix=f".from-{last_kept + 1:09}")
 
 
 def _start_wandb(workdir: Path, arguments: dict):

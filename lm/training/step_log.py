@@ -1,5 +1,6 @@
 """Training lines of metrics.jsonl and of the terminal, with the speed since the last line."""
 
+import math
 import time
 
 import jax
@@ -7,6 +8,19 @@ import jax
 from lm.cost.devices import peak_flops
 from lm.cost.flops import mfu
 from lm.training.dispatch import Done
+
+
+def nonfinite_cause(metrics: dict[str, float]) -> str:
+    """Return which part of a rejected step was not finite, from its metrics.
+
+    >>> nonfinite_cause({"loss": 2.5, "grad_norm": float("inf")})
+    'the gradient norm is not finite'
+    """
+    if not math.isfinite(metrics["loss"]):
+        return "the loss is not finite"
+    if not math.isfinite(metrics["grad_norm"]):
+        return "the gradient norm is not finite"
+    return "the update is not finite (the loss and the gradient norm are)"
 
 
 class StepLog:
@@ -40,14 +54,14 @@ class StepLog:
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
         for i in range(done.dispatch.n_steps):
             step, finite = done.dispatch.step + i + 1, bool(done.metrics["finite"][i])
+            values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
             if step % self._run.config.log.every == 0 or step == t.steps or not finite:
-                values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
                 self._write_line(step, values, speed)
                 logged = True
             if not finite and t.on_nonfinite == "stop":
                 return step
             if not finite:
-                self._progress.say(f"step {step}: the loss or a gradient is not finite; the update was skipped")
+                self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
         if logged:
             self._since, self._n_steps = now, 0
         return None

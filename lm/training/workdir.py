@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -21,12 +22,18 @@ from pathlib import Path
 
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
-from lm.files import lock, to_json, write_bytes, write_text
+from lm.files import check_in_place, lock, refuse_links, to_json, write_bytes
+from lm.training.metrics import read_metrics
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
     "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",
     "config_digest",
+)  # fmt: skip
+# What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
+_WRITTEN = (
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
+    "loss.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
@@ -136,8 +143,11 @@ def holds_run(workdir: str | Path) -> bool:
 
 def newest_checkpoint(workdir: str | Path) -> int | None:
     """Return the newest step with a checkpoint (a directory named by its step), None if there is none."""
-    found = Path(workdir, "checkpoints").glob("*")
-    return max((int(path.name) for path in found if path.name.isdigit()), default=None)
+    try:
+        names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def check_init_from(config, resumed: str | Path | None) -> None:
@@ -174,11 +184,13 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         Lines to show.
 
     Raises:
-        UserError: if the directory holds a run and `resume` is false, or a run of another experiment or other data.
+        UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
+            symbolic link where a run writes.
     """
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; give a directory")
+    refuse_links(workdir / name for name in _WRITTEN)
     if not holds_run(workdir):
         return []
     if not resume:
@@ -198,6 +210,8 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
             f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
             *(f"  {problem}" for problem in problems),
         )
+    if lost := _lost_checkpoints(workdir, old["checkpoint"]["every"]):
+        raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
     trained_on = (_read_json(workdir / "run.json") or {}).get("data")
     if data and trained_on and trained_on["fingerprint"] != data["fingerprint"]:
         raise UserError(
@@ -207,6 +221,50 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
     if config.train.steps != old_steps:
         execution = [*execution, f"config.train.steps: {old_steps} -> {config.train.steps} (run -> now)"]
     return [f"resuming with another setting, which does not change the experiment: {line}" for line in execution]
+
+
+def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
+    """Check that the checkpoints in `workdir` are of this experiment; config.json and run.json may be damaged or lost.
+
+    Args:
+        workdir: the run's directory, for the error.
+        metas: what the checkpoints record of their runs, by step.
+        config: the resolved config.
+        data: {"name", "fingerprint"} of the tokens.
+
+    Raises:
+        UserError: if a checkpoint is of another experiment or other data.
+    """
+    for step, meta in metas.items():
+        problems, _ = compare_configs(meta["config"], config)
+        if refusal := refuse_growth(meta["config"]["train"]["steps"], config.train.steps, config.optimizer, step):
+            problems.append(refusal)
+        if meta["data_fingerprint"] != data["fingerprint"]:
+            problems.append(
+                f"it trained on {meta['data']}; the data now ({data['name']}) has other text or other tokens"
+            )
+        if problems:
+            raise UserError(
+                f"--resume: the checkpoint of step {step} in {workdir} is of another experiment; "
+                "correct this, or give another --workdir:",
+                *(f"  {problem}" for problem in problems),
+            )
+
+
+def _lost_checkpoints(workdir: Path, every: int) -> str | None:
+    """Return why a run without checkpoints must have had some, or None.
+
+    A run that was killed before its first checkpoint starts again at step 0. But checkpoints/ is made before the first
+    line of metrics, the summary is written after a checkpoint, and each save waits for the one before it.
+    """
+    path = workdir / "metrics.jsonl"
+    if newest_checkpoint(workdir):
+        return None
+    last = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
+    saved_twice = 0 < 2 * every < last
+    if saved_twice or (last and not (workdir / "checkpoints").is_dir()) or (workdir / "summary.json").exists():
+        return f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints were deleted"
+    return None
 
 
 class Workdir:
@@ -242,6 +300,8 @@ class Workdir:
             raise UserError(f"--workdir {self.path} cannot be created: {error.strerror}") from None
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(lock(self.path))
+        self._lock_file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+        self._lock.callback(os.close, self._lock_file)
         try:
             return self._record_start(config, data, resume)
         except BaseException:
@@ -266,13 +326,17 @@ class Workdir:
 
     def write_text(self, name: str, text: str) -> None:
         """Write path/name atomically."""
-        if self._lock:
-            (self.path / name).parent.mkdir(exist_ok=True)
-            write_text(self.path / name, text)
+        self.write_bytes(name, text.encode)
 
     def write_bytes(self, name: str, content: Callable[[], bytes]) -> None:
-        """Write path/name atomically; `content` is called only by the process that writes."""
+        """Write path/name atomically; `content` is called only by the process that writes.
+
+        Raises:
+            TemporaryError: if the directory was deleted or moved.
+        """
         if self._lock:
+            check_in_place(self._lock_file, self.path / ".lock")
+            (self.path / name).parent.mkdir(exist_ok=True)
             write_bytes(self.path / name, content())
 
     def write_json(self, name: str, value) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: bit-exact restore, and detection of every kind of corruption."""
 
+import errno
 import json
 import logging
 import math
@@ -16,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
 from lm.training.checkpoints import Checkpoints, restore_params
 
 
@@ -126,6 +128,33 @@ def test_without_validation_losses_only_the_newest_are_kept(tmp_path):
     assert not (tmp_path / "val_losses.json").exists()
     checkpoints.close()
     assert restore_params(tmp_path, "best")[0] == 5
+
+
+def damage_val_losses(path: Path, damage: str) -> None:
+    path.unlink() if damage == "missing" else path.write_text(damage)
+
+
+@pytest.mark.parametrize("damage", ["missing", "", "{}", "null", '["1"]', '{"1": "x"}', '{"1": 2.0'])
+def test_lost_validation_losses_are_rebuilt_from_the_metrics(tmp_path, damage):
+    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
+    lines = [{"step": step, "split": "validation", "loss": loss} for step, loss in [(1, 1.0), (2, 3.0)]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    damage_val_losses(tmp_path / "val_losses.json", damage)
+    assert restore_params(tmp_path, "best")[0] == 1
+    save_steps(tmp_path, [4, 5], {4: 2.0})
+    assert directories(tmp_path) == {"1", "4", "5"}
+    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 1.0, "2": 3.0, "4": 2.0}
+
+
+@pytest.mark.parametrize("damage", ["missing", '{"1": 2.0'])
+@pytest.mark.parametrize("metrics", [None, "", "torn\n"])
+def test_without_validation_losses_and_metrics_no_older_checkpoint_is_deleted(tmp_path, damage, metrics):
+    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
+    damage_val_losses(tmp_path / "val_losses.json", damage)
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
+    save_steps(tmp_path, [4, 5, 6], {4: 2.0, 5: 4.0})
+    assert directories(tmp_path) == {"1", "2", "3", "4", "5", "6"}
 
 
 def test_params_alone_can_be_read(tmp_path):
@@ -272,6 +301,51 @@ def test_the_error_for_a_flipped_byte_names_the_leaf(tmp_path):
     flip_a_byte(tmp_path / "checkpoints" / "1")
     with pytest.raises(UserError, match=r"checksums differ: params/w$"):
         checkpoints.restore(big_state(0))
+    checkpoints.close()
+
+
+READ_FAILURES = [
+    PermissionError(errno.EACCES, "Permission denied"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.EMFILE, "Too many open files"),
+    MemoryError(),
+    ValueError("PERMISSION_DENIED: Error opening local file"),
+    ValueError("UNKNOWN: Error reading local file Input/output error [os_error_code='5']"),
+    RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", READ_FAILURES, ids=repr)
+@pytest.mark.parametrize("handler", [ocp.JsonCheckpointHandler, ocp.PyTreeCheckpointHandler])
+def test_a_checkpoint_that_the_system_cannot_read_is_not_called_corrupted(tmp_path, monkeypatch, handler, error):
+    save_steps(tmp_path, [1, 2])
+
+    def fail(*_, **__):
+        raise error
+
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(handler, "restore", fail)
+        with pytest.raises(TemporaryError, match=r"checkpoint of step 2 in .* could not be read"):
+            checkpoints.restore(make_state())
+    assert checkpoints.restore(make_state())[0] == 2
+    checkpoints.close()
+    assert directories(tmp_path) == {"1", "2"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
+    save_steps(tmp_path, [1, 2])
+    path = data_file(tmp_path / "checkpoints" / "2")
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to(path.name)  # opening it is the error ELOOP, for root too
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(TemporaryError, match="could not be read"):
+        checkpoints.restore(make_state())
+    path.unlink()
+    path.write_bytes(content)
+    assert checkpoints.restore(make_state())[0] == 2
     checkpoints.close()
 
 

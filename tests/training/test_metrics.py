@@ -1,3 +1,4 @@
+import collections
 import contextlib
 import io
 import json
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import small_disk
 
 from lm.errors import UserError
 from lm.training.metrics import TIMING_FIELDS, MetricsWriter, cut_back, read_metrics
@@ -89,6 +91,26 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("line", ["1", "null", "[]", '{"loss": 2.0}', '{"step": "1"}'])
+def test_a_line_without_a_step_is_an_error_that_names_it(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UserError, match="line 1 has no step"):
+        cut_back(tmp_path / "metrics.jsonl", 1)
+
+
+def test_missing_lines_are_counted_up_to_a_step(tmp_path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    for step in (1, 2, 2, 3):
+        writer.write({"step": step, "loss": 1.0})
+    assert (writer.n_lines(2), writer.n_lines(3)) == (3, 4)
+    writer.close()
+    writer = MetricsWriter(tmp_path, resume_step=2, tensorboard=False)
+    assert (writer.n_lines(2), writer.gap(2, 3)) == (3, None)
+    assert "3 of the 5 lines up to step 4; lines of steps 3 to 4 are missing" in writer.gap(4, 5)
+    assert "lines of steps before 2 are missing" in writer.gap(2, 5)
+    writer.close()
+
+
 def test_timing_fields_are_left_out_on_request(tmp_path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     writer.write({"step": 1, "loss": 2.0} | dict.fromkeys(TIMING_FIELDS, 7.0))
@@ -160,6 +182,17 @@ def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
     assert first == second
     assert (first["project"], first["resume"]) == ("p", "allow")
     assert calls[1:3] == [({"train/loss": 3.0}, 2), "finish"]
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, tensorboard):
+    with small_disk(tmp_path) as disk:
+        writer = MetricsWriter(disk, tensorboard=tensorboard)
+        line = {f"number_{i}": i / 7 for i in range(100)}
+        with pytest.raises(OSError, match=r"No space left on device: .*(metrics\.jsonl|tensorboard)"):
+            collections.deque(writer.write({"step": step} | line) for step in range(1000))
+        with contextlib.suppress(OSError):
+            writer.close()
 
 
 # ---- Progress --------------------------------------------------------------------------------------------------
@@ -243,8 +276,8 @@ def test_tensorboard_does_not_import_torch(tmp_path):
     """tensorboardX would import torch if it is installed, which takes seconds at every start."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     job = (
-        "import sys\nfrom pathlib import Path\nfrom lm.training.metrics import _start_tensorboard\n"
-        f"_start_tensorboard(Path({str(tmp_path)!r}), 0).close()\nassert 'torch' not in sys.modules\n"
+        "import sys\nfrom pathlib import Path\nfrom lm.training.tensorboard import EventFile\n"
+        f"EventFile(Path({str(tmp_path)!r}), 1).close()\nassert 'torch' not in sys.modules\n"
     )
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
     done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True)

@@ -1,12 +1,15 @@
 """A run that is killed, stopped or corrupted, and then resumed, ends like an uninterrupted run."""
 
+import hashlib
 import json
 import shutil
 import signal
 import subprocess
 
 import pytest
-from running import assert_same_run, checkpoint_steps, checksums, metrics_of, summary_of
+from running import assert_same_run, checkpoint_steps, checksums, metrics_of, small_disk, summary_of
+
+from lm.training.loop import Loop
 
 
 def steps_logged(workdir) -> list[int]:
@@ -211,3 +214,100 @@ def test_other_data_is_refused(bench, train, tmp_path):
     assert code == 2
     assert "other text or other tokens" in said
     assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("record", [None, {"data": None, "starts": []}])
+def test_other_data_is_refused_without_the_record_of_the_run(bench, train, tmp_path, record):
+    """The checkpoint itself records the data: run.json may be lost."""
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    (workdir / "run.json").unlink() if record is None else (workdir / "run.json").write_text(json.dumps(record))
+    text = tmp_path / "other" / bench.text.name
+    text.parent.mkdir()
+    text.write_text(bench.text.read_text().replace("cat", "tac"))
+    for step in checkpoint_steps(workdir):
+        edit_meta(workdir, step, lambda meta: meta["config"]["data"].update(source=f"text:{text}"))
+    config = (workdir / "config.json").read_text()
+    (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
+    code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
+    assert code == 2
+    assert "the checkpoint of step 8" in said
+    assert "other text or other tokens" in said
+
+
+def test_a_checkpoint_of_another_seed_is_refused(bench, train, tmp_path):
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    edit_meta(workdir, 12, lambda meta: meta["config"]["train"].update(seed=1))
+    before = (workdir / "run.json").read_bytes()
+    code, said = train(workdir, "--resume")
+    assert code == 2
+    assert "the checkpoint of step 12" in said
+    assert "config.train.seed: 1 -> 0" in said
+    assert (workdir / "run.json").read_bytes() == before
+
+
+def edit_meta(workdir, step: int, edit) -> None:
+    """Change what a checkpoint records of its run, with a new digest."""
+    path = workdir / "checkpoints" / str(step) / "meta" / "metadata"
+    record = json.loads(path.read_text())
+    del record["sha256"]
+    edit(record["meta"])
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(record | {"sha256": digest}))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "zeroed", "cut"])
+def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
+    workdir = unfinished_copy(bench.reference(), tmp_path / "run")
+    path = workdir / "metrics.jsonl"
+    content = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(len(content)) if damage == "zeroed" else b"".join(content.splitlines(True)[:3]) + b"{")
+    code, said = train(workdir, "--resume")
+    assert code == 0
+    missing = "3 of the 16 lines up to step 12; lines of steps 4 to 12" if damage == "cut" else "0 of the 16 lines"
+    assert missing in said
+    assert "WARNING: " in said
+    assert checksums(workdir, 12) == checksums(bench.reference(), 12)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "deleted without summary", "emptied without summary"])
+def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path, damage):
+    workdir = shutil.copytree(bench.reference(), tmp_path / "run")
+    if "without" in damage:
+        (workdir / "summary.json").unlink()
+    else:
+        (workdir / "summary.json").write_text("{}")  # as of a run that was interrupted
+    shutil.rmtree(workdir / "checkpoints")
+    if "emptied" in damage:
+        (workdir / "checkpoints").mkdir()
+    before = (workdir / "metrics.jsonl").read_bytes()
+    code, said = train(workdir, "--resume")
+    assert code == 2
+    assert "made 12 steps, and its checkpoints were deleted" in said
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["run", "run/metrics.jsonl"])
+def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monkeypatch, lost):
+    def delete_and_save(self, state, step):
+        path = tmp_path / lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        save(self, state, step)
+
+    save = Loop.save
+    monkeypatch.setattr(Loop, "save", delete_and_save)
+    code, said = train(tmp_path / "run")
+    assert code == 1
+    assert "run/metrics.jsonl was deleted, moved or replaced" in said.splitlines()[-1]
+    assert (tmp_path / "run").exists() == (lost != "run")
+
+
+def test_a_full_disk_ends_a_run_with_one_line_and_leaves_no_partial_file(bench, tmp_path):
+    with small_disk(tmp_path, "300k") as disk:
+        done = bench.train(disk / "run", "--config.model.d_model=96", "--config.log.tensorboard=true")
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "run/checkpoints: No space left on device" in done.stderr
+        assert not [path for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]

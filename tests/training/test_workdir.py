@@ -15,9 +15,10 @@ import pytest
 
 from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
 from lm.optimizers import learning_rate_schedule
 from lm.training import workdir
+from lm.training.metrics import MetricsWriter
 
 
 def with_keys(config, **changes):
@@ -272,6 +273,59 @@ def test_a_workdir_is_locked_until_its_process_ends(tmp_path):
     start(tmp_path, Config(), resume=True)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_workdir_that_is_gone_is_not_made_again(tmp_path, moved):
+    with closing(workdir.Workdir(tmp_path / "run")) as run:
+        run.start(Config())
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        if moved:
+            start(tmp_path / "run", Config())  # another run in its place
+        before = tree(tmp_path)
+        with pytest.raises(TemporaryError, match="was deleted, moved or replaced"):
+            run.write_summary(status="finished")
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "link", [".lock", "metrics.jsonl", "checkpoints", "checkpoints/5", "samples", "samples/step_5.txt", "tensorboard"]
+)
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_symbolic_link_where_a_run_writes_is_refused(tmp_path, link, dangling):
+    outside, path = tmp_path / "outside", tmp_path / "run" / link
+    path.parent.mkdir(parents=True)
+    if not dangling:
+        outside.mkdir() if "." not in link else outside.write_text("precious")
+    path.symlink_to(outside)
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=f"{link} is a symbolic link"):
+        start(tmp_path / "run", Config(), resume=True)
+    assert {name: text for name, text in tree(tmp_path).items() if name != "run/.lock"} == {
+        name: text for name, text in before.items() if name != "run/.lock"
+    }
+    assert outside.exists() != dangling
+
+
+def test_other_links_in_a_workdir_and_a_linked_workdir_are_left_alone(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "slurm.out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run").symlink_to(tmp_path / "real")
+    start(tmp_path / "run", Config())
+    assert workdir.holds_run(tmp_path / "real")
+
+
+def test_no_file_is_written_through_a_link(tmp_path):
+    """The checks come first; this is for links that are made after them."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "x.json").symlink_to(precious)
+    files.write_text(tmp_path / "x.json", "new")
+    assert (precious.read_text(), (tmp_path / "x.json").read_text()) == ("precious", "new")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "absent")
+    with pytest.raises(OSError, match="symbolic link"):
+        MetricsWriter(tmp_path, tensorboard=False)
+    assert not (tmp_path / "absent").exists()
+
+
 def test_default_workdirs_differ_within_one_second(tmp_path):
     first = workdir.default_workdir("name", tmp_path)
     assert first.name.startswith("name-")
@@ -296,9 +350,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space left on device: .*/x\.json'"):
         files.write_text(path, "new, and longer")
-    assert path.read_text() == "old"
+    assert tree(tmp_path) == {"x.json": b"old"}
 
 
 def test_modules_of_help_do_not_import_jax():

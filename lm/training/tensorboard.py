@@ -1,0 +1,51 @@
+"""TensorBoard event files, written without a thread: an error such as a full disk reaches the caller."""
+
+import sys
+import time
+from pathlib import Path
+
+FLUSH_SECONDS = 30
+
+
+class EventFile:
+    """A file of scalars in workdir/tensorboard. (tensorboardX's SummaryWriter hangs if its thread cannot write.)
+
+    Args:
+        workdir: the run's directory.
+        first_step: the first step that will be written; readers ignore what earlier files have from it on.
+    """
+
+    def __init__(self, workdir: Path, first_step: int):
+        # tensorboardX imports torch if it is installed, which takes seconds and is not used here.
+        hidden = {"torch": None} if "torch" not in sys.modules else {}
+        sys.modules.update(hidden)
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.summary import scalar
+        finally:
+            for name in hidden:
+                del sys.modules[name]
+
+        self._event, self._scalar = Event, scalar
+        folder = workdir / "tensorboard"
+        resumed = folder.exists()
+        folder.mkdir(exist_ok=True)
+        # Files are named by the second: a start within the same one would overwrite the file before it.
+        self._file = EventsWriter(str(folder / "events"), f".from-{first_step:09}")
+        if resumed:
+            session = SessionLog(status=SessionLog.START)
+            self._file.write_event(Event(wall_time=time.time(), step=first_step, session_log=session))
+        self._flushed = 0.0
+
+    def write(self, scalars: dict[str, float], step: int) -> None:
+        """Add numbers by their tags."""
+        now = time.time()
+        for tag, value in scalars.items():
+            self._file.write_event(self._event(wall_time=now, step=step, summary=self._scalar(tag, value)))
+        if now - self._flushed > FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = now
+
+    def close(self) -> None:
+        self._file.close()
