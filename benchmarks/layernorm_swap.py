@@ -26,8 +26,8 @@ from lm.errors import UserError, run_command
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.text import markdown_table
+from lm.training.provenance import format_command
 from lm.training.sampling import load_run
-from lm.training.workdir import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)

@@ -14,7 +14,8 @@ from lm.data import unigram_loss
 from lm.errors import UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.spec import SweepPlan
-from lm.training import workdir as workdirs
+from lm.training.provenance import describe_start
+from lm.training.workdir import compare_configs
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
@@ -71,7 +72,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
-    here = workdirs.describe_start()
+    here = describe_start()
     with _wait_for_lock(workdir):
         path = workdir / "sweep.json"
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -101,7 +102,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
         was = old["variants"][name]
-        lines = workdirs.compare_configs(was["config"], configs[name])[0]
+        lines = compare_configs(was["config"], configs[name])[0]
         lines += [
             f"{what}: {before} -> {after} (sweep -> now)"
             for what, before, after in (

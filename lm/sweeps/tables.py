@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
 from lm.sweeps.results import STUCK, tuning_result
-from lm.training.workdir import format_command
+from lm.training.provenance import format_command
 
 MAX_STEPS = 10  # columns of the table of validation losses
 

@@ -11,12 +11,8 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import math
-import os
-import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +28,9 @@ from lm.parallel.processes import from_first
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
 from lm.training.metrics import read_metrics
+from lm.training.orbax_errors import Corrupted, disk_failure, first_line, quieten_orbax, read_failure
 
 VAL_LOSSES = "val_losses.json"
-
-
-class _Corrupted(Exception):
-    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -53,7 +46,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
-        _quieten_orbax()
+        quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
         # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
         # the oldest checkpoint would make opening the manager fail.
@@ -147,7 +140,7 @@ class Checkpoints:
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
-            except _Corrupted as reason:
+            except Corrupted as reason:
                 corrupted[candidate] = str(reason)
                 continue
             self._set_aside(corrupted, candidate)
@@ -190,7 +183,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 for unfinished in self._directory.glob("*.orbax-checkpoint-tmp"):
                     shutil.rmtree(unfinished, ignore_errors=True)
-            cause = _disk_failure(error) or _first_line(error)
+            cause = disk_failure(error) or first_line(error)
             raise TemporaryError(f"a checkpoint could not be written to {self._directory}: {cause}") from error
 
 
@@ -214,7 +207,7 @@ def restore_params(
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
-    _quieten_orbax()
+    quieten_orbax()
     directory = _directory(workdir)
     chosen = from_first(lambda: _choose(directory, step))
     try:
@@ -223,7 +216,7 @@ def restore_params(
         params = nest(leaves)["params"]
         wanted = leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
         leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
-    except _Corrupted as reason:
+    except Corrupted as reason:
         there = _steps_on_disk(directory)
         raise UserError(
             f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); there are {there}"
@@ -233,10 +226,10 @@ def restore_params(
 
 def read_metas(workdir: str | Path) -> dict[int, dict]:
     """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
-    _quieten_orbax()
+    quieten_orbax()
     directory, metas = _directory(workdir), {}
     for step in _steps_on_disk(directory):
-        with contextlib.suppress(_Corrupted):
+        with contextlib.suppress(Corrupted):
             metas[step] = _read_record(directory, step)["meta"]
     return metas
 
@@ -279,15 +272,15 @@ def _record_digest(record: dict) -> str:
 
 
 def _read_record(directory: Path, step: int) -> dict:
-    """Read and verify the JSON record of a checkpoint; raises _Corrupted."""
+    """Read and verify the JSON record of a checkpoint; raises Corrupted."""
     reader = ocp.Checkpointer(ocp.JsonCheckpointHandler())
     try:
         record = reader.restore(directory / str(step) / "meta")
         digest = record.pop("sha256")
     except Exception as error:
-        raise _read_failure(directory, step, "record", error) from error
+        raise read_failure(directory, step, "record", error) from error
     if digest != _record_digest(record):
-        raise _Corrupted("its record was changed after it was written")
+        raise Corrupted("its record was changed after it was written")
     return record
 
 
@@ -323,7 +316,7 @@ def _best(steps, val_losses: dict[int, float]) -> int | None:
 
 
 def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:
-    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or _Corrupted."""
+    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or Corrupted."""
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
@@ -332,25 +325,25 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     leaves = {path: by_path[path] for path in wanted}
     changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
     if changed:
-        raise _Corrupted("checksums differ: " + _enumerate(changed))
+        raise Corrupted("checksums differ: " + _enumerate(changed))
     return leaves
 
 
 def _in_all(read: Callable[[], Any]) -> Any:
-    """Return read(); if it raises _Corrupted or TemporaryError in one process, raise the same in all.
+    """Return read(); if it raises Corrupted or TemporaryError in one process, raise the same in all.
 
     So all processes fall back to the same step, or none does.
     """
     failure = result = None
     try:
         result = read()
-    except (_Corrupted, TemporaryError) as error:
+    except (Corrupted, TemporaryError) as error:
         failure = error
     if jax.process_count() > 1:
-        kind = 0 if failure is None else 1 if isinstance(failure, _Corrupted) else 2
+        kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
         worst = int(np.max(multihost_utils.process_allgather(np.array(kind))))
         if worst > kind:
-            failure = (None, _Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
+            failure = (None, Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
     if failure:
         raise failure
     return result
@@ -368,48 +361,7 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
             ),
         )
     except Exception as error:
-        raise _read_failure(directory, step, "arrays", error) from error
-
-
-def _read_failure(directory: Path, step: int, part: str, error: Exception) -> Exception:
-    """Return the exception for a part of a checkpoint that cannot be read.
-
-    Returns:
-        TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
-        _Corrupted.
-    """
-    reason = _system_failure(error)
-    if not reason:
-        try:
-            for path in (directory / str(step)).rglob("*"):
-                if not path.is_dir():
-                    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                        while file.read(2**24):
-                            pass
-        except OSError as found:
-            reason = f"{found.strerror}: {found.filename}"
-    if reason:
-        return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
-    return _Corrupted(f"its {part} cannot be read: {_first_line(error)}")
-
-
-# What TensorStore and XLA print for failures of the system.
-_SYSTEM_FAILURE = re.compile(
-    r"PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|Out of memory"
-    r"|os_error_code='(?!2'|20'|21')\d+'"  # other than ENOENT, ENOTDIR and EISDIR
-)
-
-
-def _system_failure(error: BaseException | None) -> str | None:
-    """Return the system's failure behind an error, or None: the error is about the content, or a missing file."""
-    while error is not None:
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno and not missing):
-            return f"{type(error).__name__}: {error}"
-        if not isinstance(error, OSError) and _SYSTEM_FAILURE.search(str(error)):
-            return _first_line(error)
-        error = error.__cause__ or error.__context__
-    return None
+        raise read_failure(directory, step, "arrays", error) from error
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
@@ -434,38 +386,3 @@ def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: boo
 
 def _enumerate(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def _disk_failure(error: BaseException) -> str | None:
-    """Return the system's message for the failure that TensorStore reports in an error, such as a full disk."""
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(found[1])) if found else None
-
-
-def _first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
-    error = error.__cause__ or error
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:limit]}"
-
-
-def _quieten_orbax() -> None:
-    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint that cannot be written.
-
-    Orbax raises each error that it logs, and this module reports it.
-    """
-    logger = logging.getLogger("absl")
-    if _is_not_orbax not in logger.filters:
-        logger.addFilter(_is_not_orbax)
-        sys.unraisablehook = functools.partial(_drop_late_callbacks, sys.unraisablehook)
-
-
-def _drop_late_callbacks(hook, unraisable) -> None:
-    """Pass an exception to a hook unless it is of a TensorStore thread that ends after Orbax gave up a failed save."""
-    error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        hook(unraisable)
-
-
-def _is_not_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname

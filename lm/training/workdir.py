@@ -7,15 +7,9 @@ checkpoints/, summary.json, and .lock.
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import re
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +18,8 @@ from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import check_in_place, lock, refuse_links, to_json, write_bytes
 from lm.training.metrics import read_metrics
+from lm.training.provenance import describe_start
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 SUMMARY_FIELDS = (
     "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",
     "config_digest",
@@ -352,72 +346,6 @@ class Workdir:
         if self._lock:
             self._lock.close()
             self._lock = None
-
-
-def describe_start() -> dict:
-    """Describe this process: time, host, command, versions and git commit."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "argv": sys.argv,
-        "versions": versions(),
-        "git": git_state(),
-    }
-
-
-def format_command(module: str, arguments: list[str]) -> str:
-    """Return a command line without this machine's directories.
-
-    Paths inside the repository are relative to it; of other absolute paths only the last component remains.
-    """
-
-    def shown(path: str) -> str:
-        root = Path(__file__).resolve().parents[2]
-        return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else Path(path).name
-
-    # Alone, in --key=/path, and in --key=text:/path, but not gs://bucket.
-    hidden = [re.sub(r"(^|[=:])(/(?!/).*)$", lambda found: found[1] + shown(found[2]), a) for a in arguments]
-    return shlex.join(["python", "-m", module, *hidden])
-
-
-def processor() -> str:
-    """Return the CPU model, else the architecture."""
-    with contextlib.suppress(OSError):
-        if found := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()):
-            return found[1]
-    return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that decide a run's numbers; None if not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def git_state() -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not a checkout."""
-    here = Path(__file__).resolve()
-    if not _git(here.parent, "ls-files", here.name):  # installed, possibly inside another checkout
-        return None
-    commit = _git(here.parent, "rev-parse", "HEAD")
-    return {"commit": commit, "dirty": bool(_git(here.parent, "status", "--porcelain"))} if commit else None
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 def _changed_versions(before: dict, now: dict) -> list[str]:

@@ -17,7 +17,7 @@ from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
 from lm.errors import TemporaryError, UserError
 from lm.optimizers import learning_rate_schedule
-from lm.training import workdir
+from lm.training import provenance, workdir
 from lm.training.metrics import MetricsWriter
 
 
@@ -169,7 +169,7 @@ def test_the_commit_is_that_of_the_checkout():
     git = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if git.returncode:
         pytest.skip("not a git checkout")
-    assert workdir.git_state()["commit"] == git.stdout.strip()
+    assert provenance.git_state()["commit"] == git.stdout.strip()
 
 
 def test_a_run_is_never_overwritten(tmp_path):
@@ -365,7 +365,7 @@ def test_a_recorded_command_names_no_directories_of_the_machine():
     root = Path(workdir.__file__).parents[2]
     typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
     typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
-    assert workdir.format_command("lm.train", typed) == (
+    assert provenance.format_command("lm.train", typed) == (
         "python -m lm.train --config configs/shakespeare.py --workdir=one --resume "
         "'--config.data.source=text:a text.txt' --config.data.data_dir=gs://bucket/data lr=1e-3"
     )

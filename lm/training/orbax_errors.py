@@ -1,0 +1,93 @@
+"""What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system; and Orbax's log."""
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from lm.errors import TemporaryError
+
+
+class Corrupted(Exception):
+    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
+
+
+def read_failure(directory: Path, step: int, part: str, error: Exception) -> Exception:
+    """Return the exception for a part of a checkpoint that cannot be read.
+
+    Returns:
+        TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
+        Corrupted.
+    """
+    reason = _system_failure(error)
+    if not reason:
+        try:
+            for path in (directory / str(step)).rglob("*"):
+                if not path.is_dir():
+                    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                        while file.read(2**24):
+                            pass
+        except OSError as found:
+            reason = f"{found.strerror}: {found.filename}"
+    if reason:
+        return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
+    return Corrupted(f"its {part} cannot be read: {first_line(error)}")
+
+
+# What TensorStore and XLA print for failures of the system.
+_SYSTEM_FAILURE = re.compile(
+    r"PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|Out of memory"
+    r"|os_error_code='(?!2'|20'|21')\d+'"  # other than ENOENT, ENOTDIR and EISDIR
+)
+
+
+def _system_failure(error: BaseException | None) -> str | None:
+    """Return the system's failure behind an error, or None: the error is about the content, or a missing file."""
+    while error is not None:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno and not missing):
+            return f"{type(error).__name__}: {error}"
+        if not isinstance(error, OSError) and _SYSTEM_FAILURE.search(str(error)):
+            return first_line(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def disk_failure(error: BaseException) -> str | None:
+    """Return the system's message for the failure that TensorStore reports in an error, such as a full disk."""
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(found[1])) if found else None
+
+
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """Return the cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
+    error = error.__cause__ or error
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:limit]}"
+
+
+def quieten_orbax() -> None:
+    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint that cannot be written.
+
+    Orbax raises each error that it logs, and this module reports it.
+    """
+    if _is_not_orbax not in logging.getLogger("absl").filters:
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_is_not_orbax)
+        sys.unraisablehook = functools.partial(_drop_late_callbacks, sys.unraisablehook)
+
+
+def _drop_late_callbacks(hook, unraisable) -> None:
+    """Pass an exception to a hook unless it is of a TensorStore thread that ends after Orbax gave up a failed save."""
+    error = unraisable.exc_value
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        hook(unraisable)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    # asyncio logs the exceptions of Orbax's tasks that nothing waited for after the first one failed.
+    late_task = record.name == "asyncio" and "orbax" in record.getMessage()
+    return not late_task and "orbax" not in record.pathname
