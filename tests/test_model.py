@@ -113,6 +113,9 @@ SAME = {
 }
 
 
+SLOW = {"scan_remat_block_chan", "scan_welford"}
+
+
 def loss_and_gradients(model_keys, train_keys):
     config = tiny(model=BASE | model_keys, train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys)
     loss, grads = jit_gradients(state_of(config, redrawn(config.model)), {"tokens": jnp.asarray(TOKENS)}, config)
@@ -126,7 +129,7 @@ def plain():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "scan_remat_block_chan" else []) for name in SAME],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SAME],
 )
 def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plain, name):
     """Float32 sums in another order differ by at most 1e-5 of the largest entry of each gradient."""

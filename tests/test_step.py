@@ -161,6 +161,7 @@ def test_training_overfits_one_batch():
     assert int(state.step) == 80
 
 
+@pytest.mark.slow
 def test_gradients_equal_central_differences_in_float64():
     """One random direction for each parameter; the model has every kind of parameter."""
     keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}

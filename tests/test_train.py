@@ -320,6 +320,7 @@ def test_a_diverging_run_stops_with_a_report(train, tmp_path):
     assert_only_finite_checkpoints(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_an_update_that_is_not_finite_is_told_from_a_loss_or_gradient(train, tmp_path, action):
     """A learning rate near the largest float32 overflows the parameters in the first step."""

@@ -72,6 +72,7 @@ def test_keys_without_an_effect_do_not_change_the_fingerprint(base, changes):
     assert fingerprint(tiny(**changes), CORPUS) == base
 
 
+@pytest.mark.slow
 def test_an_unused_hyperparameter_does_not_change_the_fingerprint():
     """A constant schedule does not use final_fraction."""
     constant = {"schedule": "constant", "final_fraction": 0.1}

@@ -35,6 +35,7 @@ def damage(checkpoint) -> None:
         file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tmp_path):
     reference, workdir = bench.reference(), tmp_path / "run"
     workdir.mkdir()  # --resume in an empty directory starts a new run
@@ -94,10 +95,10 @@ def test_these_comparisons_detect_another_seed(bench, train, tmp_path):
     assert metrics_of(tmp_path / "run") != metrics_of(reference)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
-)
+MOMENTS = ["log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
+
+
+@pytest.mark.parametrize("moment", ["log 9", *(pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS)])
 def test_a_run_with_one_kill_equals_an_uninterrupted_run(bench, tmp_path, moment):
     # Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12 belong to the final
     # evaluations. The third checkpoint is the last.
@@ -255,7 +256,9 @@ def edit_meta(workdir, step: int, edit) -> None:
     path.write_text(json.dumps(record | {"sha256": digest}))
 
 
-@pytest.mark.parametrize("damage", ["deleted", "zeroed", "cut"])
+@pytest.mark.parametrize(
+    "damage", [pytest.param("deleted", marks=pytest.mark.slow), pytest.param("zeroed", marks=pytest.mark.slow), "cut"]
+)
 def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
     workdir = unfinished_copy(bench.reference(), tmp_path / "run")
     path = workdir / "metrics.jsonl"
@@ -289,7 +292,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path,
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("lost", ["run", "run/metrics.jsonl"])
+@pytest.mark.parametrize("lost", ["run", pytest.param("run/metrics.jsonl", marks=pytest.mark.slow)])
 def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monkeypatch, lost):
     def delete_and_save(self, state, step):
         path = tmp_path / lost
@@ -304,6 +307,7 @@ def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monk
     assert (tmp_path / "run").exists() == (lost != "run")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_one_line_and_leaves_no_partial_file(bench, tmp_path):
     with small_disk(tmp_path, "300k") as disk:
         done = bench.train(disk / "run", "--config.model.d_model=96", "--config.log.tensorboard=true")
