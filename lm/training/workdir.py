@@ -252,7 +252,7 @@ def _lost_checkpoints(workdir: Path, every: int) -> str | None:
     line of metrics, the summary is written after a checkpoint, and each save waits for the one before it.
     """
     path = workdir / "metrics.jsonl"
-    if newest_checkpoint(workdir):
+    if newest_checkpoint(workdir) is not None:
         return None
     last = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
     saved_twice = 0 < 2 * every < last
