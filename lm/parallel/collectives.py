@@ -97,10 +97,10 @@ def gather_parameter(w, p: Parameter, dtype):
     if not _is_mapped("fsdp") or "fsdp" not in (spec := _spec(p)):
         return w
     tensor_spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in spec))
-    return checkpoint_name(_all_gather(w, spec.index("fsdp"), tensor_spec, dtype, w.dtype), "gathered")
+    gathered = _differentiable_all_gather(w, spec.index("fsdp"), tensor_spec, dtype, w.dtype)
+    return checkpoint_name(gathered, "gathered")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _all_gather(w, axis, tensor_spec, dtype, shard_dtype):
     def gather(w):
         return jax.lax.all_gather(w.astype(dtype), "fsdp", axis=axis, tiled=True)
@@ -108,8 +108,9 @@ def _all_gather(w, axis, tensor_spec, dtype, shard_dtype):
     return _map_over_tensor(gather, tensor_spec)(w)
 
 
-def _all_gather_forward(w, axis, tensor_spec, dtype, shard_dtype):
-    return _all_gather(w, axis, tensor_spec, dtype, shard_dtype), None
+def _all_gather_forward(w, *static):
+    # Not the function with a derivative: `save_all_but_gathered` recognizes the primitive all_gather.
+    return _all_gather(w, *static), None
 
 
 def _all_gather_backward(axis, tensor_spec, dtype, shard_dtype, _, g):
@@ -119,7 +120,8 @@ def _all_gather_backward(axis, tensor_spec, dtype, shard_dtype, _, g):
     return (_map_over_tensor(scatter, tensor_spec)(g).astype(shard_dtype),)
 
 
-_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+_differentiable_all_gather = jax.custom_vjp(_all_gather, nondiff_argnums=(1, 2, 3, 4))
+_differentiable_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 
 
 def _map_over_tensor(f, spec: PartitionSpec):
