@@ -5,6 +5,7 @@ rematerialized) is in lm/layer_stack.py, communication between devices in lm/par
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -56,6 +57,7 @@ class Context(NamedTuple):
     segments: jax.Array | None  # integers (B, T): tokens see their own segment only
     rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys
     dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
+    attend: Callable | None = None  # replaces attention over the tokens of this call: lm/generation/kv_cache.py
 
     def mask(self, n_tokens: int, window) -> Mask:
         """Return which keys (of all devices that share a sequence) the n_tokens queries of this device see."""
@@ -110,15 +112,14 @@ class Attention(nn.Module):
         if context.rotation is not None:
             q_BTHK = position_encodings.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
             k_BTGK = position_encodings.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
-        out_BTHK = causal_attention(
-            q_BTHK,
-            collectives.gather_keys(k_BTGK),
-            collectives.gather_keys(v_BTGK),
-            context.mask(x_BTD.shape[-2], window),
-            softcap=c.attn_softcap,
-            scale=math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else None,
-            implementation=c.attention,
-        )
+        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else None
+        options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
+        if context.attend is not None:
+            out_BTHK = context.attend(self, q_BTHK, k_BTGK, v_BTGK, window, **options)
+        else:
+            k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
+            mask = context.mask(x_BTD.shape[-2], window)
+            out_BTHK = causal_attention(q_BTHK, k_BSGK, v_BSGK, mask, **options)
         return project(out_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)
 
 
@@ -163,18 +164,19 @@ class Transformer(nn.Module):
         positions: integers (T,) or (B, T); None: 0 .. T-1.
         segments: integers (B, T), documents that must not see each other; None: one document.
         dropout_keys_B: one key per example; None: no dropout.
+        attend: (module, q, k, v, window, **options) -> output, which replaces attention over the tokens of this call.
     """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None):
+    def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None, attend=None):
         c = self.config
         table = parameters.parameter_table(c)
         p = _declare(self, {path: declared for path, declared in table.items() if "/" not in path})
         at = collectives.local_positions(tokens_BT.shape[-1]) if positions is None else positions
         added, rotation = POSITION_ENCODINGS[c.positions](at, c, p)
-        context = Context(positions, segments, rotation, dropout_keys_B)
+        context = Context(positions, segments, rotation, dropout_keys_B, attend)
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
         x_BTD = context.dropout(x_BTD, c.dropout, site=0)

@@ -2,10 +2,12 @@
 
 from lm import parameters
 from lm.data import unigram_loss
+from lm.generation.decoding import make_decoder
+from lm.generation.filters import Sampling
+from lm.generation.text import generate_texts
 from lm.step import TrainState
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
-from lm.training.sampling import sample_text
 from lm.training.step_log import nonfinite_cause
 from lm.training.workdir import Workdir
 
@@ -29,20 +31,24 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
     if config.eval.sample_tokens and corpus.tokenizer is not None:
-        text = sample_text(
-            state.params,
-            config,
-            corpus.tokenizer,
-            prompt=config.eval.sample_prompt,
-            n_tokens=config.eval.sample_tokens,
-            seed=config.train.seed,
-        )
+        text = sample_text(loop, state)
         workdir.write_text(f"samples/step_{step}.txt", text)
         say(f"---- a sample ----\n{text.strip()}\n-----------------")
-    say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.sample --workdir {workdir.path}")
+    say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
     if config.notes:
         say(config.notes)
     return "finished"
+
+
+def sample_text(loop: Loop, state: TrainState) -> str:
+    """Return config.eval.sample_prompt and its continuation."""
+    config, tokenizer = loop.run.config, loop.run.corpus.tokenizer
+    limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
+    decoder, prompt = make_decoder(state.params, config.model, **limits), config.eval.sample_prompt
+    (row,) = generate_texts(
+        decoder, tokenizer, [prompt], config.eval.sample_tokens, Sampling(temperature=0.8), seed=config.train.seed
+    )
+    return prompt + row.text
 
 
 def score_last_step(loop: Loop, state: TrainState, val_loss: float) -> None:

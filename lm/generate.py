@@ -1,0 +1,132 @@
+"""Generate text with a trained model: python -m lm.generate --workdir runs/NAME --prompt "ROMEO:"."""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lm
+from lm.errors import UserError, run_command
+from lm.files import to_json
+
+EPILOG = """\
+examples:
+  python -m lm.generate --workdir runs/mine --prompt "ROMEO:"
+  python -m lm.generate --workdir runs/mine --prompt "ROMEO:" --samples 3 --temperature 1 --top-p 0.9 --stop "JULIET"
+  python -m lm.generate --workdir runs/mine --prompt-file prompts.txt --json > texts.jsonl
+  echo "To be" | python -m lm.generate --workdir runs/mine --prompt-file -
+
+The model sees at most the context that it was trained with. The window on a longer text slides by half a context.
+
+exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = parse_arguments(argv)
+    return run_command(lambda: generate(arguments))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.generate",
+        description="Generate text with a trained model.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--step", default="best", metavar="N|best|latest", help="which checkpoint (best)")
+    add("--prompt", action="append", metavar="TEXT", help="a text to continue; may be repeated (a newline)")
+    add("--prompt-file", metavar="FILE", help="a file of prompts, one per line; -: standard input, as one prompt")
+    add("--tokens", type=int, default=500, metavar="N", help="the most tokens to add to each prompt (500)")
+    add("--samples", type=int, default=1, metavar="N", help="texts for each prompt (1)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (0.8)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (all)")
+    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have probability P together (all)")
+    add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the likeliest (all)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    add("--seed", type=int, default=0, metavar="N", help="another seed gives other texts (0)")
+    add("--json", action="store_true", help="print one line of JSON per text")
+    return parser.parse_args(argv)
+
+
+def find_problems(a: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each invalid argument."""
+    if a.step not in ("best", "latest") and not (a.step.isascii() and a.step.isdecimal()):
+        yield f"--step: {a.step!r} is not best, latest, or the number of a step"
+    if a.prompt and a.prompt_file:
+        yield "--prompt and --prompt-file: give one of them"
+    if "" in (a.prompt or []):
+        yield "--prompt: it is empty, and a model continues at least one token"
+    if "" in a.stop:
+        yield "--stop: it is empty"
+    for name in ("tokens", "samples"):
+        if not 1 <= getattr(a, name) < 2**31:
+            yield f"--{name}: {str(getattr(a, name))[:20]} must be at least 1 and less than 2**31"
+    if not 0 <= a.temperature < math.inf:
+        yield f"--temperature: {a.temperature} must be at least 0 and finite"
+    if a.top_k is not None and not 1 <= a.top_k < 2**31:
+        yield f"--top-k: {str(a.top_k)[:20]} must be at least 1 and less than 2**31"
+    for name in ("top_p", "min_p"):
+        if (p := getattr(a, name)) is not None and not 0 < p <= 1:
+            yield f"--{name.replace('_', '-')}: {p} must be greater than 0 and at most 1"
+    if not 0 <= a.seed < 2**32:
+        yield f"--seed: {str(a.seed)[:20]} must be at least 0 and less than 2**32"
+
+
+def read_prompts(a: argparse.Namespace) -> list[str]:
+    """Return the prompts of the arguments, a file or standard input."""
+    if not a.prompt_file:
+        return a.prompt or ["\n"]
+    try:
+        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).read_bytes()
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
+    prompts = [text.removesuffix("\n")] if a.prompt_file == "-" else text.splitlines()
+    if not all(prompts) or not prompts:
+        raise UserError(f"--prompt-file: {a.prompt_file} has an empty prompt, and a model continues at least one token")
+    return prompts
+
+
+def generate(a: argparse.Namespace) -> int:
+    """Print the texts, and return the exit code."""
+    if problems := list(find_problems(a)):
+        raise UserError(*problems)
+    prompts = read_prompts(a)
+    run = lm.load(a.workdir, int(a.step) if a.step.isdecimal() else a.step)
+    print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
+    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed")
+    options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
+    updates = run.stream(prompts, a.tokens, **options)
+    if a.json:
+        *_, rows = updates
+        for row in rows:
+            found = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
+            print(to_json(found | {"n_tokens": len(row.ids)}))
+    elif len(prompts) * a.samples == 1:
+        print_growing(prompts[0], updates)
+    else:
+        *_, rows = updates
+        for row in rows:
+            print(f"---- prompt {prompts.index(row.prompt) + 1}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
+    return 0
+
+
+def print_growing(prompt: str, updates) -> None:
+    """Print one text while it is generated."""
+    print(prompt, end="", flush=True)
+    n_printed = 0
+    for (row,) in updates:
+        print(row.text[n_printed:], end="", flush=True)
+        n_printed = len(row.text)
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

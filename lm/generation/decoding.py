@@ -1,0 +1,180 @@
+"""Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and values.
+
+A model sees at most its context, the seq_len tokens of training. The window on a longer text slides by half a context
+at a time: it starts at a multiple of seq_len / 2, and is prefilled again, at positions from 0. So every position encoding
+is used as in training, and the model sees between half a context and a full one.
+
+The draw of a token depends on the seed, the number of the sample and of the token, not on the other texts of a batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm import layer_stack, model, parameters
+from lm.config import ModelConfig
+from lm.generation.filters import Sampling, draw
+from lm.generation.kv_cache import COLLECTION, Decode, Prefill
+from lm.layers.losses import head_logits
+from lm.parallel.sharding import replicate_inside
+
+SMALLEST = 16  # the shortest padded prompt, and the smallest cache
+_static = functools.partial(flax.struct.field, pytree_node=False)
+
+
+@flax.struct.dataclass
+class State:
+    """The state between two tokens.
+
+    Attributes:
+        cache: keys and values of each layer.
+        lengths_B: the number of tokens of each text in the cache.
+        tokens_B: the newest token of each text, which is not in the cache yet.
+        n_drawn: how many tokens of each text have been drawn.
+    """
+
+    cache: dict
+    lengths_B: jax.Array
+    tokens_B: jax.Array
+    n_drawn: jax.Array
+
+
+@flax.struct.dataclass
+class Decoder:
+    """A model that is ready to generate.
+
+    Attributes:
+        params: unstacked parameters in the dtype of computation, as returned by `make_decoder`.
+        config: the model section of a resolved config.
+        seq_len: the length of the context.
+        n_ids: only ids below this are drawn: a vocabulary can be larger than its tokenizer's.
+    """
+
+    params: dict
+    config: ModelConfig = _static()
+    seq_len: int = _static()
+    n_ids: int = _static()
+
+    def generate(self, prompts: Sequence, n_tokens: int, sampling: Sampling, **options) -> np.ndarray:
+        """Return n_tokens ids for each prompt, int32 (B, n_tokens). Arguments as for `stream`."""
+        return np.concatenate(list(self.stream(prompts, n_tokens, sampling, **options)), axis=1)
+
+    def stream(
+        self, prompts: Sequence, n_tokens: int, sampling: Sampling, *, seed: int = 0, samples=None, every: int = 2**30
+    ) -> Iterator[np.ndarray]:
+        """Yield the ids that continue each prompt, int32 (B, n) with n at most `every`, n_tokens in all.
+
+        Args:
+            prompts: sequences of at least one id each, of any lengths.
+            n_tokens: how many ids to draw for each prompt.
+            sampling: the distribution to draw from.
+            seed: another seed gives other texts.
+            samples: integers (B,): the numbers of the samples, so that equal prompts get different texts; None: all 0.
+            every: how many ids to draw before they are yielded.
+
+        Raises:
+            ValueError: if a prompt is empty.
+        """
+        if not all(len(prompt) for prompt in prompts):
+            raise ValueError("generate: a prompt is empty; a model needs at least one token to continue")
+        texts, n_drawn = [list(prompt) for prompt in prompts], 0
+        n_slots = min(_padded(max(map(len, texts)) + n_tokens - 1), self.seq_len)
+        samples_B = np.zeros(len(texts), np.uint32) if samples is None else np.asarray(samples, np.uint32)
+        draws = (sampling, np.uint32(seed), samples_B)
+        while n_drawn < n_tokens:
+            prompts_BT, lengths_B = self._windows(texts)
+            state = _prefill(self, prompts_BT, lengths_B, np.int32(n_drawn), draws, n_slots=n_slots)
+            ids_BT = np.asarray(state.tokens_B)[:, None]
+            n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))  # until the longest text fills the cache
+            while True:
+                n_drawn += ids_BT.shape[1]
+                for text, ids in zip(texts, ids_BT.tolist(), strict=True):
+                    text.extend(ids)
+                yield ids_BT
+                if not n_more:
+                    break
+                n = min(n_more, every)
+                state, ids_BT = _decode(self, state, np.int32(n), draws)
+                ids_BT, n_more = np.asarray(ids_BT)[:, :n], n_more - n
+
+    def _windows(self, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the model sees of each text, padded to a common length, and the lengths."""
+        half = max(1, self.seq_len // 2)
+        windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
+        lengths_B = np.array([len(window) for window in windows], np.int32)
+        prompts_BT = np.zeros((len(texts), min(_padded(max(lengths_B)), self.seq_len)), np.int32)
+        for row, window in zip(prompts_BT, windows, strict=True):
+            row[: len(window)] = window
+        return prompts_BT, lengths_B
+
+
+def make_decoder(params: dict, c: ModelConfig, *, seq_len: int, n_ids: int | None = None) -> Decoder:
+    """Prepare a model for generation: parameters are unstacked and cast once, not for every token.
+
+    Args:
+        params: nested dicts, as returned by parameters.init_params.
+        c: the model section of a resolved config.
+        seq_len: the length of the context.
+        n_ids: draw only ids below this; None: all of the vocabulary.
+    """
+    c = dataclasses.replace(c, scan_layers=False, remat="none", dropout=0.0, attention="auto")
+    return Decoder(_unstack(params, c), c, seq_len, n_ids or c.vocab_size)
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _unstack(params: dict, c: ModelConfig) -> dict:
+    table = parameters.parameter_table(c)
+    cast = {"weight": c.compute_dtype, "embedding": c.compute_dtype}
+    flat = {path: p.astype(cast.get(table[path].kind, p.dtype)) for path, p in parameters.flat(params).items()}
+    return layer_stack.unstack_layers(parameters.nest(flat))
+
+
+def _padded(n: int) -> int:
+    """Return the next power of two, so that texts of similar lengths share a compiled program."""
+    return max(SMALLEST, 1 << (int(n) - 1).bit_length())
+
+
+@functools.partial(jax.jit, static_argnames="n_slots")
+def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots: int) -> State:
+    """Compute the prompts, fill a cache with n_slots positions, and draw the first token of each text."""
+    h_BTD, cache = _apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, n_slots))
+    h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
+    return State(cache, lengths_B, _draw(decoder, h_BD, n_drawn, draws), n_drawn + 1)
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax.Array]:
+    """Draw n_tokens (a traced number) more tokens of each text; returns them as the first columns of (B, seq_len)."""
+
+    def step(i, carry):
+        state, ids_BT = carry
+        attend = Decode(state.lengths_B)
+        positions_B1 = state.lengths_B[:, None]
+        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], positions=positions_B1, attend=attend)
+        tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
+        state = State(cache, state.lengths_B + 1, tokens_B, state.n_drawn + 1)
+        return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
+
+    ids_BT = jnp.zeros((len(state.tokens_B), decoder.seq_len), jnp.int32)
+    return jax.lax.fori_loop(0, n_tokens, step, (state, ids_BT))
+
+
+def _apply(decoder: Decoder, cache: dict, tokens_BT, **inputs):
+    """Return the last hidden states (B, T, D) and the new cache."""
+    variables = {"params": decoder.params, COLLECTION: cache}
+    h_BTD, changed = model.Transformer(decoder.config).apply(variables, tokens_BT, mutable=[COLLECTION], **inputs)
+    return h_BTD, changed[COLLECTION]
+
+
+def _draw(decoder: Decoder, h_BD, n_drawn, draws):
+    """Draw one token per text, int32 (B,), each with a key of the seed, its sample and the token's number."""
+    sampling, seed, samples_B = draws
+    logits_BV = head_logits(h_BD, model.head(decoder.params, decoder.config))[:, : decoder.n_ids]
+    key = jax.random.key(seed)
+    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn))(samples_B)
+    return replicate_inside(draw(keys_B, logits_BV, sampling))

@@ -1,0 +1,55 @@
+"""The distribution of the next token: temperature, and filters that leave only likely tokens."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class Sampling:
+    """How the next token is drawn. The filters apply in this order, each to what the one before leaves.
+
+    Attributes:
+        temperature: draw from softmax(logits / temperature); 0: take the likeliest token.
+        top_k: keep the k likeliest tokens, and those as likely as the last of them; None: all.
+        top_p: keep the likeliest tokens until their probability is at least this (Holtzman et al. 2019,
+            arXiv:1904.09751); None: all.
+        min_p: keep tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024, arXiv:2407.01082);
+            None: all.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = flax.struct.field(pytree_node=False, default=None)
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+def filter_logits(logits, sampling: Sampling):
+    """Return logits (..., V) over the temperature, and -inf for tokens that are never drawn.
+
+    >>> filter_logits(jnp.array([2.0, 1.0, 0.0, -1.0]), Sampling(temperature=0.5, top_k=2))
+    Array([  4.,   2., -inf, -inf], dtype=float32)
+    """
+    logits = logits / jnp.maximum(sampling.temperature, 1e-6)
+    if sampling.top_k is not None:
+        k = min(sampling.top_k, logits.shape[-1])
+        logits = _keep(logits, logits >= jax.lax.top_k(logits, k)[0][..., -1:])
+    if sampling.top_p is not None:
+        descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
+        p = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(p, axis=-1) - p  # the probability of all likelier tokens; 0 for the first, which stays
+        smallest = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = _keep(logits, logits >= smallest)
+    if sampling.min_p is not None:
+        logits = _keep(logits, logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p))
+    return logits
+
+
+def _keep(logits, kept):
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def draw(keys_B, logits_BV, sampling: Sampling):
+    """Draw one token per example, int32 (B,), each with its own key."""
+    drawn = jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling))
+    return jnp.where(sampling.temperature == 0, jnp.argmax(logits_BV, axis=-1), drawn).astype(jnp.int32)

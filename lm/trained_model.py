@@ -1,0 +1,167 @@
+"""A trained model for notebooks and commands: `lm.load("runs/mine")`."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from lm import model
+from lm.config import Config, from_dict
+from lm.data import tokenizers
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.generation.decoding import Decoder, make_decoder
+from lm.generation.filters import Sampling
+from lm.generation.text import Continuation, stream_texts
+from lm.layers.losses import softmax_cross_entropy
+from lm.training import checkpoints
+
+LOGITS = 2**26  # about this many logits are computed in one call of the model
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A trained model. Text arguments may also be sequences of token ids.
+
+    Attributes:
+        path: the directory of the run.
+        step: the step of its checkpoint.
+        config: the resolved config.
+        params: parameters, as nested dicts; see lm/parameters.py.
+        tokenizer: None if the run trained on token ids.
+    """
+
+    path: Path
+    step: int
+    config: Config
+    params: dict
+    tokenizer: Tokenizer | None
+
+    @property
+    def seq_len(self) -> int:
+        """Return the length of the context: the number of tokens that the model sees."""
+        return self.config.train.seq_len
+
+    def encode(self, text: str | Sequence[int]) -> np.ndarray:
+        """Return token ids (T,).
+
+        Raises:
+            UserError: if the tokenizer does not know a character, if there is no tokenizer, or if an id is outside the
+                vocabulary.
+        """
+        if isinstance(text, str):
+            return self._tokenizer.encode(text)
+        ids, vocab_size = np.asarray(text, np.int64), self.config.model.vocab_size
+        if ids.ndim != 1 or ((ids < 0) | (ids >= vocab_size)).any():
+            raise UserError(f"ids: expected one list of integers from 0 to {vocab_size - 1}")
+        return ids
+
+    def logits(self, text: str | Sequence[int]) -> np.ndarray:
+        """Return the logits (T, V) of the token after each token of a text, float32.
+
+        Raises:
+            UserError: if the text is empty or longer than the context.
+        """
+        ids = self.encode(text)
+        if not 0 < len(ids) <= self.seq_len:
+            raise UserError(f"text: {len(ids)} tokens; this model sees 1 to {self.seq_len}")
+        padded_1T = np.zeros((1, self.seq_len), np.int32)  # so that texts of all lengths share one program
+        padded_1T[0, : len(ids)] = ids
+        return np.asarray(_logits(self.params, padded_1T, self.config.model)[0, : len(ids)])
+
+    def loss(self, text: str | Sequence[int]) -> float:
+        """Return the mean loss of a text in nats per token, over all tokens but the first.
+
+        Each token is predicted once, in windows of seq_len tokens, as in the evaluation of training.
+
+        Raises:
+            UserError: if the text has fewer than two tokens.
+        """
+        ids, T = self.encode(text), self.seq_len
+        if len(ids) < 2:
+            raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
+        n_windows = -(-(len(ids) - 1) // T)
+        size = min(n_windows, max(1, LOGITS // (T * self.config.model.vocab_size)))
+        total = 0.0
+        for first in range(0, n_windows, size):
+            at_BT = T * np.arange(first, first + size)[:, None] + np.arange(T + 1)
+            tokens_BT = np.where(at_BT < len(ids), ids[np.minimum(at_BT, len(ids) - 1)], 0).astype(np.int32)
+            weights_BT = (at_BT[:, 1:] < len(ids)).astype(np.float32)
+            total += float(_loss_sum(self.params, tokens_BT, weights_BT, self.config.model))
+        return total / (len(ids) - 1)
+
+    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **options) -> str | list[str]:
+        """Return the continuation of a prompt, or a list with those of several. Arguments as for `stream`."""
+        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **options)
+        texts = [row.text for row in rows]
+        return texts[0] if isinstance(prompts, str) and len(texts) == 1 else texts
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        n_tokens: int,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        n_samples: int = 1,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> Iterator[list[Continuation]]:
+        """Continue prompts, and yield the continuations each time that they have grown.
+
+        Args:
+            prompts, n_tokens, n_samples, seed, stop: see lm/generation/text.py.
+            temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
+
+        Raises:
+            UserError: if the tokenizer does not know a character of a prompt, or makes no token of it.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p)
+        options = {"n_samples": n_samples, "seed": seed, "stop": stop}
+        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, sampling, **options)
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """Return the model for generation; see lm/generation/decoding.py."""
+        n_ids = self.tokenizer and self.tokenizer.vocab_size
+        return make_decoder(self.params, self.config.model, seq_len=self.seq_len, n_ids=n_ids)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError(f"{self.path}: this run trained on token ids, and has no tokenizer for text; give ids")
+        return self.tokenizer
+
+
+def load(path: str | Path, step: int | str = "best") -> TrainedModel:
+    """Load the model of a run.
+
+    Args:
+        path: the run's directory.
+        step: a step, "latest", or "best" by validation loss.
+
+    Raises:
+        UserError: if there is no such checkpoint, or it is corrupted.
+    """
+    step, params, meta = checkpoints.restore_params(path, step)
+    config = from_dict(meta["config"])
+    # The run's implementation of attention may not exist on this device.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+    tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+    return TrainedModel(Path(path), step, config, params, tokenizer)
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _logits(params, tokens_BT, c):
+    return model.logits(params, c, tokens_BT)
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _loss_sum(params, tokens_BT, weights_BT, c):
+    logits_BTV = model.logits(params, c, tokens_BT[:, :-1])
+    return softmax_cross_entropy(logits_BTV, tokens_BT[:, 1:], weights_BT)[0]
