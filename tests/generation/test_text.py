@@ -1,0 +1,63 @@
+"""Texts from drawn ids: where they end, and what is shown while they grow."""
+
+import numpy as np
+import pytest
+from tiny import redrawn, tiny
+
+from lm.data import tokenizers
+from lm.data.tokenizers import ByteTokenizer
+from lm.generation.decoding import make_decoder
+from lm.generation.filters import Sampling
+from lm.generation.text import Continuation, generate_texts
+
+
+def grow(pieces, tokenizer=None, stop=(), n_tokens=100):
+    """Add pieces of UTF-8 to a continuation; returns it, and its text after each piece."""
+    row, shown = Continuation("prompt", 0), []
+    for piece in pieces:
+        row.add(list(piece), tokenizer or ByteTokenizer(), stop, n_tokens)
+        shown.append(row.text)
+    return row, shown
+
+
+def test_a_text_ends_before_a_stop_string_that_several_pieces_make():
+    row, shown = grow([b"one t", b"wo thr", b"ee four"], stop=("three", "four"))
+    assert shown == ["one ", "one two ", "one two "]  # "t" may begin "three"
+    assert (row.text, row.finish) == ("one two ", "stop")
+
+
+def test_a_character_is_shown_when_it_is_complete():
+    row, shown = grow(["n\u00e9e".encode()[:2], "n\u00e9e".encode()[2:]], n_tokens=4)
+    assert shown == ["n", "n\u00e9e"]
+    assert row.finish == "length"
+
+
+def test_shown_text_never_changes():
+    text = "aab\u00e9\U0001f600aabaab, and".encode()
+    _, shown = grow([text[i : i + 1] for i in range(len(text))], stop=("aabc", "\U0001f600b"))
+    assert all(later.startswith(earlier) for earlier, later in zip(shown, shown[1:], strict=False))
+
+
+def test_a_text_ends_at_the_end_of_a_document():
+    tokenizer = ByteTokenizer()
+    tokenizer.end_of_text = ord(";")
+    row, _ = grow([b"ab;cd", b"ef"], tokenizer)
+    assert (row.text, row.ids, row.finish) == ("ab", [97, 98], "end_of_text")
+
+
+@pytest.mark.slow
+def test_generated_texts_stop_and_differ_by_sample():
+    config = tiny(model={"n_layers": 1})
+    decoder = make_decoder(redrawn(config.model), config.model, seq_len=config.train.seq_len)
+    tokenizer = tokenizers.make("char", ["abcdefghijklmnopqrs"])
+    options = (decoder, tokenizer, ["bcd", "q"], 30, Sampling(temperature=1.0))
+    rows = generate_texts(*options, n_samples=2)
+    assert [(row.prompt, row.sample, row.finish) for row in rows] == [
+        (prompt, sample, "length") for prompt in ("bcd", "q") for sample in (0, 1)
+    ]
+    assert len({row.text for row in rows}) == 4
+    np.testing.assert_array_equal(tokenizer.encode(rows[0].text), rows[0].ids)
+    letter = rows[0].text[7]
+    stopped = generate_texts(*options, n_samples=2, stop=[letter])
+    assert [row.text for row in stopped] == [row.text.partition(letter)[0] for row in rows]
+    assert stopped[0].finish == "stop"

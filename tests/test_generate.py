@@ -1,0 +1,80 @@
+"""The command lm.generate."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from lm.generate import main
+
+
+def generate(bench, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "lm.generate", *arguments]
+    return subprocess.run(
+        command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=600, input=stdin
+    )
+
+
+def test_a_text_continues_the_prompt_and_a_seed_repeats_it(bench):
+    arguments = (f"--workdir={bench.reference()}", "--tokens=20", "--seed=3")
+    first = generate(bench, *arguments, "--prompt=the cat")
+    second = generate(bench, *arguments, "--prompt-file=-", "--json", stdin="the cat\n")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    record = json.loads(second.stdout)
+    assert first.stdout == record["prompt"] + record["text"] + "\n"
+    assert (record["prompt"], record["n_tokens"], record["finish"]) == ("the cat", 20, "length")
+    assert "step " in first.stderr
+
+
+@pytest.mark.slow
+def test_several_prompts_and_samples(bench, tmp_path):
+    (tmp_path / "prompts.txt").write_text("the cat\nfar\n")
+    arguments = (f"--workdir={bench.reference()}", f"--prompt-file={tmp_path / 'prompts.txt'}", "--samples=2")
+    plain, lines = (generate(bench, *arguments, "--tokens=9", *more) for more in ([], ["--json"]))
+    rows = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert [(row["prompt"], row["sample"]) for row in rows] == [(p, s) for p in ("the cat", "far") for s in (0, 1)]
+    assert plain.stdout.startswith(f"---- prompt 1, sample 1 ----\nthe cat{rows[0]['text']}\n---- prompt 1, sample 2 --")
+
+
+@pytest.mark.slow
+def test_a_run_with_an_attention_that_this_device_lacks_generates(bench, tmp_path):
+    """A run that was trained with cuDNN on a GPU generates on a CPU."""
+    workdir = tmp_path / "run"
+    shutil.copytree(bench.reference(), workdir)
+    from lm.training import checkpoints
+
+    for step in (workdir / "checkpoints").iterdir():
+        record = json.loads((step / "meta" / "metadata").read_text())
+        record["meta"]["config"]["model"]["attention"] = "cudnn"
+        record.pop("sha256")
+        record["sha256"] = checkpoints._record_digest(record)
+        (step / "meta" / "metadata").write_text(json.dumps(record))
+    done = generate(bench, f"--workdir={workdir}", "--tokens=5")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workdir=absent"], "holds no checkpoint"),
+        (["--workdir=absent", "--temperature=nan", "--tokens=0"], "--temperature: nan"),
+        (["--workdir=absent", "--step=²"], "--step: '²'"),
+        (["--workdir=absent", "--top-p=0", "--stop=", "--prompt="], "--top-p: 0.0"),
+        (["--workdir=absent", "--prompt-file=absent.txt"], "--prompt-file: absent.txt"),
+        (["--workdir=absent", "--samples=" + "9" * 400], "--samples: 9999"),
+    ],
+)
+def test_mistakes_are_errors(capsys, arguments, message):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+@pytest.mark.slow
+def test_a_prompt_that_the_tokenizer_does_not_know_is_an_error(bench):
+    done = generate(bench, f"--workdir={bench.reference()}", "--prompt=Zeus")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "'Z'" in done.stderr
