@@ -26,8 +26,8 @@ from lm.errors import UserError, run_command
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.text import markdown_table
+from lm.trained_model import load
 from lm.training.provenance import format_command
-from lm.training.sampling import load_run
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
@@ -78,7 +78,8 @@ def swapped(run: str) -> dict[str, dict]:
     Raises:
         UserError: if the model has another norm, or its test split is shorter than a window.
     """
-    _, params, config, _ = load_run(run, "best")
+    trained = load(run)
+    params, config = trained.params, trained.config
     c = config.model
     if (c.norm, c.norm_algorithm, c.norm_ddof) != ("layer", "two_pass", 0):
         raise UserError(

@@ -45,7 +45,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--samples", type=int, default=1, metavar="N", help="texts for each prompt (1)")
     add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (0.8)")
     add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (all)")
-    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have probability P together (all)")
+    add(
+        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have probability P together (all)"
+    )
     add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the likeliest (all)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="another seed gives other texts (0)")

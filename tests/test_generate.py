@@ -35,7 +35,9 @@ def test_several_prompts_and_samples(bench, tmp_path):
     plain, lines = (generate(bench, *arguments, "--tokens=9", *more) for more in ([], ["--json"]))
     rows = [json.loads(line) for line in lines.stdout.splitlines()]
     assert [(row["prompt"], row["sample"]) for row in rows] == [(p, s) for p in ("the cat", "far") for s in (0, 1)]
-    assert plain.stdout.startswith(f"---- prompt 1, sample 1 ----\nthe cat{rows[0]['text']}\n---- prompt 1, sample 2 --")
+    assert plain.stdout.startswith(
+        f"---- prompt 1, sample 1 ----\nthe cat{rows[0]['text']}\n---- prompt 1, sample 2 --"
+    )
 
 
 @pytest.mark.slow

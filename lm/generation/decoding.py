@@ -1,8 +1,8 @@
 """Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and values.
 
 A model sees at most its context, the seq_len tokens of training. The window on a longer text slides by half a context
-at a time: it starts at a multiple of seq_len / 2, and is prefilled again, at positions from 0. So every position encoding
-is used as in training, and the model sees between half a context and a full one.
+at a time: it starts at a multiple of seq_len / 2, and is prefilled again, at positions from 0. So every position
+encoding is used as in training, and the model sees between half a context and a full one.
 
 The draw of a token depends on the seed, the number of the sample and of the token, not on the other texts of a batch.
 """
@@ -33,13 +33,15 @@ class State:
 
     Attributes:
         cache: keys and values of each layer.
-        lengths_B: the number of tokens of each text in the cache.
+        time: the number of tokens of the longest text in the cache.
+        starts_B: the time of the first token of each text.
         tokens_B: the newest token of each text, which is not in the cache yet.
         n_drawn: how many tokens of each text have been drawn.
     """
 
     cache: dict
-    lengths_B: jax.Array
+    time: jax.Array
+    starts_B: jax.Array
     tokens_B: jax.Array
     n_drawn: jax.Array
 
@@ -90,7 +92,9 @@ class Decoder:
             prompts_BT, lengths_B = self._windows(texts)
             state = _prefill(self, prompts_BT, lengths_B, np.int32(n_drawn), draws, n_slots=n_slots)
             ids_BT = np.asarray(state.tokens_B)[:, None]
-            n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))  # until the longest text fills the cache
+            n_more = min(
+                n_tokens - n_drawn - 1, self.seq_len - max(lengths_B)
+            )  # until the longest text fills the cache
             while True:
                 n_drawn += ids_BT.shape[1]
                 for text, ids in zip(texts, ids_BT.tolist(), strict=True):
@@ -144,7 +148,8 @@ def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots
     """Compute the prompts, fill a cache with n_slots positions, and draw the first token of each text."""
     h_BTD, cache = _apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
-    return State(cache, lengths_B, _draw(decoder, h_BD, n_drawn, draws), n_drawn + 1)
+    time = jnp.max(lengths_B)
+    return State(cache, time, time - lengths_B, _draw(decoder, h_BD, n_drawn, draws), n_drawn + 1)
 
 
 @functools.partial(jax.jit, donate_argnames="state")
@@ -153,11 +158,11 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
     def step(i, carry):
         state, ids_BT = carry
-        attend = Decode(state.lengths_B)
-        positions_B1 = state.lengths_B[:, None]
-        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], positions=positions_B1, attend=attend)
+        attend = Decode(state.time, state.starts_B)
+        inputs = {"positions": attend.positions_B1, "attend": attend}
+        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], **inputs)
         tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
-        state = State(cache, state.lengths_B + 1, tokens_B, state.n_drawn + 1)
+        state = State(cache, state.time + 1, state.starts_B, tokens_B, state.n_drawn + 1)
         return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
 
     ids_BT = jnp.zeros((len(state.tokens_B), decoder.seq_len), jnp.int32)

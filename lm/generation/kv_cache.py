@@ -1,46 +1,51 @@
 """A cache of keys and values: each new token is computed for one position instead of the full context.
 
-The cache is a pytree with the keys and the values (B, S, G, K) of each layer, for key and value heads only. Slot s holds
-the newest position p with p % S == s. A layer with a window has as many slots as its window, so the cache is a ring
-buffer: a new token replaces one that the layer no longer sees. All other layers have a slot for every position.
+The cache is a pytree with the keys and the values (C, S, K) of each layer, where C = B G: key and value heads only,
+those of one text together. In this layout XLA:CPU reads and updates the cache where it is; with separate axes B and G
+it copies it twice for every token.
+
+The texts of a batch end at the same time: the last tokens of all prompts are at one time t, and a shorter text starts
+later. So all new keys are written to one slot. Slot s holds the newest time t with t % S == s. A layer with a window
+has as many slots as its window: the cache is a ring buffer, and a new token replaces one that the layer no longer sees.
+All other layers have a slot for every time.
 
 `Prefill` and `Decode` replace the attention of lm/model.py, and keep the cache in its variables.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
 from lm.layers.attention import Mask, causal_attention
+from lm.layers.linear import softcap as apply_softcap
 
 COLLECTION = "cache"  # the Linen collection that holds the cache
 
 
-def slot_positions(last_B, n_slots: int):
-    """Return the position in each slot (B, S) when `last_B` are the last positions; negative: the slot is empty.
+def slot_times(last, n_slots: int):
+    """Return the time in each slot (S,) when `last` is the newest time; negative: the slot is empty.
 
-    >>> slot_positions(jnp.array([5, 1]), 4)  # the first example has overwritten positions 0 and 1
-    Array([[ 4,  5,  2,  3],
-           [ 0,  1, -2, -1]], dtype=int32)
+    >>> slot_times(5, 4), slot_times(1, 4)
+    (Array([4, 5, 2, 3], dtype=int32), Array([ 0,  1, -2, -1], dtype=int32))
     """
-    last_B1 = jnp.asarray(last_B)[:, None]
-    return last_B1 - (last_B1 - jnp.arange(n_slots)) % n_slots
+    return last - (last - jnp.arange(n_slots)) % n_slots
 
 
 def fill(x_BTGK, lengths_B, n_slots: int):
-    """Return slots (B, S, G, K) with the keys or values of the first lengths_B positions; empty slots repeat one."""
-    positions_BS = jnp.maximum(slot_positions(lengths_B - 1, n_slots), 0)
-    return jnp.take_along_axis(x_BTGK, positions_BS[:, :, None, None], axis=1)
+    """Return slots (C, S, K) with the keys or values of prompts, which are in the first lengths_B positions.
+
+    The longest prompt starts at time 0. Slots before the first token of a text hold an arbitrary one.
+    """
+    n_times = jnp.max(lengths_B)
+    positions_BS = slot_times(n_times - 1, n_slots) - (n_times - lengths_B)[:, None]
+    return _heads_first(jnp.take_along_axis(x_BTGK, jnp.maximum(positions_BS, 0)[:, :, None, None], axis=1))
 
 
-def write(slots_BSGK, new_B1GK, positions_B):
-    """Return the slots with the keys or values of one new position per example."""
-
-    def write_one(slots_SGK, new_1GK, slot):
-        return jax.lax.dynamic_update_slice_in_dim(slots_SGK, new_1GK, slot, axis=0)
-
-    return jax.vmap(write_one)(slots_BSGK, new_B1GK, positions_B % slots_BSGK.shape[1])
+def _heads_first(x_BSGK):
+    """Return (C, S, K)."""
+    return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Prefill:
 
     Attributes:
         lengths_B: the number of tokens of each prompt; tokens after them are padding.
-        n_slots: the number of positions that the cache can hold.
+        n_slots: the number of times that the cache can hold.
     """
 
     lengths_B: jax.Array
@@ -64,19 +69,41 @@ class Prefill:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    """Attention of one new token per example over the cache, to which its key and value are added.
+    """Attention of one new token per text over the cache, to which its key and value are added.
 
     Attributes:
-        positions_B: the position of each new token.
+        time: the time of the new tokens.
+        starts_B: the time of the first token of each text.
     """
 
-    positions_B: jax.Array
+    time: jax.Array
+    starts_B: jax.Array
 
-    def __call__(self, module, q_B1HK, k_B1GK, v_B1GK, window, **options):
+    @property
+    def positions_B1(self):
+        """Return the position of each new token in its text."""
+        return (self.time - self.starts_B)[:, None]
+
+    def __call__(self, module, q_B1HK, k_B1GK, v_B1GK, window, *, softcap, scale, implementation):
         slots = {}
-        for name, new in (("k", k_B1GK), ("v", v_B1GK)):
-            slots[name] = write(module.get_variable(COLLECTION, name), new, self.positions_B)
+        for name, new_B1GK in (("k", k_B1GK), ("v", v_B1GK)):
+            slots_CSK = module.get_variable(COLLECTION, name)
+            slot = self.time % slots_CSK.shape[1]
+            slots[name] = jax.lax.dynamic_update_slice_in_dim(slots_CSK, _heads_first(new_B1GK), slot, axis=1)
             module.put_variable(COLLECTION, name, slots[name])
-        k_positions_BS = slot_positions(self.positions_B, slots["k"].shape[1])
-        mask = Mask(self.positions_B[:, None], k_positions_BS, window=window)
-        return causal_attention(q_B1HK, slots["k"], slots["v"], mask, **options | {"implementation": "einsum"})
+        k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
+        visible_B1S = Mask(self.positions_B1, k_positions_BS, window=window).visible()
+        return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, softcap=softcap, scale=scale)
+
+
+def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):
+    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K)."""
+    B, _, H, K = q_B1HK.shape
+    C, S, _ = k_CSK.shape
+    dtype = jnp.promote_types(q_B1HK.dtype, jnp.float32)
+    q_CRK = q_B1HK.reshape(C, B * H // C, K)  # R query heads share a key head
+    scores_CRS = jnp.einsum("CRK,CSK->CRS", q_CRK, k_CSK, preferred_element_type=dtype)
+    scores_BHS = apply_softcap(scores_CRS.reshape(B, H, S) * (1 / math.sqrt(K) if scale is None else scale), softcap)
+    weights_BHS = jax.nn.softmax(jnp.where(visible_B1S, scores_BHS, jnp.finfo(dtype).min), axis=-1)
+    weights_CRS = weights_BHS.reshape(C, -1, S).astype(v_CSK.dtype)
+    return jnp.einsum("CRS,CSK->CRK", weights_CRS, v_CSK).reshape(B, 1, H, K)

@@ -107,7 +107,9 @@ def stream_texts(
             return
 
 
-def generate_texts(decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[Continuation]:
+def generate_texts(
+    decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options
+) -> list[Continuation]:
     """Return the finished continuations. Arguments as for `stream_texts`."""
     *_, rows = stream_texts(decoder, tokenizer, prompts, *args, **options)
     return rows

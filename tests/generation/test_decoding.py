@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import redrawn, tiny
@@ -27,7 +26,8 @@ MODELS = {
     "slow_scan": {"scan_layers": True, "window_pattern": (0, 4), "qk_norm": True, "logit_softcap": 9.0},
     "slow_sinusoidal": {"positions": "sinusoidal", "norm_placement": "parallel", "qk_norm": True, "n_kv_heads": 4},
     "slow_none": {"positions": "none", "norm_placement": "none", "window_pattern": (2,), "tie_embeddings": True},
-    "slow_layer_norm": {"norm": "layer", "ffn_bias": True, "attn_bias": True, "rope_pairing": "halves", "attn_softcap": 5.0, "n_kv_heads": 1},
+    "slow_biases": {"norm": "layer", "ffn_bias": True, "attn_bias": True, "rope_pairing": "halves", "n_kv_heads": 1},
+    "slow_softcap": {"attn_softcap": 2.0, "n_kv_heads": 2, "window_pattern": (4,), "tie_embeddings": True},
     "slow_mup": {"parametrization": "mup", "mup_base_d_model": 8, "ffn": "mlp", "window_pattern": (5,)},
     "slow_remat": {"scan_layers": True, "remat": "block", "dropout": 0.1, "norm_placement": "post", "qk_norm": True},
 }  # fmt: skip
@@ -45,7 +45,7 @@ def built(name, **changes):
     return config, params, make_decoder(params, config.model, seq_len=config.train.seq_len)
 
 
-def cached_logits(decoder, tokens_BT, n_prefilled_B, n_slots):
+def cached_logits(decoder, tokens_BT, lengths_B, n_slots):
     """Return the logits after each token from the prompts' last one on, [(position, logits_V), ...] per example."""
 
     @jax.jit
@@ -54,21 +54,20 @@ def cached_logits(decoder, tokens_BT, n_prefilled_B, n_slots):
         return head_logits(h_BTD, model.head(decoder.params, decoder.config)), cache
 
     @jax.jit
-    def step(cache, tokens_B, positions_B):
-        inputs = {"positions": positions_B[:, None], "attend": Decode(positions_B)}
-        h_B1D, cache = decoding._apply(decoder, cache, tokens_B[:, None], **inputs)
+    def step(cache, tokens_B, time, starts_B):
+        attend = Decode(time, starts_B)
+        h_B1D, cache = decoding._apply(decoder, cache, tokens_B[:, None], positions=attend.positions_B1, attend=attend)
         return head_logits(h_B1D[:, 0], model.head(decoder.params, decoder.config)), cache
 
-    rows, positions_B = np.arange(len(tokens_BT)), np.array(n_prefilled_B)
-    padded = np.where(np.arange(tokens_BT.shape[1]) < positions_B[:, None], tokens_BT, 0)
-    logits_BTV, cache = prefill(padded, jnp.asarray(positions_B))
-    found = [[(n - 1, logits_TV[n - 1])] for n, logits_TV in zip(positions_B, logits_BTV, strict=True)]
-    while (positions_B < tokens_BT.shape[1]).any():
-        at = np.minimum(positions_B, tokens_BT.shape[1] - 1)
-        logits_BV, cache = step(cache, tokens_BT[rows, at], jnp.asarray(at))
-        for row in np.flatnonzero(positions_B < tokens_BT.shape[1]):
-            found[row].append((positions_B[row], logits_BV[row]))
-        positions_B = positions_B + 1
+    prompts_BT = np.where(np.arange(tokens_BT.shape[1]) < lengths_B[:, None], tokens_BT, 0)
+    logits_BTV, cache = prefill(prompts_BT, lengths_B)
+    found = [[(n - 1, logits_TV[n - 1])] for n, logits_TV in zip(lengths_B, logits_BTV, strict=True)]
+    starts_B = max(lengths_B) - lengths_B
+    for time in range(max(lengths_B), n_slots):
+        positions_B = time - starts_B
+        logits_BV, cache = step(cache, tokens_BT[np.arange(len(tokens_BT)), positions_B], time, starts_B)
+        for row, logits_V in enumerate(logits_BV):
+            found[row].append((positions_B[row], logits_V))
     return found
 
 
@@ -79,7 +78,8 @@ def test_cached_logits_equal_those_of_the_full_context(name):
     T = config.train.seq_len
     tokens_BT = np.random.default_rng(0).integers(0, 19, (3, T)).astype(np.int32)
     expected_BTV = model.logits(params, config.model, tokens_BT)
-    for row, found in enumerate(cached_logits(decoder, tokens_BT, [1, 4, T], n_slots=T)):
+    for row, found in enumerate(cached_logits(decoder, tokens_BT, np.array([1, 2, 4]), n_slots=T)):
+        assert len(found) == 1 + T - 4
         for position, logits_V in found:
             np.testing.assert_allclose(logits_V, expected_BTV[row, position], atol=1e-5, rtol=1e-5)
 
@@ -159,7 +159,7 @@ def test_the_cache_is_no_larger_than_it_must_be():
 
         cache = jax.eval_shape(prefill, np.zeros((2, 8), np.int32), np.array([3, 8]))
         leaves = [cache[f"layers_{i}"]["attention"][name] for i in (0, 1) for name in ("k", "v")]
-        assert [leaf.shape for leaf in leaves] == [(2, 3, 1, 4)] * 2 + [(2, 8, 1, 4)] * 2
+        assert [leaf.shape for leaf in leaves] == [(2, 3, 4)] * 2 + [(2, 8, 4)] * 2
         assert {leaf.dtype.name for leaf in leaves} == {dtype}
 
 

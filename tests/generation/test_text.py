@@ -1,5 +1,7 @@
 """Texts from drawn ids: where they end, and what is shown while they grow."""
 
+import itertools
+
 import numpy as np
 import pytest
 from tiny import redrawn, tiny
@@ -35,7 +37,7 @@ def test_a_character_is_shown_when_it_is_complete():
 def test_shown_text_never_changes():
     text = "aab\u00e9\U0001f600aabaab, and".encode()
     _, shown = grow([text[i : i + 1] for i in range(len(text))], stop=("aabc", "\U0001f600b"))
-    assert all(later.startswith(earlier) for earlier, later in zip(shown, shown[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(shown))
 
 
 def test_a_text_ends_at_the_end_of_a_document():
