@@ -5,6 +5,7 @@ A test compares them with the collectives in compiled programs.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -52,14 +53,35 @@ def ring_bytes(kind: str, n: int, payload: float) -> float:
     return factor * payload
 
 
-def link_speed(device: Device, sizes: dict[str, int], axes: tuple[str, ...]) -> float:
-    """Return the bytes per second of a collective over these axes.
+def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
+    """Return the time of a transfer per step, with rings that enter and leave each group of devices once.
 
-    Devices are numbered with the last axis fastest, so a collective spans its first axis and all axes behind it.
+    Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
+    builds as many rings as there are devices in the group, each with its own network port, so that a collective with m
+    devices in a group sends 1/m of its bytes through each port. The slower of the two parts determines the time.
     """
-    names = list(sizes)
-    span = math.prod(sizes[name] for name in names[names.index(axes[0]) :])
-    return device.link if span <= device.group else device.network
+    local = devices_per_group(device.group, sizes, transfer.axes)
+    within = transfer.sent / device.link if local > 1 else 0.0
+    beyond = transfer.sent / (local * device.network) if local < transfer.n else 0.0
+    return max(within, beyond)
+
+
+def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
+    """Return how many devices of a collective over these axes share a group.
+
+    Devices are numbered with the last axis fastest, and a group has consecutive numbers. If groups have different
+    shares of a collective, the smallest share counts.
+
+    >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
+    >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))
+    (8, 1)
+    """
+    stride, numbers = math.prod(sizes.values()), [0]
+    for axis, size in sizes.items():
+        stride //= size
+        if axis in axes:
+            numbers = [number + i * stride for number in numbers for i in range(size)]
+    return min(Counter(number // group for number in numbers).values())
 
 
 def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:

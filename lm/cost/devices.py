@@ -38,6 +38,8 @@ class Device:
         network: bytes per second to devices outside of the group.
         per_host: devices per host.
         gke: None where this project has no launch recipe.
+        attained: fraction of `peak` that the products of a large model attain in training, all other work on the device
+            included. An assumption, unless the comment at the device names the published run that gives it.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Device:
     network: float
     per_host: int
     gke: Gke | None = None
+    attained: float = 0.6
 
     @property
     def platform(self) -> str:

@@ -6,14 +6,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
 from lm import parameters
-from lm.config import Config, layer_windows
+from lm.config import Config, MeshConfig, layer_windows
 from lm.cost.devices import Device
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
-from lm.parallel.mesh import make_mesh
 from lm.step import init_state, n_micro_batches
 
 
@@ -39,7 +39,7 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
     Args:
         config: a resolved config.
         device: decides which implementation of attention runs.
-        sizes: the size of each mesh axis. As many JAX devices must be visible, of any kind.
+        sizes: the size of each mesh axis.
 
     Raises:
         UserError: the device does not support config.model.attention.
@@ -56,16 +56,20 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
     )
 
 
-def abstract_train_state(config: Config, sizes: dict[str, int]):
-    """Return the train state's shapes, dtypes and shardings on a mesh of these sizes."""
-    with jax.set_mesh(make_mesh(sizes)):
-        state = jax.eval_shape(functools.partial(init_state, config), 0)
-        return sharding.shard_state(state, parameters.parameter_table(config.model))
+def abstract_train_state(config: Config, mesh):
+    """Return the train state's shapes, dtypes and shardings on a concrete or an abstract mesh."""
+    without_mesh = dataclasses.replace(config, mesh=MeshConfig())
+    return sharding.shard_state(_state_shapes(without_mesh), parameters.parameter_table(config.model), mesh)
+
+
+@functools.lru_cache(maxsize=4)
+def _state_shapes(config: Config):
+    return jax.eval_shape(functools.partial(init_state, config), 0)
 
 
 def train_state_bytes(config: Config, sizes: dict[str, int]) -> tuple[int, int]:
     """Return the bytes that one device holds of the parameters and of the optimizer state."""
-    state = abstract_train_state(config, sizes)
+    state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     return local_bytes(state.params), local_bytes(state.opt_state)
 
 
