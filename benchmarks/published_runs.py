@@ -1,11 +1,11 @@
 """Compare the estimate of --plan with published runs: python -m benchmarks.published_runs
 
-Prints a Markdown table; --publish writes it into docs/plan.md. Reported figures are those of the sources, which used
-other software. Nothing is run: the predictions are those of lm/cost for this code with the same sizes.
+Prints a Markdown table, which is in docs/plan.md. Nothing is run: the predictions are those of lm/cost for this code
+with the same sizes, and the reported figures are those of the sources, which used other software.
 """
 
-import argparse
 import dataclasses
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import Estimate, estimate
 from lm.text import markdown_table
-
 
 SOURCES = {
     "foundry": "https://github.com/mosaicml/llm-foundry/blob/061f2c7/scripts/train/benchmarking/README.md",
@@ -140,14 +139,24 @@ RUNS = [
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A run beside its prediction; speeds in tokens/s per device, MFU in percent by PaLM's convention."""
+    """A run beside its prediction. Speeds are in tokens/s per device, MFU is in percent.
+
+    The MFU follows the source's count of operations; if the source has none, it counts them as PaLM does, with all keys
+    for every query (Chowdhery et al. 2022, appendix B).
+    """
 
     run: Run
     predicted: Estimate
     speed: float
-    predicted_speed: float
     mfu: float
-    predicted_mfu: float
+
+    @property
+    def predicted_speed(self) -> float:
+        return self.predicted.tokens_per_step / self.predicted.expected / self.predicted.n_devices
+
+    @property
+    def predicted_mfu(self) -> float:
+        return self.mfu * self.predicted_speed / self.speed
 
     @property
     def error(self) -> float:
@@ -174,15 +183,17 @@ def config_of(run: Run) -> Config:
 
 
 def compare(run: Run) -> Comparison:
-    """Predict a run. PaLM's MFU counts seq_len keys for every query (Chowdhery et al. 2022, appendix B)."""
-    config, (replica, fsdp, tensor) = config_of(run), run.mesh
-    n_devices = replica * fsdp * tensor
-    predicted = estimate(config, run.device, n_devices)
+    """Predict a run."""
+    config = config_of(run)
+    speed, mfu = reported(run, config)
+    return Comparison(run, estimate(config, run.device, math.prod(run.mesh)), speed, run.mfu or mfu)
+
+
+def reported(run: Run, config: Config) -> tuple[float, float]:
+    """Return the reported tokens/s per device, and the MFU in percent that follows from it by PaLM's count."""
     per_token = flops.flops_per_token(config.model, run.seq_len, full_square=True)
     speed = run.speed or run.tflops * 1e12 / per_token
-    predicted_speed = predicted.tokens_per_step / predicted.expected / n_devices
-    percent = 100 * per_token / DEVICES[run.device].peak["bfloat16"]
-    return Comparison(run, predicted, speed, predicted_speed, run.mfu or speed * percent, predicted_speed * percent)
+    return speed, 100 * flops.mfu(speed, per_token, 1, DEVICES[run.device].peak["bfloat16"])
 
 
 def table(found: list[Comparison]) -> str:
@@ -197,7 +208,7 @@ def _row(c: Comparison) -> list[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1)
     return [
         run.model,
-        f"{replica * fsdp * tensor} {run.device}",
+        f"{math.prod(run.mesh)} {run.device}",
         mesh,
         f"{run.micro_batches} x {run.sequences} x {run.seq_len}",
         run.remat,

@@ -12,13 +12,13 @@ from lm.config import MESH_AXES, Config, MeshConfig
 from lm.cost import flops
 from lm.cost.communication import Transfer, seconds, transfers
 from lm.cost.devices import DEVICES, Device
-from lm.cost.memory import Memory, memory_per_device
+from lm.cost.memory import Memory, memory_per_device, moved_activation_bytes
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
 SLOWER = 0.4  # of the peak by matrix products, in the slower estimate
-OVERLAPPING = ("replica", "fsdp")  # axes whose communication runs at the same time as matrix products
+OVERLAPPING = ("replica", "fsdp")  # axes whose communication can run at the same time as matrix products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,7 @@ def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
         device,
         overlapped=sum(seconds(s, device, sizes) for s in overlapped),
         exposed=sum(seconds(s, device, sizes) for s in exposed),
+        activations=moved_activation_bytes(config, sizes) / device.bandwidth,
         update=(2 * memory.parameters + 2 * memory.optimizer + memory.gradients) / device.bandwidth,
         n_devices=n_devices,
     )
@@ -95,30 +96,40 @@ def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
 
 
 def step_time(
-    config: Config, device: Device, *, overlapped: float, exposed: float, update: float, n_devices: int
+    config: Config,
+    device: Device,
+    *,
+    overlapped: float,
+    exposed: float,
+    activations: float,
+    update: float,
+    n_devices: int,
 ) -> tuple[float, float, float]:
     """Return the faster, the expected and the slower estimate of a step's time in seconds.
 
-    The faster one attains the device's peak and overlaps all communication with matrix products. The expected one
-    attains `device.attained` of the peak and overlaps the communication over replica and fsdp. The slower one attains
-    40 % of the peak and overlaps nothing.
+    The faster one attains the device's peak and overlaps everything. The expected one attains `device.attained` of the
+    peak in matrix products; communication over replica and fsdp overlaps them on TPUs but not on GPUs, as in published
+    runs (docs/plan.md). The slower one attains 40 % of the peak and overlaps nothing.
 
     Args:
         config: a resolved config.
         device: one of the devices.
         overlapped: seconds of communication over replica and fsdp.
         exposed: seconds of communication over tensor and sequence, for whose results the products wait.
+        activations: seconds in which activations and logits are moved between the device and its memory.
         update: seconds of the optimizer's reads and writes.
         n_devices: number of devices.
     """
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     needed = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len
-    compute = needed / n_devices / device.peak[m.compute_dtype]
+    products = needed / n_devices / device.peak[m.compute_dtype]
+    work = products / device.attained + activations
+    overlap = {"tpu": min(work, overlapped), "gpu": 0.0}[device.platform]
     return (
-        max(compute, overlapped + exposed) + update,
-        max(compute / device.attained, overlapped) + exposed + update,
-        compute / SLOWER + overlapped + exposed + update,
+        max(products, overlapped + exposed) + update,
+        work + overlapped - overlap + exposed + update,
+        products / SLOWER + activations + overlapped + exposed + update,
     )
 
 

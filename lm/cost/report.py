@@ -109,12 +109,11 @@ def _communication_lines(e: Estimate) -> list[str]:
 def _assumption_lines(e: Estimate) -> list[str]:
     d, dtype = e.device, e.config.model.compute_dtype
     return [
-        f"  expected: matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype}; "
-        "communication over replica and fsdp overlaps them",
-        "  fastest: products at the peak; all communication overlaps them",
+        f"  expected: matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
+        f"    communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them",
+        "  fastest: products at the peak; everything else but the optimizer overlaps them",
         f"  slowest: products at {SLOWER:.0%} of the peak; no overlap",
-        f"  all: parameters and optimizer state are read and written at {si(d.bandwidth, 'B/s')}; no latency, no host "
-        "time",
+        f"  all: optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no latency, no host time",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",
     ]
@@ -125,13 +124,12 @@ def _mesh_table(found: list[Estimate]) -> str:
     fitting = [e for e in found if e.fits]
     if not fitting:
         return (
-            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Reduce the activations with "
-            "config.train.micro_batch_size or config.model.remat=block, the logits with config.train.loss_chunk, or use "
-            "more devices."
+            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use more devices, or "
+            "reduce the activations with config.train.micro_batch_size or config.model.remat=block, the logits with "
+            "config.train.loss_chunk."
         )
     lines = [
-        f"Meshes: {len(fitting)} of {len(found)} fit; the fastest, with s per step (expected, slowest) and memory. To "
-        "estimate another one, set config.mesh."
+        f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step (expected, slowest) and memory:"
     ]
     for e in fitting[:SHOWN]:
         lines.append(f"  {_mesh(e):<50}{e.expected:>8.3g}{e.slower:>8.3g}{si(e.memory.total, 'B'):>10}")

@@ -10,7 +10,7 @@ from tiny import tiny
 
 from lm import parameters
 from lm.cost.devices import DEVICES
-from lm.cost.memory import activation_bytes, logit_bytes, scores_per_query
+from lm.cost.memory import activation_bytes, logit_bytes, moved_activation_bytes, scores_per_query
 
 ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
@@ -27,9 +27,10 @@ from lm.step import train_step
 config = tiny(model={{"vocab_size": 20}}, train={{"batch_size": 16}})
 for mesh in {MESHES}:
     sizes = dict(zip(MESH_AXES, mesh))
-    state = abstract_train_state(config, sizes)
-    with jax.set_mesh(make_mesh(sizes)) as _:
-        rows = jax.NamedSharding(jax.sharding.get_mesh(), jax.P(BATCH_AXES))
+    mesh = make_mesh(sizes)
+    state = abstract_train_state(config, mesh)
+    with jax.set_mesh(mesh):
+        rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
         batch = {{"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}}
         jitted = jax.jit(train_step, static_argnames="config", keep_unused=True)
         compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
@@ -74,5 +75,17 @@ def test_activations_and_logits_by_hand():
     assert activation_bytes(config, DEVICES["h100"], ONE) == 2 * layer * 32 * 4
     remat = tiny(model={"attention": "einsum", "remat": "block"})  # keeps the input of each layer, and one layer
     assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * 16 + layer) * 32 * 4
+    fixed = tiny(model={"attention": "einsum", "positions": "learned"})  # queries, keys and values are not rotated
+    assert activation_bytes(fixed, DEVICES["h100"], ONE) == 2 * (layer - (4 + 2 * 2) * 4) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
+
+
+def test_moved_activations_by_hand():
+    """Two layers of norms, queries, keys, values, outputs and GLU 6 times, 8 times with remat; logits 5 times."""
+    layer = 4 * 16 + 2 * (4 + 2 * 2) * 4 + 4 * 4 + 2 * 2 * 24
+    for remat, times in (("none", 6), ("dots", 6), ("block", 8)):
+        expected = 32 * (2 * times * layer * 4 + 5 * 19 * 4)
+        assert moved_activation_bytes(tiny(model={"remat": remat}), ONE) == expected
+        micro_batches = tiny(model={"remat": remat}, train={"micro_batch_size": 1})
+        assert moved_activation_bytes(micro_batches, ONE) == expected
