@@ -20,7 +20,7 @@ examples:
 exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
-  2    a mistake in the arguments, the config or the data: nothing was trained
+  2    a mistake in the arguments, the config or the data, or a --plan that does not fit: nothing was trained
   3    the loss, a gradient or the update was not finite
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
@@ -79,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     parser.add_argument(
-        "--plan", action="store_true", help="estimate memory, communication and step time on --device, then exit"
+        "--plan",
+        action="store_true",
+        help="estimate memory, communication and step time on --device, and propose a mesh "
+        "if config.mesh has its defaults; then exit",
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")

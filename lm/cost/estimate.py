@@ -168,5 +168,6 @@ def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:
     """
     if n_factors == 1:
         return [(n,)]
-    divisors = [d for d in range(n, 0, -1) if n % d == 0]
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    divisors = sorted({*small, *(n // d for d in small)}, reverse=True)
     return [(d, *rest) for d in divisors for rest in factorizations(n // d, n_factors - 1)]
