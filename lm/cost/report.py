@@ -113,7 +113,7 @@ def _assumption_lines(e: Estimate) -> list[str]:
         f"    communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them",
         "  fastest: products at the peak; everything else but the optimizer overlaps them",
         f"  slowest: products at {SLOWER:.0%} of the peak; no overlap",
-        f"  all: optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no latency, no host time",
+        f"  all: optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",
     ]
