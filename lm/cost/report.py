@@ -92,7 +92,12 @@ def _memory_lines(e: Estimate) -> list[str]:
         "logits and their gradient (float32)": memory.logits,
         "total": memory.total,
     }
-    return [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
+    lines = [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
+    if memory.gathered and not m.scan_layers:
+        lines.append(
+            "  XLA may gather more than two unrolled layers at once; with config.model.scan_layers it does not."
+        )
+    return lines
 
 
 def _communication_lines(e: Estimate) -> list[str]:

@@ -165,6 +165,13 @@ def test_the_plan_states_what_it_omits():
     assert "Muon" not in plan(tiny(model={"compute_dtype": "bfloat16"}), "h100", 2)[0]
 
 
+@pytest.mark.parametrize(("scan_layers", "fsdp", "warned"), [(True, 2, False), (False, 2, True), (False, 1, False)])
+def test_the_plan_warns_that_unrolled_layers_may_be_gathered_at_once(scan_layers, fsdp, warned):
+    mesh = {"replica": 2 // fsdp, "fsdp": fsdp}
+    config = tiny(model={"compute_dtype": "bfloat16", "scan_layers": scan_layers}, mesh=mesh)
+    assert ("unrolled layers" in plan(config, "h100", 2)[0]) == warned
+
+
 def test_no_peak_is_assumed():
     with pytest.raises(
         UserError, match=r"^config\.model\.compute_dtype: no float32 peak is published for v5e; use bfl"

@@ -51,6 +51,49 @@ def test_train_state_bytes_match_compiled_programs():
         assert predicted == compiled
 
 
+FLAGS = (  # keep the barriers of jax.checkpoint, and schedule for memory instead of concurrency
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
+    "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"
+)
+UNROLLED = """
+import jax; jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np
+from tiny import tiny
+from lm import parameters
+from lm.config import MESH_AXES
+from lm.cost.devices import DEVICES
+from lm.cost.memory import abstract_train_state, memory_per_device
+from lm.parallel.mesh import BATCH_AXES, make_mesh
+from lm.step import train_step
+
+model = {"n_layers": 4, "d_model": 256, "d_ff": 1024, "remat": "block"}
+config = tiny(model=model, train={"batch_size": 16, "micro_batch_size": 1})
+sizes = dict(zip(MESH_AXES, [1, 8, 1, 1]))
+mesh = make_mesh(sizes)
+state = abstract_train_state(config, mesh)
+with jax.set_mesh(mesh):
+    rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
+    batch = {"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}
+    shardings = (jax.tree.map(lambda a: a.sharding, state), None)
+    jitted = jax.jit(train_step, static_argnames="config", out_shardings=shardings)
+    compiled = jitted.lower(state, batch, config).compile().memory_analysis().temp_size_in_bytes
+m = memory_per_device(config, DEVICES["h100"], sizes)
+layers = sum(4 * p.size for path, p in parameters.parameter_table(config.model).items() if path.startswith("layers/"))
+print(compiled, m.gradients + m.gathered + m.activations + m.logits, layers)
+"""
+
+
+@pytest.mark.slow
+def test_unrolled_layers_are_not_kept_as_a_whole():
+    """Temporary memory is within the estimate, and far less than the gathered parameters of all layers."""
+    command = [sys.executable, "-c", UNROLLED]
+    done = subprocess.run(command, env=ENV | {"XLA_FLAGS": FLAGS}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    compiled, estimated, layers = map(float, done.stdout.split())
+    assert compiled < estimated
+    assert compiled < layers / 2
+
+
 ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
 
 
