@@ -1,7 +1,6 @@
 """Errors for the user: commands print them without a traceback and map them to an exit code."""
 
 import sys
-import traceback
 from collections.abc import Callable
 
 
@@ -45,11 +44,10 @@ def run_command(command: Callable[[], int]) -> int:
         return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
-    except Exception:
-        processes = sys.modules.get("lm.parallel.processes")
-        if processes is None or not processes.are_several():
-            raise
-        return _fail(1, traceback.format_exc())
+    except Exception as error:
+        if processes := sys.modules.get("lm.parallel.processes"):
+            processes.leave_after(error)
+        raise
 
 
 def _fail(code: int, message: str) -> int:

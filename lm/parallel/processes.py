@@ -246,6 +246,21 @@ def leave(code: int, message: str) -> None:
         os._exit(code)
 
 
+def leave_after(error: Exception) -> None:
+    """Print an exception and end this process at once if it is one of several; otherwise do nothing."""
+    if not are_several():
+        return
+    print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
+    print(
+        f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. The loss of another "
+        "process can also cause this error. Rerun the same command with --resume to continue from the last intact "
+        "checkpoint, with any number of processes",
+        file=sys.stderr,
+        flush=True,
+    )
+    leave(error.code if isinstance(error, UserError) else 1, f"{type(error).__name__}: {error}")
+
+
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
     """Return a context in which an exception in one of several processes is printed and ends that process at once.
@@ -255,15 +270,5 @@ def fail_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not are_several():
-            raise
-        print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
-        print(
-            f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. The loss of another "
-            "process can also cause this error. Rerun the same command with --resume to continue from the last intact "
-            "checkpoint, with any number of processes",
-            file=sys.stderr,
-            flush=True,
-        )
-        leave(error.code if isinstance(error, UserError) else 1, f"{type(error).__name__}: {error}")
+        leave_after(error)
         raise

@@ -13,8 +13,8 @@ from lm.parallel.processes import has_several_tasks
 DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
 
-def processes(bench, workdir, n: int, *more: str):
-    return several(bench, workdir, n, *DENSE, *more)
+def processes(bench, workdir, n: int, *more: str, **options):
+    return several(bench, workdir, n, *DENSE, *more, **options)
 
 
 def output_of(workdir, i: int) -> str:
@@ -185,6 +185,42 @@ def test_a_mistake_ends_all_processes_with_exit_code_2(bench, alone, tmp_path):
     assert re.search(
         r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", output_of(tmp_path / "run", 1)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ids", "code", "expected"),
+    [
+        ((0, 2), 1, "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)"),
+        ((1,), 1, "process 1 did not find process 0 at 127.0.0.1:"),
+        ((0, 1, 1), 2, "two processes have --process_id 1"),
+    ],
+)
+def test_a_process_that_is_missing_or_given_twice_ends_all_others(bench, tmp_path, ids, code, expected):
+    with processes(bench, tmp_path / "run", 3, "--connect_timeout=30", ids=ids) as running:
+        assert [process.wait(timeout=120) for process in running] == [code] * len(ids)
+    for place in range(len(ids)):
+        assert expected in output_of(tmp_path / "run", place)
+        assert "Traceback" not in output_of(tmp_path / "run", place)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_wait_for_one_that_opens_its_data_late(bench, tmp_path):
+    """Longer than the 30 s that a collective of Gloo waits."""
+    short = ("--config.train.steps=2", "--config.optimizer.schedule=constant")
+    with processes(bench, tmp_path / "run", 2, *short, at={1: "SLEEP=40 data 1"}) as running:
+        assert [process.wait(timeout=300) for process in running] == [0, 0], output_of(tmp_path / "run", 0)[-2000:]
+    assert "waiting for process 1, at most 12 hours" in output_of(tmp_path / "run", 0)
+
+
+@pytest.mark.slow
+def test_a_process_without_the_data_ends_all_others_with_its_error(bench, tmp_path):
+    missing = "--config.data.source=text:only-on-host-{i}"
+    (bench.base / "only-on-host-0").write_text(bench.text.read_text())
+    with processes(bench, tmp_path / "run", 2, missing) as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert 'process 1 ended: config.data.source: "text:only-on-host-1" is not a file' in output_of(tmp_path / "run", 0)
 
 
 @pytest.mark.parametrize(
