@@ -20,7 +20,6 @@ from lm.data import checksums
 from lm.errors import UserError
 
 LAYOUT = 2  # of the files in the cache; part of their names, so that another version makes its own
-LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
@@ -100,17 +99,23 @@ def make_entry(
         write(work)
         checksums.record(work)
 
-    if _exists(directory) and checksums.find_damage(directory) is None:
+    if directory.is_dir() and checksums.find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
-        if _exists(directory):
-            late = LATE_SECONDS if waited else 0  # the other process has just made it
-            if not _comes_true(lambda: checksums.find_damage(directory) is None, late):
-                damage = checksums.find_damage(directory)
-                warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
-                _remove(directory)
-        if not _exists(directory):
+        late = files.LATE_SECONDS if waited else 0
+        if files.appears(directory, 0) and (damage := _find_damage(directory, late)):
+            warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+            _remove(directory)
+        if not directory.is_dir():
             publish(directory, write_with_checksums)
+
+
+def _find_damage(directory: Path, seconds: float) -> str | None:
+    """Return what is wrong with an entry, unless it is whole within some seconds: its files may be shown late."""
+    deadline = time.monotonic() + seconds
+    while (damage := checksums.find_damage(directory)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return damage
 
 
 @contextlib.contextmanager
@@ -138,21 +143,6 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
         yield waited
     finally:
         held.release()
-
-
-def _exists(directory: Path) -> bool:
-    """Return whether a directory exists. Listing its parent makes NFS forget that it did not exist before."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return directory.name in os.listdir(directory.parent) and directory.is_dir()
-    return False
-
-
-def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return whether a condition is true, now or within some seconds."""
-    deadline = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return met
 
 
 def _remove(directory: Path) -> None:
@@ -193,7 +183,7 @@ def publish(directory: Path, write: Callable[[Path], None], setting: str = "conf
             os.rename(work, directory)
         except OSError as e:
             made_by_another = e.errno in (errno.EEXIST, errno.ENOTEMPTY)
-            if not (made_by_another and _comes_true(lambda: _exists(directory), LATE_SECONDS)):
+            if not (made_by_another and files.appears(directory)):
                 raise
         _fsync(directory.parent)
     except OSError as e:

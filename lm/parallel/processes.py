@@ -8,6 +8,7 @@ devices: those fail if one process comes later than others (Gloo, on CPUs, waits
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -145,24 +146,23 @@ def from_first(function: Callable, *args, **kwargs) -> Any:
     return answer["value"]
 
 
+def gather(text: str) -> list[str]:
+    """Wait for all processes, and return their texts in all of them."""
+    if jax.process_count() == 1:
+        return [text]
+    key = f"lm/{next(_exchanges)}"
+    _store().key_value_set(f"{key}/{jax.process_index()}", text)
+    return from_first(lambda: [_wait_for(f"{key}/{i}", i) for i in range(jax.process_count())])
+
+
 def check_equal(what: str, text: str) -> None:
     """Wait for all processes; raise UserError in all of them unless they have the same text. `what` names it."""
-    if jax.process_count() == 1:
-        return
-    key = f"lm/{next(_exchanges)}"
-    if not is_first():
-        _store().key_value_set(f"{key}/{jax.process_index()}", text)
-    different = from_first(_find_different, key, text)
-    if different:
+    digests = gather(hashlib.sha256(text.encode()).hexdigest())
+    if different := [i for i, digest in enumerate(digests) if digest != digests[0]]:
         raise UserError(
             f"{what} differs between processes 0 and {', '.join(map(str, different))}; give each process the same "
             "files and the same command"
         )
-
-
-def _find_different(key: str, text: str) -> list[int]:
-    """Return which other processes have another text."""
-    return [i for i in range(1, jax.process_count()) if _wait_for(f"{key}/{i}", i) != text]
 
 
 def _store():

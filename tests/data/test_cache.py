@@ -1,4 +1,3 @@
-import itertools
 import multiprocessing
 import os
 import threading
@@ -109,15 +108,10 @@ def test_without_locks_an_entry_is_still_made(tmp_path, monkeypatch):
 
 def test_an_entry_that_a_shared_file_system_shows_late_is_kept(tmp_path, monkeypatch):
     """Another host has published it: renaming fails because it is there, and it appears a moment later."""
-    target, listdir, listings = tmp_path / "entry", os.listdir, itertools.count()
-    cache.make_entry(target, lambda work: (work / "a").write_text("first"), print, pytest.fail)
-
-    def late_listdir(path):
-        late = path == tmp_path and next(listings) < 4  # the fourth time is after our copy could not be renamed
-        return [name for name in listdir(path) if not (late and name == "entry")]
-
-    monkeypatch.setattr(os, "listdir", late_listdir)
-    cache.make_entry(target, lambda work: (work / "a").write_text("second"), print, pytest.fail)
+    target, answers = tmp_path / "entry", iter([False, False, True])
+    cache.publish(target, lambda work: (work / "a").write_text("first"))
+    monkeypatch.setattr(cache.files, "_is_listed", lambda _: next(answers))
+    cache.publish(target, lambda work: (work / "a").write_text("second"))
     assert (target / "a").read_text() == "first"
 
 

@@ -1,5 +1,6 @@
 """What processes exchange through the key-value store: results of process 0, and errors. One after the other here."""
 
+import hashlib
 import itertools
 
 import jax
@@ -97,9 +98,12 @@ def test_a_defect_in_one_of_several_processes_is_printed_and_ends_it(process, mo
 
 def test_processes_with_different_texts_are_named(process):
     for i, text in ((1, "a"), (2, "b")):
-        processes._store().key_value_set(f"lm/0/{i}", text)
-    with pytest.raises(UserError, match="the data differs between processes 0 and 2; "):
+        processes._store().key_value_set(f"lm/0/{i}", hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(UserError, match="the data differs between processes 0 and 2; ") as first:
         process(0, processes.check_equal, "the data", "a")
+    with pytest.raises(UserError) as other:
+        process(1, processes.check_equal, "the data", "a")
+    assert other.value.problems == first.value.problems
 
 
 def test_a_process_that_never_comes_is_named(process, monkeypatch):
