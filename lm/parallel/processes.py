@@ -166,13 +166,19 @@ def check_equal(what: str, text: str) -> None:
 
 
 def _store():
-    """Return the client of JAX's coordination service.
+    """Return the client of JAX's coordination service."""
+    return _coordination().client
 
-    Collectives are the public way to exchange values, but they fail if a process comes 30 s later than another.
+
+def _coordination():
+    """Return JAX's record of the coordination service: client (None if not connected), process_id, num_processes.
+
+    It is private. Public are collectives, which fail if a process comes 30 s later than another, and
+    `jax.process_count()`, which raises an error if there is no device.
     """
     from jax._src.distributed import global_state
 
-    return global_state.client
+    return global_state
 
 
 def _wait_for(key: str, sender: int) -> str:
@@ -229,7 +235,7 @@ def interrupt_as_sigterm(number, _frame) -> None:
 
 def are_several() -> bool:
     """Return whether this process is connected to others."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
+    return _coordination().client is not None and _coordination().num_processes > 1
 
 
 def leave(code: int, message: str) -> None:
@@ -240,8 +246,9 @@ def leave(code: int, message: str) -> None:
     """
     if are_several():
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            _store().key_value_set(f"{_FAILURES}{jax.process_index()}", to_json({"code": code, "message": message}))
-        if is_first():
+            failure = {"code": code, "message": message}
+            _store().key_value_set(f"{_FAILURES}{_coordination().process_id}", to_json(failure))
+        if _coordination().process_id == 0:
             time.sleep(GRACE_SECONDS)
         os._exit(code)
 
@@ -252,9 +259,9 @@ def leave_after(error: Exception) -> None:
         return
     print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
     print(
-        f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. The loss of another "
-        "process can also cause this error. Rerun the same command with --resume to continue from the last intact "
-        "checkpoint, with any number of processes",
+        f"process {_coordination().process_id} of {_coordination().num_processes} ends: {type(error).__name__}. The "
+        "loss of another process can also cause this error. Rerun the same command with --resume to continue from the "
+        "last intact checkpoint, with any number of processes",
         file=sys.stderr,
         flush=True,
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import types
 
 import jax
 import pytest
@@ -28,12 +29,12 @@ class Store(dict):
 @pytest.fixture
 def process(monkeypatch):
     """Return process(i, function, *args), which calls it as process i of three, each of which calls it once."""
-    store = Store()
-    monkeypatch.setattr(processes, "_store", lambda: store)
+    service = types.SimpleNamespace(client=Store(), num_processes=3)
+    monkeypatch.setattr(processes, "_coordination", lambda: service)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
 
     def process(i, function, *args):
+        service.process_id = i
         monkeypatch.setattr(jax, "process_index", lambda: i)
         monkeypatch.setattr(processes, "_exchanges", itertools.count())
         return function(*args)
@@ -94,6 +95,19 @@ def test_a_defect_in_one_of_several_processes_is_printed_and_ends_it(process, mo
         process(1, errors.run_command, lambda: {}["key"])
     assert ended == [1]
     assert "KeyError: 'key'" in capsys.readouterr().err
+
+
+def test_a_process_without_devices_ends(process, monkeypatch):
+    """An error of --platform: jax.process_count() would raise an error too."""
+
+    def process_count():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    ended = []
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    monkeypatch.setattr(jax, "process_count", process_count)
+    assert process(1, errors.run_command, lambda: fail(UserError("--platform gpu: ..."))) == 2
+    assert ended == [2]
 
 
 def test_processes_with_different_texts_are_named(process):
