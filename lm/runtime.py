@@ -64,23 +64,22 @@ def require_platform(platform: str | None) -> None:
     Args:
         platform: "cpu", "gpu" or "tpu"; None: what JAX finds.
     """
-    if platform is None:
-        return
     import jax
 
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     try:
         found = jax.default_backend()
-        if found == platform:
+        if platform in (None, found):
             return
         reason = _why_missing(platform)
     except (RuntimeError, AssertionError) as error:  # an AssertionError if JAX_PLATFORMS=cuda, and there is no GPU
-        found, reason = "no device", str(error) or "JAX_PLATFORMS names a device that does not exist"
+        found, reason = "no device", str(error) or "JAX_PLATFORMS names one that does not exist"
     setting = os.environ.get("JAX_PLATFORMS")
     raise UserError(
-        f"--platform {platform}: JAX found {found}{f' (with JAX_PLATFORMS={setting})' if setting else ''}: "
-        f"{' '.join(reason.split())[:500].rstrip('.')}; {ADVICE[platform]}"
+        f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
+        f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: {' '.join(reason.split())[:500].rstrip('.')}; "
+        f"{ADVICE.get(platform, 'correct or unset JAX_PLATFORMS')}"
     )
 
 
@@ -91,8 +90,9 @@ def _why_missing(platform: str) -> str:
     try:
         jax.devices("cuda" if platform == "gpu" else platform)
     except RuntimeError as error:
-        return str(error)
-    return "another platform has a higher priority"
+        if "failed to initialize" in str(error):
+            return str(error)
+    return "it sees no such device, or lacks the plugin for it"
 
 
 @contextlib.contextmanager
