@@ -89,24 +89,26 @@ def _collect(server: socket.socket, selector, num_processes: int, timeout: int) 
         events = selector.select(max(0.0, deadline - time.monotonic()))
         # Known connections first: the old one of a restarted process has ended.
         for key, _ in sorted(events, key=lambda event: event[0].fileobj not in ids):
-            if key.fileobj is server:
-                connection, _ = server.accept()
-                connection.settimeout(REPLY_SECONDS)
-                selector.register(connection, selectors.EVENT_READ)
-                with contextlib.suppress(OSError):
-                    connection.sendall(GREETING)
-                continue
             connection = key.fileobj
-            introduction = _read_introduction(connection)
-            if introduction is None:
+            if connection is server:
+                _accept(server, selector)
+            elif (introduction := _read_introduction(connection)) is None:
                 selector.unregister(connection)
                 connection.close()
                 ids.pop(connection, None)
-                continue
-            if problem := _check_introduction(*introduction, set(ids.values()), num_processes):
+            elif problem := _check_introduction(*introduction, set(ids.values()), num_processes):
                 return problem
-            ids[connection] = introduction[0]
+            else:
+                ids[connection] = introduction[0]
     return None
+
+
+def _accept(server: socket.socket, selector) -> None:
+    connection, _ = server.accept()
+    connection.settimeout(REPLY_SECONDS)
+    selector.register(connection, selectors.EVENT_READ)
+    with contextlib.suppress(OSError):
+        connection.sendall(GREETING)
 
 
 def _read_introduction(connection: socket.socket) -> tuple[int, int] | None:
