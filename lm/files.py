@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
+LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
 COUNT = range(2**63)  # an `expected` of `read_json`: a number of things, a size, a step
 
 
@@ -219,6 +221,25 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     with open(path, "w", encoding="utf-8", opener=without_links) as file:
         file.write(f"process {os.getpid()} on {platform.node()}")
     return held
+
+
+def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
+    """Return whether a path exists, now or within some seconds.
+
+    A shared file system may show late what another host has written. Listing the parent directory makes NFS forget
+    that it did not exist before.
+    """
+    deadline = time.monotonic() + seconds
+    while not (exists := _is_listed(path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return exists
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        return path.name in os.listdir(path.parent) and path.exists()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
