@@ -8,7 +8,10 @@ from lm.errors import UserError
 from lm.sweeps import spec
 
 # Arguments of lm.train that a launcher sets, beside --workdir.
-RESERVED = ("--resume", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan", "--device")
+RESERVED = (
+    "--resume", "--platform", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan",
+    "--device",
+)  # fmt: skip
 
 
 def after_dashes(words: list[str]) -> list[str]:
@@ -43,9 +46,10 @@ def check_sweep(words: list[str], *, workdir: str) -> str:
     """Check the config and budget of python -m lm.sweep and return the sweep file.
 
     Raises:
-        UserError: the sweep file is wrong, or --workdir is among the arguments.
+        UserError: the sweep file is wrong, or the launcher sets an argument.
     """
     _refuse(words, ("--workdir",), workdir)
+    _refuse(words, ("--platform",), "the launcher sets this; remove it")
     parser = argparse.ArgumentParser(prog="python -m lm.sweep", allow_abbrev=False, add_help=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--budget", choices=spec.BUDGETS, default="quick")
