@@ -1,12 +1,9 @@
 """Small files: what is read has the expected shape, or the error says what is wrong with which file."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 from lm.errors import UserError
-from lm.files import COUNT, parse_json, read_json, refuse_url
+from lm.files import COUNT, parse_json, read_json
 
 SHAPE = {"name": str, "losses": {str: float}, "shards": [{"size": COUNT, "split": (str, None)}]}
 GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
@@ -61,22 +58,3 @@ def test_integers_fit_64_bits():
     assert parse_json("-3", int) == -3
     with pytest.raises(ValueError, match="not an integer"):
         parse_json(str(2**63), (int, COUNT))
-
-
-@pytest.mark.parametrize("command", ["lm.train", "lm.sweep"])
-def test_a_workdir_in_an_object_store_is_refused(command, tmp_path, monkeypatch, capsys):
-    """A relative directory gs: would be made instead, on this machine."""
-    monkeypatch.chdir(tmp_path)
-    config = {"lm.train": "tiny.py", "lm.sweep": "tiny_sweep.py"}[command]
-    arguments = ["--config", str(Path(__file__).parent / "configs" / config), "--workdir", "gs://bucket/run"]
-    assert importlib.import_module(command).main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("--workdir gs:")
-    assert "mount the bucket as a directory" in error
-    assert len(error.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("path", ["runs/a:b", "/runs/gs:/x", "C:/runs"])
-def test_only_urls_are_refused(path):
-    refuse_url(path, "--workdir")

@@ -205,7 +205,9 @@ def locked(path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("accelerator", "package"), [("cuda", "jax-cuda13-plugin"), ("tpu", "libtpu")])
+@pytest.mark.parametrize(
+    ("accelerator", "package"), [("cuda", "jax-cuda13-plugin"), ("cuda12", "jax-cuda12-plugin"), ("tpu", "libtpu")]
+)
 def test_accelerator_locks_extend_the_cpu_lock(accelerator, package):
     cpu, lock = locked(ROOT / "requirements.lock"), locked(ROOT / "launch" / f"requirements-{accelerator}.lock")
     assert package in lock
