@@ -5,6 +5,7 @@ import argparse
 from lm.config import Config
 from lm.config.command_line import command_line
 from lm.errors import UserError
+from lm.parallel.mesh import check_mesh
 from lm.sweeps import spec
 
 # Arguments of lm.train that a launcher sets, beside --workdir.
@@ -25,20 +26,26 @@ def after_dashes(words: list[str]) -> list[str]:
     return words[1:]
 
 
-def check_train(words: list[str], *, workdir: str, unchecked: tuple[str, ...] = ()) -> tuple[str, Config]:
+def check_train(
+    words: list[str], *, workdir: str, n_devices: int | None, unchecked: tuple[str, ...] = ()
+) -> tuple[str, Config]:
     """Check the arguments of python -m lm.train and return the config file and the config.
 
     Args:
         words: the arguments.
         workdir: where the user sets the workdir instead, for the error message.
+        n_devices: the number of accelerators that the run will have; None: unknown.
         unchecked: keys whose values depend on the machine that trains ("--config.log.wandb").
 
     Raises:
-        UserError: an argument, the config or an override is wrong, or the launcher sets the argument.
+        UserError: an argument, the config or an override is wrong, the launcher sets the argument, or the mesh does not
+            fit the devices.
     """
     _refuse(words, ("--workdir",), workdir)
     _refuse(words, RESERVED, "the launcher sets this; remove it")
     arguments, config = command_line([word for word in words if word.partition("=")[0] not in unchecked])
+    if n_devices is not None:
+        check_mesh(config, n_devices)
     return arguments.config, config
 
 

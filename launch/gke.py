@@ -69,9 +69,14 @@ def jobset(args: argparse.Namespace) -> dict:
             f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "
             "letter"
         )
-    check_train(train, workdir=f"the workdir is {VOLUME}/NAME; set --name instead", unchecked=CHECKED_IN_THE_POD)
     platform = "tpu" if args.tpu else "gpu"
     n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    check_train(
+        train,
+        workdir=f"the workdir is {VOLUME}/NAME; set --name instead",
+        n_devices=n_pods * sum(limits.values()),
+        unchecked=CHECKED_IN_THE_POD,
+    )
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",

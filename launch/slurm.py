@@ -91,7 +91,8 @@ def check_and_submit(args: argparse.Namespace) -> int:
     if args.array:
         file, config = check_sweep(words, workdir=workdir), None
     else:
-        file, config = check_train(words, workdir=workdir)
+        n_devices = args.nodes * args.gpus_per_node or None
+        file, config = check_train(words, workdir=workdir, n_devices=n_devices)
     folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
     if config:

@@ -22,7 +22,7 @@ from lm.parallel.mesh import check_mesh
 from lm.training.workdir import Workdir
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8")
+CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8", "--config.train.batch_size=384")
 SWEEP = ("--", "--config", "configs/sweeps/positions.py", "--budget", "full")
 JOB = ("--name", "gpt2", "--image", "an/image", "--claim", "runs")
 GPUS = (*JOB, "--gpu", "h100:16")
@@ -56,10 +56,7 @@ def test_slurm_script_has_one_task_per_gpu(launch, tmp_path):
     expected = {"nodes": "4", "ntasks-per-node": "8", "gpus-per-node": "8"}
     expected |= {"requeue": "", "output": f"'{workdir}/slurm.log'"}
     assert expected.items() <= sbatch_options(done.stdout).items()
-    assert (
-        f"lm.train --config configs/gpt2_124m.py --config.mesh.fsdp=8 --workdir '{workdir}' --platform gpu"
-        in done.stdout
-    )
+    assert f"lm.train {' '.join(CONFIG[1:])} --workdir '{workdir}' --platform gpu --resume" in done.stdout
     assert not workdir.exists()
 
 
@@ -90,7 +87,7 @@ def test_documented_runs_fit_their_machines(path):
 
 @pytest.mark.parametrize(
     ("machines", "pods", "devices"),
-    [(GPUS, 2, 8), (TPUS, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 48, 4), ((*JOB, "--gpu", "l4:2"), 1, 2)],
+    [(GPUS, 2, 8), (TPUS, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 48, 4), ((*JOB, "--gpu", "l4:8"), 1, 8)],
 )
 def test_jobset_follows_the_published_schema(launch, machines, pods, devices):
     """Kubeflow publishes models generated from the schemas of JobSet and Kubernetes; they drop unknown keys."""
@@ -104,7 +101,7 @@ def test_jobset_follows_the_published_schema(launch, machines, pods, devices):
     assert list(container["resources"]["limits"].values()) == [devices]
     assert container["command"][:3] == ["python", "-m", "lm.train"]
     assert ("--platform", "tpu" if "--tpu" in machines else "gpu") in pairwise(container["command"])
-    assert container["command"][-3:] == list(CONFIG[1:])
+    assert container["command"][-len(CONFIG) + 1 :] == list(CONFIG[1:])
 
 
 def test_gke_mounts_the_nvidia_driver_where_the_loader_looks(launch):
@@ -153,6 +150,9 @@ def test_gke_accepts_directories_that_exist_only_in_the_pods(launch):
         ("slurm", (*CONFIG, "--config.model.d_modl=64"), "did you mean d_model"),
         ("slurm", (*CONFIG, "--stpes=3"), "--stpes=3: unexpected argument"),
         ("slurm", ("--array", "3", "--", "--config", "configs/sweeps/none.py"), "configs/sweeps/none.py"),
+        ("slurm", ("--gpus-per-node", "6", *CONFIG), "config.mesh: replica -1 x fsdp 8"),
+        ("gke", (*JOB, "--gpu", "h100:4", *CONFIG), "config.mesh: replica -1 x fsdp 8"),
+        ("gke", (*TPUS, *CONFIG, "--config.train.batch_size=12"), "12 is not divisible by replica x fsdp = 32"),
         ("gke", GPUS, "after two dashes: -- --config FILE"),
         ("gke", (*GPUS, "--", "--config.mesh.fsdp=8"), "after two dashes: -- --config FILE"),
         ("gke", ("--name", "GPT_2", *GPUS[2:], *CONFIG), "not a valid Kubernetes name"),

@@ -138,7 +138,7 @@ def test_names_are_quoted_for_sbatch(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("gpus", "command", "expected"),
-    [("8", TRAIN, "--platform gpu --resume"), ("0", TRAIN, "--platform cpu --resume"), ("1", SWEEP, "--platform gpu")],
+    [("4", TRAIN, "--platform gpu --resume"), ("0", TRAIN, "--platform cpu --resume"), ("1", SWEEP, "--platform gpu")],
 )
 def test_the_command_names_the_platform(capsys, tmp_path, gpus, command, expected):
     array = ("--array", "2") if command == SWEEP else ()
