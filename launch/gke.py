@@ -64,6 +64,8 @@ def jobset(args: argparse.Namespace) -> dict:
         UserError: the name, the machines or the arguments of the run are wrong.
     """
     train = after_dashes(args.train)
+    if args.restarts < 0:
+        raise UserError(f"--restarts must be at least 0 (it is {args.restarts})")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         raise UserError(
             f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "

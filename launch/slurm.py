@@ -49,19 +49,19 @@ n=1
 if [ -f "$starts" ] && ! saved; then n=$(($(cat "$starts") + 1)); fi
 echo $n > "$starts"
 
-# Each task adds its exit code here if it is 2 (a mistake) or 3 (not finite): srun returns the highest code, which may
-# be the 143 of a task that srun stopped.
-export LAUNCH_FAILED=$starts.failed
-: > "$LAUNCH_FAILED"
-task='trap : TERM; "$@"; code=$?; case $code in 2 | 3) echo $code >> "$LAUNCH_FAILED" ;; esac; exit $code'
+# Each task adds its exit code to this file if it is 2 (a mistake) or 3 (not finite): srun returns the highest code,
+# which may be the 143 of a task that srun stopped.
+permanent=$starts.failed
+: > "$permanent"
+task='trap : TERM; "$@"; code=$?; case $code in 2 | 3) echo $code >> "$0" ;; esac; exit $code'
 
 # srun does not take this from sbatch.
 if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 # If one task fails, end the others: they would wait for it.
-srun --kill-on-bad-exit=1 bash -c "$task" task {command}
+srun --kill-on-bad-exit=1 bash -c "$task" "$permanent" {command}
 code=$?
 
-failed=$(head -n 1 "$LAUNCH_FAILED")
+failed=$(head -n 1 "$permanent")
 if [ $code -ne 0 ] && [ -z "$failed" ] && {{ [ $n -le {restarts} ] || saved; }}; then
   echo "exit code $code: requeueing the job, to resume from the last checkpoint"
   scontrol requeue {job}
@@ -73,7 +73,7 @@ if [ -n "$failed" ]; then
 elif [ $code -ne 0 ]; then
   echo "exit code $code: $n starts in a row saved no checkpoint or result; the job is not requeued"
 fi
-rm -f "$starts" "$LAUNCH_FAILED"
+rm -f "$starts" "$permanent"
 exit $code
 """
 
@@ -86,20 +86,20 @@ def main(argv: list[str] | None = None) -> int:
 
 def check_and_submit(args: argparse.Namespace) -> int:
     check_options(args)
-    words = after_dashes(args.train)
+    argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
     if args.array:
-        file, config = check_sweep(words, workdir=workdir), None
+        file, config = check_sweep(argv, workdir=workdir), None
     else:
         n_devices = args.nodes * args.gpus_per_node or None
-        file, config = check_train(words, workdir=workdir, n_devices=n_devices)
+        file, config = check_train(argv, workdir=workdir, n_devices=n_devices)
     folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
     if config:
         check_init_from(config, args.workdir)
         for line in check_workdir(args.workdir, config, resume=True):
             print(line, file=sys.stderr)
-    script = job_script(args, words)
+    script = job_script(args, argv)
     if args.dry_run:
         print(script, end="")
         return 0
@@ -166,10 +166,10 @@ def log_path(workdir: Path, index: str | None = None) -> Path:
     return workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
 
 
-def job_script(args: argparse.Namespace, words: list[str]) -> str:
+def job_script(args: argparse.Namespace, argv: list[str]) -> str:
     """Return the script for sbatch."""
     platform = "gpu" if args.gpus_per_node else "cpu"
-    command = [sys.executable, "-m", "lm.sweep" if args.array else "lm.train", *words, "--workdir", str(args.workdir)]
+    command = [sys.executable, "-m", "lm.sweep" if args.array else "lm.train", *argv, "--workdir", str(args.workdir)]
     command += ["--platform", platform] + ([] if args.array else ["--resume"])
     log = log_path(Path(str(args.workdir).replace("%", "%%")), "%a" if args.array else None)
     further = " ".join(map(quote_for_sbatch, shlex.split(args.sbatch)))
@@ -195,8 +195,8 @@ def job_script(args: argparse.Namespace, words: list[str]) -> str:
 def quote_for_sbatch(text: str) -> str:
     r"""Quote a word of an #SBATCH line. Unlike a shell, sbatch reads a backslash as an escape within quotes, too.
 
-    >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two words"))
-    --partition=gpu '--comment=it\'s two words'
+    >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two argv"))
+    --partition=gpu '--comment=it\'s two argv'
     """
     if shlex.quote(text) == text:
         return text

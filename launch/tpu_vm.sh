@@ -32,11 +32,12 @@ case $action in
     tpu create "$name" --accelerator-type="$kind" --version="$version" "$@"
     ;;
   setup)
+    cd "$(dirname "$0")/.."
     scratch=$(mktemp -d)
     archive=$scratch/lm.tgz
     # A copy of git's index, with all files that git does not ignore: `git archive HEAD` would omit uncommitted edits.
     cp "$(git rev-parse --git-path index)" "$scratch/index"
-    tree=$(GIT_INDEX_FILE=$scratch/index bash -c 'git add --all . && git write-tree')
+    tree=$(GIT_INDEX_FILE=$scratch/index bash -c 'git add --all && git write-tree')
     if [ -n "$(git status --short)" ]; then
       echo "copying commit $(git rev-parse --short HEAD) with these uncommitted edits:" >&2
       git status --short >&2

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -153,6 +154,7 @@ def test_gke_accepts_directories_that_exist_only_in_the_pods(launch):
         ("slurm", ("--gpus-per-node", "6", *CONFIG), "config.mesh: replica -1 x fsdp 8"),
         ("gke", (*JOB, "--gpu", "h100:4", *CONFIG), "config.mesh: replica -1 x fsdp 8"),
         ("gke", (*TPUS, *CONFIG, "--config.train.batch_size=12"), "12 is not divisible by replica x fsdp = 32"),
+        ("gke", (*GPUS, "--restarts", "-1", *CONFIG), "--restarts must be at least 0"),
         ("gke", GPUS, "after two dashes: -- --config FILE"),
         ("gke", (*GPUS, "--", "--config.mesh.fsdp=8"), "after two dashes: -- --config FILE"),
         ("gke", ("--name", "GPT_2", *GPUS[2:], *CONFIG), "not a valid Kubernetes name"),
@@ -178,6 +180,12 @@ def test_mistakes_are_refused_at_submission(launch, name, arguments, message):
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_slurm_refuses_a_misspelled_argument_of_a_sweep(launch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        launch("slurm", "--array", "3", *SWEEP, "--togther=2")
+    assert "--togther=2" in capsys.readouterr().err
 
 
 def test_slurm_refuses_the_workdir_of_another_experiment_at_submission(launch, tmp_path):
@@ -224,9 +232,9 @@ def test_each_accelerator_has_an_extra(extra, plugin):
         assert tomllib.load(file)["project"]["optional-dependencies"][extra] == [f"jax[{plugin}]"]
 
 
-def tpu_vm(*arguments: str, cwd: Path = ROOT, dry_run: bool = True, **environment) -> subprocess.CompletedProcess:
-    command = [ROOT / "launch" / "tpu_vm.sh", *(["--dry-run"] if dry_run else []), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | environment)
+def tpu_vm(*arguments: str, root: Path = ROOT, dry_run: bool = True, **environment) -> subprocess.CompletedProcess:
+    command = [root / "launch" / "tpu_vm.sh", *(["--dry-run"] if dry_run else []), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
 def test_tpu_vm_commands():
@@ -254,7 +262,7 @@ def test_tpu_vm_quotes_names_for_the_shell_of_the_hosts(tmp_path):
         program.chmod(0o755)
     (tmp_path / "lm").mkdir()
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    done = tpu_vm("start", "a b;c", "d e", "--", "--config", "it's $HOME", cwd=tmp_path, dry_run=False, **env)
+    done = tpu_vm("start", "a b;c", "d e", "--", "--config", "it's $HOME", dry_run=False, **env)
     assert done.returncode == 0, done.stderr
     called = (tmp_path / "called").read_text()
     assert "<--type-cache-ttl=0><d e>" in called
@@ -272,6 +280,8 @@ def test_tpu_vm_copies_uncommitted_edits_and_lists_them(tmp_path):
         author = ("-c", "user.name=me", "-c", "user.email=me@example.org")
         return subprocess.run(["git", *author, *arguments], cwd=tmp_path, capture_output=True, text=True).stdout
 
+    (tmp_path / "launch").mkdir()
+    shutil.copy(ROOT / "launch" / "tpu_vm.sh", tmp_path / "launch")
     git("init")
     for name in ("edited", "deleted", "kept"):
         (tmp_path / name).write_text("old")
@@ -283,11 +293,11 @@ def test_tpu_vm_copies_uncommitted_edits_and_lists_them(tmp_path):
     (tmp_path / "ignored").write_text("new")
     (tmp_path / "deleted").unlink()
     before = git("status", "--short")
-    done = tpu_vm("setup", "x", cwd=tmp_path)
+    done = tpu_vm("setup", "x", root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert before in done.stderr
     tree = done.stdout.splitlines()[0].split()[-1]
-    assert git("ls-tree", "--name-only", tree).split() == [".gitignore", "added", "edited", "kept"]
+    assert git("ls-tree", "--name-only", tree).split() == [".gitignore", "added", "edited", "kept", "launch"]
     assert git("show", f"{tree}:edited") == "new"
     assert git("status", "--short") == before
 
