@@ -2,8 +2,8 @@
 
 The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX gives each task the
 GPU of its local index. When the job is preempted or its time limit is near, it saves a checkpoint, is requeued, and
-resumes. It is also requeued when a task dies, but not after a mistake in the config, and not forever: see --restarts.
-With --array N the job is a sweep: N jobs of one task each, with all GPUs of their node, share its runs.
+resumes. It is also requeued when a task dies, up to --restarts times in a row without progress, but not after a mistake
+in the config. With --array N the job is a sweep: N jobs of one task each, with all GPUs of their node, share its runs.
 """
 
 import argparse
@@ -40,14 +40,14 @@ SCRIPT = """\
 workdir={workdir}
 mkdir -p "$workdir" || exit
 
-# How many starts in a row saved nothing. The time of the file is that of this start.
+# This file holds the number of starts in a row that saved nothing, and its time is that of this start.
 starts=$workdir/.slurm-$SLURM_JOB_ID
 saved() {{
   [ -n "$(find "$workdir" -regex '.*/\\(checkpoints/[0-9]+\\|results/[^/]*\\.json\\)' -newer "$starts" -print -quit)" ]
 }}
 n=1
 if [ -f "$starts" ] && ! saved; then n=$(($(cat "$starts") + 1)); fi
-echo $n > "$starts"
+echo $n > "$starts" || exit
 
 # Each task adds its exit code to this file if it is 2 (a mistake) or 3 (not finite): srun returns the highest code,
 # which may be the 143 of a task that srun stopped.
@@ -55,7 +55,7 @@ permanent=$starts.failed
 : > "$permanent"
 task='trap : TERM; "$@"; code=$?; case $code in 2 | 3) echo $code >> "$0" ;; esac; exit $code'
 
-# srun does not take this from sbatch.
+# srun does not inherit --cpus-per-task from sbatch. Without it, a step has all CPUs of the job.
 if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 # If one task fails, end the others: they would wait for it.
 srun --kill-on-bad-exit=1 bash -c "$task" "$permanent" {command}

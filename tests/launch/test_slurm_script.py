@@ -101,6 +101,14 @@ def test_a_checkpoint_resets_the_count_of_restarts(job):
     assert start("exit 1")[1] is None
 
 
+def test_a_job_that_cannot_count_its_starts_is_not_requeued(job, tmp_path):
+    """A full disk would otherwise requeue it for ever; here a directory is where the count belongs."""
+    (tmp_path / "a run" / ".slurm-7").mkdir(parents=True)
+    code, requeued, log = job()("exit 1")
+    assert (code, requeued) == (1, None)
+    assert ".slurm-7: Is a directory" in log
+
+
 def test_a_result_of_a_sweep_counts_as_a_checkpoint_and_one_job_of_the_array_is_requeued(job):
     start = job("--restarts", "0", "--array", "2", command=SWEEP)
     assert start(f"{SAVE_RESULT}; exit 143")[1] == "requeue 6_1\n"
