@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -193,6 +194,18 @@ def check_in_place(file: int, path: Path) -> None:
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return
     raise TemporaryError(f"{path} was deleted, moved or replaced by another program while this run was writing to it")
+
+
+def refuse_url(path: str | Path | None, option: str) -> None:
+    """Raise UserError if a path is a URL such as gs://BUCKET/RUN; `option` is the one that the user gave it to.
+
+    Runs need directories that can be locked and files that can be appended to, which object stores do not offer.
+    """
+    if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.IGNORECASE):
+        raise UserError(
+            f"{option} {path}: URLs are not supported; mount the bucket as a directory (with gcsfuse for example, as "
+            "launch/tpu_vm.sh does), and give its path"
+        )
 
 
 def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:

@@ -9,6 +9,7 @@ from lm import runtime
 from lm.config import Config
 from lm.config.command_line import PLATFORMS
 from lm.errors import UserError, run_command
+from lm.files import refuse_url
 from lm.sweeps.spec import BUDGETS, load_sweep
 
 DESCRIPTION = """\
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
+    refuse_url(arguments.workdir, "--workdir")
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {arguments.together}")
     plan = load_sweep(arguments.config, arguments.budget)

@@ -26,6 +26,7 @@ _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than lookin
 
 def user_cache(cache_dir: str | None) -> Path:
     """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or ~/.cache)."""
+    files.refuse_url(cache_dir, "config.data.cache_dir")
     return Path(cache_dir).expanduser() if cache_dir is not None else platformdirs.user_cache_path("lm")
 
 
