@@ -9,6 +9,9 @@ from lm.config.schema import Config, schema, sections
 from lm.config.values import allowed, show
 from lm.errors import UserError
 
+PLATFORMS = ("cpu", "gpu", "tpu")
+CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
+
 EPILOG = """\
 examples:
   python -m lm.train --config configs/shakespeare.py
@@ -20,7 +23,7 @@ examples:
 exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
-  2    a mistake in the arguments, the config or the data: nothing was trained
+  2    a mistake in the arguments, the config or the data, or a --plan that does not fit: nothing was trained
   3    the loss, a gradient or the update was not finite
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
@@ -79,9 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     parser.add_argument(
-        "--plan", action="store_true", help="estimate memory, communication and step time on --device, then exit"
+        "--plan",
+        action="store_true",
+        help="estimate memory, communication and step time on --device, and propose a mesh "
+        "if config.mesh has its defaults; then exit",
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
+    parser.add_argument(
+        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+    )
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
     several.add_argument(
         "--multihost", action="store_true", help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])"
@@ -89,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num_processes", type=int, metavar="N", help="number of processes")
     several.add_argument("--process_id", type=int, metavar="I", help="index of this process, from 0")
+    several.add_argument(
+        "--connect_timeout",
+        type=int,
+        default=CONNECT_TIMEOUT,
+        metavar="SECONDS",
+        help="how long to wait for the other processes (%(default)s)",
+    )
     return parser
 
 
@@ -103,7 +119,17 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
+    elif None not in distributed and not 0 <= arguments.process_id < arguments.num_processes:
+        problems.append(
+            f"--process_id: {arguments.process_id} is not below --num_processes = {arguments.num_processes}; "
+            "the processes are numbered from 0"
+        )
+    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
+        problems.append(
+            f"--connect_timeout: {arguments.connect_timeout} is not between 1 and {MAX_CONNECT_TIMEOUT} seconds"
+        )
+    address = arguments.coordinator_address
+    if address and not (re.fullmatch(r".+:[0-9]{1,5}", address) and int(address.rpartition(":")[2]) < 2**16):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
