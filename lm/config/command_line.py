@@ -8,9 +8,7 @@ from lm.config.loading import load
 from lm.config.schema import Config, schema, sections
 from lm.config.values import allowed, show
 from lm.errors import UserError
-
-PLATFORMS = ("cpu", "gpu", "tpu")
-CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
+from lm.runtime import PLATFORMS
 
 EPILOG = """\
 examples:
@@ -29,6 +27,9 @@ exit codes:
 
 config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/configuration.md):
 """
+
+
+CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 
 
 def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
@@ -116,20 +117,12 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     ]
     if arguments.resume and not arguments.workdir:
         problems.append("--resume: name the run to resume with --workdir DIR")
+    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
+        problems.append(f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}")
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    elif None not in distributed and not 0 <= arguments.process_id < arguments.num_processes:
-        problems.append(
-            f"--process_id: {arguments.process_id} is not below --num_processes = {arguments.num_processes}; "
-            "the processes are numbered from 0"
-        )
-    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
-        problems.append(
-            f"--connect_timeout: {arguments.connect_timeout} is not between 1 and {MAX_CONNECT_TIMEOUT} seconds"
-        )
-    address = arguments.coordinator_address
-    if address and not (re.fullmatch(r".+:[0-9]{1,5}", address) and int(address.rpartition(":")[2]) < 2**16):
+    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
