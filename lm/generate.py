@@ -51,6 +51,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the likeliest (all)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="another seed gives other texts (0)")
+    add("--batch-size", type=int, default=16, metavar="N", help="texts that are generated together (16)")
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)
 
@@ -65,9 +66,9 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
         yield "--prompt: it is empty, and a model continues at least one token"
     if "" in a.stop:
         yield "--stop: it is empty"
-    for name in ("tokens", "samples"):
+    for name in ("tokens", "samples", "batch_size"):
         if not 1 <= getattr(a, name) < 2**31:
-            yield f"--{name}: {str(getattr(a, name))[:20]} must be at least 1 and less than 2**31"
+            yield f"--{name.replace('_', '-')}: {str(getattr(a, name))[:20]} must be at least 1 and less than 2**31"
     if not 0 <= a.temperature < math.inf:
         yield f"--temperature: {a.temperature} must be at least 0 and finite"
     if a.top_k is not None and not 1 <= a.top_k < 2**31:
@@ -103,7 +104,7 @@ def generate(a: argparse.Namespace) -> int:
     prompts = read_prompts(a)
     run = lm.load(a.workdir, int(a.step) if a.step.isdecimal() else a.step)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
-    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed")
+    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
     options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
     updates = run.stream(prompts, a.tokens, **options)
     if a.json:

@@ -111,18 +111,19 @@ class TrainedModel:
         n_samples: int = 1,
         seed: int = 0,
         stop: Sequence[str] = (),
+        batch_size: int = 16,
     ) -> Iterator[list[Continuation]]:
         """Continue prompts, and yield the continuations each time that they have grown.
 
         Args:
-            prompts, n_tokens, n_samples, seed, stop: see lm/generation/text.py.
+            prompts, n_tokens, n_samples, seed, stop, batch_size: see lm/generation/text.py.
             temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
 
         Raises:
             UserError: if the tokenizer does not know a character of a prompt, or makes no token of it.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        options = {"n_samples": n_samples, "seed": seed, "stop": stop}
+        options = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
         return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, sampling, **options)
 
     @functools.cached_property

@@ -77,6 +77,7 @@ def stream_texts(
     n_samples: int = 1,
     seed: int = 0,
     stop: Sequence[str] = (),
+    batch_size: int = 16,
 ) -> Iterator[list[Continuation]]:
     """Continue prompts, and yield all continuations, those of one prompt together, each time that they have grown.
 
@@ -89,6 +90,7 @@ def stream_texts(
         n_samples: how many continuations of each prompt.
         seed: another seed gives other texts.
         stop: a text ends before the first of these strings.
+        batch_size: how many texts are generated together.
 
     Raises:
         UserError: if the tokenizer makes no token of a prompt.
@@ -97,14 +99,14 @@ def stream_texts(
         if len(tokenizer.encode(prompt)) == 0:
             raise UserError(f"prompt: this tokenizer makes no token of {prompt!r}; use a word, for example")
     rows = [Continuation(prompt, sample) for prompt in prompts for sample in range(n_samples)]
-    ids = [tokenizer.encode(row.prompt).tolist() for row in rows]
-    samples = [row.sample for row in rows]
-    for drawn_BT in decoder.stream(ids, n_tokens, sampling, seed=seed, samples=samples, every=EVERY):
-        for row, drawn in zip(rows, drawn_BT.tolist(), strict=True):
-            row.add(drawn, tokenizer, stop, n_tokens)
-        yield rows
-        if all(row.finish for row in rows):
-            return
+    for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
+        ids, samples = [tokenizer.encode(row.prompt).tolist() for row in part], [row.sample for row in part]
+        for drawn_BT in decoder.stream(ids, n_tokens, sampling, seed=seed, samples=samples, every=EVERY):
+            for row, drawn in zip(part, drawn_BT.tolist(), strict=True):
+                row.add(drawn, tokenizer, stop, n_tokens)
+            yield rows
+            if all(row.finish for row in part):
+                break
 
 
 def generate_texts(

@@ -59,6 +59,7 @@ def test_generated_texts_stop_and_differ_by_sample():
     ]
     assert len({row.text for row in rows}) == 4
     np.testing.assert_array_equal(tokenizer.encode(rows[0].text), rows[0].ids)
+    assert [row.text for row in generate_texts(*options, n_samples=2, batch_size=3)] == [row.text for row in rows]
     letter = rows[0].text[7]
     stopped = generate_texts(*options, n_samples=2, stop=[letter])
     assert [row.text for row in stopped] == [row.text.partition(letter)[0] for row in rows]
