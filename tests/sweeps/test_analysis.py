@@ -204,7 +204,7 @@ def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypat
 def test_a_variant_that_trains_nothing_costs_nothing_and_sets_no_budget(tmp_path):
     whole = tables.variant_rows(analyze(write(tmp_path / "whole", *sweep())))
     record, runs = sweep()
-    record["variants"]["wide"]["config"] = {"model": {"d_ff": 8}, "train": {"steps": 0, "batch_size": 8, "seq_len": 16}}
+    record["variants"]["wide"]["config"] |= {"train": {"steps": 0, "batch_size": 8, "seq_len": 16}}
     rows = tables.variant_rows(analyze(write(tmp_path / "s", record, runs)))
     assert [row["loss_at_equal_flops"] for row in rows] == [*(r["loss_at_equal_flops"] for r in whole[:2]), None]
     lines = tables.reproduction(analyze(tmp_path / "s"))
@@ -275,10 +275,7 @@ def test_a_stuck_tuning_run_counts_like_a_diverged_one(tmp_path):
 @pytest.mark.parametrize("steps", [100, 50])
 def test_comparisons_of_different_numbers_of_tokens_are_marked(tmp_path, steps):
     record, runs = sweep()
-    record["variants"]["gated"]["config"] = {
-        "model": {"d_ff": 8},
-        "train": {"steps": steps, "batch_size": 8, "seq_len": 16},
-    }
+    record["variants"]["gated"]["config"] |= {"train": {"steps": steps, "batch_size": 8, "seq_len": 16}}
     a = analyze(write(tmp_path / "s", record, runs))
     gated, wide = a.comparisons
     differ = steps != 100

@@ -59,7 +59,7 @@ def test_a_lock_that_is_not_text_is_a_lock(tmp_path):
     holder = Workdir(started(tmp_path, tiny()))
     holder.start(tiny(), data=DATA, resume=True)
     (tmp_path / ".lock").write_bytes(b"\xff" * 1000)
-    with pytest.raises(UserError, match="is in use by .{,200};"):
+    with pytest.raises(UserError, match=r"is in use by .{,200};"):
         Workdir(tmp_path).start(tiny(), data=DATA, resume=True)
     holder.close()
 
