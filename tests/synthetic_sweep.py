@@ -67,7 +67,6 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
                 "notices": [],
                 "unigram": {"validation": 2.5, "test": 2.75},
             },
-            "warm_starts": {},
             "config": {"model": {"d_ff": 8}, "train": train, "eval": EVAL},
         }
         for i, name in enumerate(losses, start=1)

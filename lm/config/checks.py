@@ -5,11 +5,10 @@ What depends on the text or on the devices is checked later, in lm/training/run.
 """
 
 import importlib.util
-import math
 from collections.abc import Iterator
 
 from lm.config.schema import MESH_AXES, SPLITS, Config
-from lm.config.values import close_match
+from lm.config.values import close_match, divisors
 
 Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
 
@@ -33,7 +32,7 @@ def heads(config: Config) -> Iterator[Problem]:
     m = config.model
     n_kv_heads = m.n_kv_heads or m.n_heads
     if m.d_head is None and m.d_model % m.n_heads:
-        near = min(_divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
+        near = min(divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
         yield problem(
             "model.d_model model.n_heads model.d_head",
             f"{m.d_model} is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
@@ -41,7 +40,7 @@ def heads(config: Config) -> Iterator[Problem]:
     if m.n_heads % n_kv_heads:
         yield problem(
             "model.n_kv_heads model.n_heads",
-            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {_divisors(m.n_heads)}",
+            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}",
         )
 
 
@@ -247,8 +246,3 @@ CHECKS = (
     heads, position_encoding, layer_norm, attention, head_and_width, source_and_tokenizer, splits, order_and_packing,
     schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip
-
-
-def _divisors(n: int) -> list[int]:
-    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
-    return sorted({*small, *(n // i for i in small)})

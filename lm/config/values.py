@@ -98,6 +98,16 @@ def close_match(word: str, candidates: list[str], template: str = "; did you mea
     return template.format(near[0]) if near else ""
 
 
+def divisors(n: int) -> list[int]:
+    """Return the divisors of a positive integer in ascending order, in O(sqrt(n)).
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
 def _split_optional(type_: Any) -> tuple[Any, bool]:
     """Split `T | None` into (T, True), and any other type T into (T, False)."""
     if not isinstance(type_, types.UnionType):

@@ -17,7 +17,6 @@ _VARIANT = {
     "grid": [float],
     "n_params": COUNT,
     "flops_per_token": float,
-    "warm_starts": {str: str},
     "data": _DATA,
     "config": _CONFIG,
 }

@@ -110,7 +110,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
                 ("learning rates", was["grid"], now["grid"]),
                 ("config.eval", _evaluation(was), _evaluation(now)),
-                ("initial parameters", was["warm_starts"], now["warm_starts"]),
+                ("initial parameters", was.get("warm_starts", {}), now["warm_starts"]),
                 ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
             )
             if before != after
