@@ -1,9 +1,12 @@
 """Sample text from a trained model: python -m lm.sample --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
+import re
 import sys
 
 from lm import runtime
+from lm.config.schema import MAX_SAMPLE
+from lm.config.values import short
 from lm.errors import UserError, run_command
 
 
@@ -31,7 +34,7 @@ def sample(a: argparse.Namespace) -> int:
     runtime.start_jax()
     from lm.training.sampling import load_run, sample_text
 
-    step, params, config, tokenizer = load_run(a.workdir, int(a.step) if a.step.isdecimal() else a.step)
+    step, params, config, tokenizer = load_run(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
     if len(tokenizer.encode(a.prompt)) == 0:
         raise UserError(f"--prompt: this run's tokenizer makes no token of {a.prompt!r}; use a word, for example")
     options = {"temperature": a.temperature, "top_k": min(a.top_k, tokenizer.vocab_size), "seed": a.seed}
@@ -42,18 +45,18 @@ def sample(a: argparse.Namespace) -> int:
 
 
 def find_problems(a: argparse.Namespace):
-    if a.step not in ("best", "latest") and not a.step.isdecimal():
-        yield f"--step: {a.step!r} is not best, latest, or the number of a step"
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
     if not a.prompt:
         yield "--prompt: it is empty, and a sample continues at least one token"
-    if a.tokens < 1:
-        yield f"--tokens: {a.tokens} must be at least 1"
+    if not 1 <= a.tokens <= MAX_SAMPLE:
+        yield f"--tokens: {short(a.tokens)} must be at least 1 and at most {MAX_SAMPLE}"
     if not 0 <= a.temperature < float("inf"):
         yield f"--temperature: {a.temperature} must be at least 0 and finite"
     if a.top_k < 0:
-        yield f"--top_k: {a.top_k} must be at least 0"
+        yield f"--top_k: {short(a.top_k)} must be at least 0"
     if not 0 <= a.seed < 2**32:
-        yield f"--seed: {a.seed} must be at least 0 and less than 2**32"
+        yield f"--seed: {short(a.seed)} must be at least 0 and less than 2**32"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import textwrap
 
 from lm.config.loading import load
 from lm.config.schema import Config, schema, sections
-from lm.config.values import allowed, show
+from lm.config.values import allowed, short, show
 from lm.errors import UserError
 
+MAX_PROCESSES = 2**20
 EPILOG = """\
 examples:
   python -m lm.train --config configs/shakespeare.py
@@ -92,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _is_address(text: str) -> bool:
+    """Return whether a text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 2**16
+
+
 def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     problems = [
         f"{argument[:200]}: unexpected argument; config keys are set with --config.SECTION.KEY=VALUE"
@@ -103,8 +110,13 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
+    if (address := arguments.coordinator_address) and not _is_address(address):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
+    n_processes = arguments.num_processes
+    if n_processes is not None and not 0 < n_processes <= MAX_PROCESSES:
+        problems.append(f"--num_processes: {short(n_processes)} must be at least 1 and at most {MAX_PROCESSES}")
+    elif None not in distributed and not 0 <= arguments.process_id < n_processes:
+        problems.append(f"--process_id: {short(arguments.process_id)} must be at least 0 and less than {n_processes}")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
     return problems

@@ -44,6 +44,18 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
             ["--num_processes=2", "--process_id=0", "--coordinator_address=localhost"],
             "--coordinator_address: 'localhost' is not HOST:PORT",
         ),
+        (
+            ["--num_processes=2", "--process_id=0", f"--coordinator_address=localhost:{'9' * 400}"],
+            "is not HOST:PORT; give the address of process 0",
+        ),
+        (
+            [f"--num_processes={'9' * 400}", "--process_id=0", "--coordinator_address=localhost:1234"],
+            "(400 characters) must be at least 1 and at most 1048576",
+        ),
+        (
+            ["--num_processes=2", "--process_id=2", "--coordinator_address=localhost:1234"],
+            "--process_id: 2 must be at least 0 and less than 2",
+        ),
         (["--plan"], "--plan and --device NAME:COUNT belong together"),
     ],
 )
