@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from lm.config.schema import MESH_AXES, SPLITS, Config
 from lm.config.values import close_match, divisors
 
+MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
 Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
 
 
@@ -103,6 +104,15 @@ def attention(config: Config) -> Iterator[Problem]:
             "model.attention model.scan_layers model.window_pattern model.n_layers",
             f"cudnn needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
             "use auto, or scan_layers = false",
+        )
+
+
+def depth(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.n_layers > MAX_UNROLLED and not (m.scan_layers or config.train.debug):
+        yield problem(
+            "model.n_layers model.scan_layers train.debug",
+            f"{m.n_layers} layers, compiled one by one, would take minutes to days; use scan_layers = true",
         )
 
 
@@ -243,6 +253,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, layer_norm, attention, head_and_width, source_and_tokenizer, splits, order_and_packing,
-    schedule, debugging, mesh, final_evaluation, packages,
+    heads, position_encoding, layer_norm, attention, depth, head_and_width, source_and_tokenizer, splits,
+    order_and_packing, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip

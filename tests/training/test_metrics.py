@@ -13,6 +13,7 @@ import pytest
 from running import small_disk
 
 from lm.errors import UserError
+from lm.training.loss_curve import loss_curve_png
 from lm.training.metrics import TIMING_FIELDS, MetricsWriter, _wandb_id, cut_back, read_metrics
 from lm.training.progress import Progress, duration
 
@@ -300,3 +301,9 @@ def test_a_corrupted_id_of_a_wandb_run_is_an_error_that_names_the_file(tmp_path,
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"wandb_id.txt is corrupted: .*; delete it"):
         _wandb_id(path)
+
+
+def test_the_loss_curve_leaves_out_lines_with_several_losses(tmp_path):
+    lines = ['{"step": 1, "loss": 2.5}', '{"step": 2, "loss": [2.5, 3.0]}', '{"step": 3, "loss": []}']
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert loss_curve_png(tmp_path / "metrics.jsonl").startswith(b"\x89PNG")
