@@ -4,7 +4,6 @@ All figures are the vendors'. Where a figure is an assumption of this project, t
 """
 
 import dataclasses
-import re
 
 from lm.errors import UserError
 
@@ -109,16 +108,14 @@ def parse_device(text: str) -> tuple[str, int]:
     """Split "NAME:COUNT" into a name of DEVICES and a number of devices.
 
     Raises:
-        UserError: the name is unknown, or the count is not a number from 1 to 99,999.
+        UserError: the name is unknown or the count is not a positive number.
 
     >>> parse_device("h100:64")
     ('h100', 64)
     """
     name, _, count = text.partition(":")
-    if name not in DEVICES or not re.fullmatch("[1-9][0-9]{0,4}", count):
-        raise UserError(
-            f"--device: {text[:80]!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}"
-        )
+    if name not in DEVICES or not count.isdecimal() or int(count) < 1:
+        raise UserError(f"--device: {text!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}")
     return name, int(count)
 
 
