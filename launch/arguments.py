@@ -1,60 +1,68 @@
 """Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
 
-import argparse
-
 from lm.config import Config
 from lm.config.command_line import command_line
 from lm.errors import UserError
-from lm.sweeps import spec
+from lm.parallel.mesh import check_mesh
+from lm.sweep import parse_arguments
+from lm.sweeps.spec import load_sweep
 
 # Arguments of lm.train that a launcher sets, beside --workdir.
-RESERVED = ("--resume", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan", "--device")
+RESERVED = (
+    "--resume", "--platform", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan",
+    "--device",
+)  # fmt: skip
 
 
-def after_dashes(words: list[str]) -> list[str]:
+def after_dashes(argv: list[str]) -> list[str]:
     """Return the arguments behind the two dashes.
 
     Raises:
         UserError: there are no two dashes or no --config behind them.
     """
-    if words[:1] != ["--"] or not any(word == "--config" or word.startswith("--config=") for word in words):
+    if argv[:1] != ["--"] or not any(argument == "--config" or argument.startswith("--config=") for argument in argv):
         raise UserError("the arguments of the run are missing; give them after two dashes: -- --config FILE")
-    return words[1:]
+    return argv[1:]
 
 
-def check_train(words: list[str], *, workdir: str, unchecked: tuple[str, ...] = ()) -> tuple[str, Config]:
+def check_train(
+    argv: list[str], *, workdir: str, n_devices: int | None, unchecked: tuple[str, ...] = ()
+) -> tuple[str, Config]:
     """Check the arguments of python -m lm.train and return the config file and the config.
 
     Args:
-        words: the arguments.
+        argv: the arguments.
         workdir: where the user sets the workdir instead, for the error message.
+        n_devices: the number of accelerators that the run will have; None: unknown.
         unchecked: keys whose values depend on the machine that trains ("--config.log.wandb").
 
     Raises:
-        UserError: an argument, the config or an override is wrong, or the launcher sets the argument.
+        UserError: an argument, the config or an override is wrong, the launcher sets the argument, or the mesh does not
+            fit the devices.
     """
-    _refuse(words, ("--workdir",), workdir)
-    _refuse(words, RESERVED, "the launcher sets this; remove it")
-    arguments, config = command_line([word for word in words if word.partition("=")[0] not in unchecked])
+    _refuse(argv, ("--workdir",), workdir)
+    _refuse(argv, RESERVED, "the launcher sets this; remove it")
+    arguments, config = command_line([argument for argument in argv if argument.partition("=")[0] not in unchecked])
+    if n_devices is not None:
+        check_mesh(config, n_devices)
     return arguments.config, config
 
 
-def check_sweep(words: list[str], *, workdir: str) -> str:
-    """Check the config and budget of python -m lm.sweep and return the sweep file.
+def check_sweep(argv: list[str], *, workdir: str) -> str:
+    """Check the arguments of python -m lm.sweep and return the sweep file.
 
     Raises:
-        UserError: the sweep file is wrong, or --workdir is among the arguments.
+        UserError: the sweep file is wrong, or the launcher sets an argument.
+        SystemExit: an argument is wrong; argparse has printed the error.
     """
-    _refuse(words, ("--workdir",), workdir)
-    parser = argparse.ArgumentParser(prog="python -m lm.sweep", allow_abbrev=False, add_help=False)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--budget", choices=spec.BUDGETS, default="quick")
-    arguments, _ = parser.parse_known_args(words)
-    spec.load_sweep(arguments.config, arguments.budget)
+    _refuse(argv, ("--workdir",), workdir)
+    _refuse(argv, ("--platform",), "the launcher sets this; remove it")
+    arguments = parse_arguments(argv)
+    load_sweep(arguments.config, arguments.budget)
     return arguments.config
 
 
-def _refuse(words: list[str], names: tuple[str, ...], instead: str) -> None:
-    found = [name for word in words if (name := word.partition("=")[0]) in names]
+def _refuse(argv: list[str], names: tuple[str, ...], instead: str) -> None:
+    found = [name for argument in argv if (name := argument.partition("=")[0]) in names]
     if found:
         raise UserError(f"{found[0]} after the two dashes: {instead}")

@@ -26,6 +26,7 @@ PORT = 8476
 VOLUME = "/runs"  # where pods mount the claim
 SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
 CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
+DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,18 +64,26 @@ def jobset(args: argparse.Namespace) -> dict:
         UserError: the name, the machines or the arguments of the run are wrong.
     """
     train = after_dashes(args.train)
+    if args.restarts < 0:
+        raise UserError(f"--restarts must be at least 0 (it is {args.restarts})")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         raise UserError(
             f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "
             "letter"
         )
-    check_train(train, workdir=f"the workdir is {VOLUME}/NAME; set --name instead", unchecked=CHECKED_IN_THE_POD)
+    platform = "tpu" if args.tpu else "gpu"
     n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    check_train(
+        train,
+        workdir=f"the workdir is {VOLUME}/NAME; set --name instead",
+        n_devices=n_pods * sum(limits.values()),
+        unchecked=CHECKED_IN_THE_POD,
+    )
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",
         "image": args.image,
-        "command": ["python", "-m", "lm.train", *files, "--resume", *connect, *train],
+        "command": ["python", "-m", "lm.train", *files, "--resume", "--platform", platform, *connect, *train],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "resources": {"limits": limits},
         "volumeMounts": [{"name": "runs", "mountPath": VOLUME}, {"name": "memory", "mountPath": "/dev/shm"}],
@@ -89,12 +98,17 @@ def jobset(args: argparse.Namespace) -> dict:
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    if args.gpu:
+    metadata = {"name": args.name}
+    if args.tpu:
+        # A node pool of TPUs is one slice, for this job alone; a node pool of GPUs can serve several jobs.
+        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    else:
+        container["env"] = [{"name": "LD_LIBRARY_PATH", "value": DRIVER}]
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    return _jobset_of_pods(args.name, pod, n_pods, args.restarts)
+    return _jobset_of_pods(metadata, pod, n_pods, args.restarts)
 
 
-def _jobset_of_pods(name: str, pod: dict, n_pods: int, restarts: int) -> dict:
+def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> dict:
     # A wrong argument (2) and a loss that is not finite (3) would only repeat.
     permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
     job = {
@@ -107,11 +121,7 @@ def _jobset_of_pods(name: str, pod: dict, n_pods: int, restarts: int) -> dict:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        # All pods in one node pool, which is one slice.
-        "metadata": {
-            "name": name,
-            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
-        },
+        "metadata": metadata,
         "spec": {
             "failurePolicy": {
                 "maxRestarts": restarts,

@@ -2,7 +2,8 @@
 
 The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX gives each task the
 GPU of its local index. When the job is preempted or its time limit is near, it saves a checkpoint, is requeued, and
-resumes. With --array N the job is a sweep: N jobs of one task each, with all GPUs of their node, share its runs.
+resumes. It is also requeued when a task dies, up to --restarts times in a row without progress, but not after a mistake
+in the config. With --array N the job is a sweep: N jobs of one task each, with all GPUs of their node, share its runs.
 """
 
 import argparse
@@ -15,27 +16,64 @@ from pathlib import Path
 
 from launch.arguments import after_dashes, check_sweep, check_train
 from lm.errors import UserError, run_command
-from lm.training.workdir import check_init_from
+from lm.files import refuse_url
+from lm.training.workdir import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
+WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"
+RESTARTS_HELP = (
+    "stop requeueing after this many restarts in a row without a new checkpoint or result (default: %(default)s)"
+)
+SBATCH_HELP = "further options of sbatch, after =; they override those of the script"
 
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node={tasks}
-{options}#SBATCH --time={time}
+{gpus}{array}#SBATCH --time={time}
 #SBATCH --signal=TERM@{seconds}
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output={log}
-cd {directory}
-export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}  # srun does not take this from sbatch
+{options}cd {directory} || exit
+workdir={workdir}
+mkdir -p "$workdir" || exit
+
+# This file holds the number of starts in a row that saved nothing, and its time is that of this start.
+starts=$workdir/.slurm-$SLURM_JOB_ID
+saved() {{
+  [ -n "$(find "$workdir" -regex '.*/\\(checkpoints/[0-9]+\\|results/[^/]*\\.json\\)' -newer "$starts" -print -quit)" ]
+}}
+n=1
+if [ -f "$starts" ] && ! saved; then n=$(($(cat "$starts") + 1)); fi
+echo $n > "$starts" || exit
+
+# Each task adds its exit code to this file if it is 2 (a mistake) or 3 (not finite): srun returns the highest code,
+# which may be the 143 of a task that srun stopped.
+permanent=$starts.failed
+: > "$permanent"
+task='trap : TERM; "$@"; code=$?; case $code in 2 | 3) echo $code >> "$0" ;; esac; exit $code'
+
+# srun does not inherit --cpus-per-task from sbatch. Without it, a step has all CPUs of the job.
+if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 # If one task fails, end the others: they would wait for it.
-srun --kill-on-bad-exit=1 {command}
+srun --kill-on-bad-exit=1 bash -c "$task" "$permanent" {command}
 code=$?
-# 143: stopped by SIGTERM, after saving a checkpoint.
-if [ $code -eq 143 ]; then scontrol requeue {job}; fi
+
+failed=$(head -n 1 "$permanent")
+if [ $code -ne 0 ] && [ -z "$failed" ] && {{ [ $n -le {restarts} ] || saved; }}; then
+  echo "exit code $code: requeueing the job, to resume from the last checkpoint"
+  scontrol requeue {job}
+  exit $code
+fi
+if [ -n "$failed" ]; then
+  code=$failed
+  echo "exit code $code: a restart would fail again; the job is not requeued"
+elif [ $code -ne 0 ]; then
+  echo "exit code $code: $n starts in a row saved no checkpoint or result; the job is not requeued"
+fi
+rm -f "$starts" "$permanent"
 exit $code
 """
 
@@ -48,23 +86,26 @@ def main(argv: list[str] | None = None) -> int:
 
 def check_and_submit(args: argparse.Namespace) -> int:
     check_options(args)
-    words = after_dashes(args.train)
+    argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
     if args.array:
-        file, config = check_sweep(words, workdir=workdir), None
+        file, config = check_sweep(argv, workdir=workdir), None
     else:
-        file, config = check_train(words, workdir=workdir)
+        n_devices = args.nodes * args.gpus_per_node or None
+        file, config = check_train(argv, workdir=workdir, n_devices=n_devices)
     folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
     if config:
         check_init_from(config, args.workdir)
-    script = job_script(args, words)
+        for line in check_workdir(args.workdir, config, resume=True):
+            print(line, file=sys.stderr)
+    script = job_script(args, argv)
     if args.dry_run:
         print(script, end="")
         return 0
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not installed here; submit from a login node, or use --dry-run")
-    return submit(script, log_path(args))
+    return submit(script, log_path(args.workdir, "0" if args.array else None))
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -81,14 +122,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--time", default="24:00:00", help="time limit, after which the job is requeued (default: %(default)s)"
     )
-    parser.add_argument(
-        "--workdir", help="directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"
-    )
+    parser.add_argument("--restarts", type=int, default=5, metavar="N", help=RESTARTS_HELP)
+    parser.add_argument("--workdir", help=WORKDIR_HELP)
     parser.add_argument(
         "--array", type=int, default=0, metavar="N", help="submit a sweep (python -m lm.sweep) as N jobs"
     )
     parser.add_argument("--name", help="name of the job (default: that of the workdir)")
-    parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help="further options of sbatch, after =")
+    parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help=SBATCH_HELP)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and exit")
     parser.add_argument(
         "train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep"
@@ -98,6 +138,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def check_options(args: argparse.Namespace) -> None:
     """Check the options before the two dashes; raises UserError."""
+    for option in ("name", "workdir", "time", "sbatch"):
+        if (value := getattr(args, option)) and not value.isprintable():
+            raise UserError(f"--{option} {value!r}: a line break or control character cannot be passed to SLURM")
     if args.time.isdecimal() and int(args.time) * 60 < 2 * SECONDS_TO_SAVE:
         raise UserError(
             f"--time {args.time}: {args.time} minutes are too few, the last {SECONDS_TO_SAVE // 60} are for saving"
@@ -108,39 +151,56 @@ def check_options(args: argparse.Namespace) -> None:
         raise UserError(f"--sbatch: {args.sbatch!r}: {error}") from None
     if args.nodes < 1:
         raise UserError(f"--nodes must be at least 1 (it is {args.nodes})")
-    if args.gpus_per_node < 0:
-        raise UserError(f"--gpus-per-node must be at least 0 (it is {args.gpus_per_node})")
+    for option, value in (("gpus-per-node", args.gpus_per_node), ("restarts", args.restarts)):
+        if value < 0:
+            raise UserError(f"--{option} must be at least 0 (it is {value})")
     if args.array < 0:
         raise UserError(f"--array must be the number of jobs (it is {args.array})")
     if args.array and args.nodes > 1:
         raise UserError(f"--nodes {args.nodes}: each job of a sweep has one node; set --array to the number of jobs")
+    refuse_url(args.workdir, "--workdir")
 
 
-def log_path(args: argparse.Namespace) -> Path:
-    """Return the job's log file. %a stands for the index of a job in an array."""
-    return args.workdir.with_name(f"{args.workdir.name}-%a.log") if args.array else args.workdir / "slurm.log"
+def log_path(workdir: Path, index: str | None = None) -> Path:
+    """Return the job's log file; `index` is that of a job in an array."""
+    return workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
 
 
-def job_script(args: argparse.Namespace, words: list[str]) -> str:
+def job_script(args: argparse.Namespace, argv: list[str]) -> str:
     """Return the script for sbatch."""
-    further = [f"#SBATCH {word}\n" for word in shlex.split(args.sbatch)]
-    gpus = [f"#SBATCH --gpus-per-node={args.gpus_per_node}\n"] if args.gpus_per_node else []
-    array = [f"#SBATCH --array=0-{args.array - 1}\n"] if args.array else []
-    command = [sys.executable, "-m", "lm.sweep" if args.array else "lm.train", *words, "--workdir", str(args.workdir)]
-    command += [] if args.array else ["--resume"]
+    platform = "gpu" if args.gpus_per_node else "cpu"
+    command = [sys.executable, "-m", "lm.sweep" if args.array else "lm.train", *argv, "--workdir", str(args.workdir)]
+    command += ["--platform", platform] + ([] if args.array else ["--resume"])
+    log = log_path(Path(str(args.workdir).replace("%", "%%")), "%a" if args.array else None)
+    further = " ".join(map(quote_for_sbatch, shlex.split(args.sbatch)))
     return SCRIPT.format(
-        name=shlex.quote(args.name or args.workdir.name),
+        name=quote_for_sbatch(args.name or args.workdir.name),
         nodes=args.nodes,
         tasks=1 if args.array else args.gpus_per_node or 1,
-        options="".join(gpus + array + further),
-        time=args.time,
+        gpus=f"#SBATCH --gpus-per-node={args.gpus_per_node}\n" if args.gpus_per_node else "",
+        array=f"#SBATCH --array=0-{args.array - 1}\n" if args.array else "",
+        time=quote_for_sbatch(args.time),
         seconds=SECONDS_TO_SAVE,
-        log=shlex.quote(str(log_path(args))),
+        log=quote_for_sbatch(str(log)),
+        options=f"#SBATCH {further}\n" if further else "",  # the last value of an option counts
         directory=shlex.quote(str(Path.cwd())),
+        workdir=shlex.quote(str(args.workdir)),
         command=shlex.join(command),
+        restarts=args.restarts,
         # The ID of the array alone would requeue all of its jobs.
         job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if args.array else "$SLURM_JOB_ID",
     )
+
+
+def quote_for_sbatch(text: str) -> str:
+    r"""Quote a word of an #SBATCH line. Unlike a shell, sbatch reads a backslash as an escape within quotes, too.
+
+    >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two argv"))
+    --partition=gpu '--comment=it\'s two argv'
+    """
+    if shlex.quote(text) == text:
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def submit(script: str, log: Path) -> int:
@@ -152,8 +212,7 @@ def submit(script: str, log: Path) -> int:
         with contextlib.suppress(OSError):  # the directory holds something else
             log.parent.rmdir()
     else:
-        first_log = str(log).replace("%a", "0")
-        print(f"watch: tail -f {first_log}; save and requeue: scancel --signal=TERM JOB; stop for good: scancel JOB")
+        print(f"watch: tail -f {log}; save and requeue: scancel --signal=TERM JOB; stop for good: scancel JOB")
     return done.returncode
 
 

@@ -2,7 +2,7 @@
 # Train on Cloud TPU VMs, with one host or many:
 #
 #   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   create the TPU (zone and project: gcloud's, or ZONE=...)
-#   launch/tpu_vm.sh setup NAME                          copy this checkout to all hosts and install it
+#   launch/tpu_vm.sh setup NAME                          copy the checkout, with its uncommitted edits, and install it
 #   launch/tpu_vm.sh start NAME BUCKET -- --config FILE  train on all hosts, in gs://BUCKET/NAME
 #   launch/tpu_vm.sh follow NAME                         follow the log of host 0
 #   launch/tpu_vm.sh stop NAME                           send SIGTERM: all hosts save the same step and exit
@@ -16,6 +16,8 @@ dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 run() { if [ -n "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 tpu() { local what=$1; shift; run gcloud compute tpus tpu-vm "$what" "$@" ${ZONE:+--zone="$ZONE"}; }
 on_all() { tpu ssh "$1" --worker=all --command="$2"; }
+# Quote a word for a shell on the hosts.
+quoted() { printf '%q' "$1"; }
 usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 
 [ $# -ge 2 ] || usage
@@ -30,8 +32,17 @@ case $action in
     tpu create "$name" --accelerator-type="$kind" --version="$version" "$@"
     ;;
   setup)
-    archive=$(mktemp -d)/lm.tgz
-    run git archive --format=tgz --prefix=lm/ -o "$archive" HEAD
+    cd "$(dirname "$0")/.."
+    scratch=$(mktemp -d)
+    archive=$scratch/lm.tgz
+    # A copy of git's index, with all files that git does not ignore: `git archive HEAD` would omit uncommitted edits.
+    cp "$(git rev-parse --git-path index)" "$scratch/index"
+    tree=$(GIT_INDEX_FILE=$scratch/index bash -c 'git add --all && git write-tree')
+    if [ -n "$(git status --short)" ]; then
+      echo "copying commit $(git rev-parse --short HEAD) with these uncommitted edits:" >&2
+      git status --short >&2
+    fi
+    run git archive --format=tgz --prefix=lm/ -o "$archive" "$tree"
     tpu scp "$archive" "$name:lm.tgz" --worker=all
     python='(command -v python3.11 || (sudo apt-get update -q && sudo apt-get install -yq python3.11-venv))'
     pip='.venv/bin/pip install -q'
@@ -40,10 +51,13 @@ case $action in
     ;;
   start)
     [ $# -ge 3 ] && [ "$2" = -- ] || usage
-    bucket=$1; shift 2
+    case $1 in
+      */*) echo "BUCKET is the name alone, without gs:// and without a directory: $1" >&2; exit 2 ;;
+    esac
+    bucket=$(quoted "$1"); shift 2
     arguments=$(printf '%q ' "$@")
     mount='mkdir -p ~/runs && (mountpoint -q ~/runs || gcsfuse --implicit-dirs --rename-dir-limit=100000 --stat-cache-ttl=0 --type-cache-ttl=0 '"$bucket"' ~/runs)'
-    train="nohup .venv/bin/python -m lm.train $arguments --workdir ~/runs/$name --resume --multihost"
+    train="nohup .venv/bin/python -m lm.train $arguments --workdir ~/runs/$(quoted "$name") --resume --platform tpu --multihost"
     on_all "$name" "$mount && cd lm && { $train > ~/train.log 2>&1 < /dev/null & }"
     ;;
   follow) tpu ssh "$name" --worker=0 --command='tail -n 50 -f ~/train.log' ;;

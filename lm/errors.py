@@ -57,10 +57,14 @@ def run_command(command: Callable[[], int]) -> int:
         return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
+    except Exception as error:
+        if processes := sys.modules.get("lm.parallel.processes"):
+            processes.leave_after(error)
+        raise
 
 
 def _fail(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
     if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes ends without the others
-        processes.leave(code)
+        processes.leave(code, message)
     return code

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import platform
+import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
+LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
 # Shapes for `read_json`: a number of things, a size, a step; and a number that need not be finite.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
@@ -200,6 +203,18 @@ def check_in_place(file: int, path: Path) -> None:
     raise TemporaryError(f"{path} was deleted, moved or replaced by another program while this run was writing to it")
 
 
+def refuse_url(path: str | Path | None, option: str) -> None:
+    """Raise UserError if a path is a URL such as gs://BUCKET/RUN; `option` is the one that the user gave it to.
+
+    Runs need directories that can be locked and files that can be appended to, which object stores do not offer.
+    """
+    if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.IGNORECASE):
+        raise UserError(
+            f"{option} {path}: URLs are not supported; mount the bucket as a directory (with gcsfuse for example, as "
+            "launch/tpu_vm.sh does), and give its path"
+        )
+
+
 def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:
     """Acquire the lock of a directory. The result is a context manager that releases it.
 
@@ -226,6 +241,25 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     with open(path, "w", encoding="utf-8", opener=without_links) as file:
         file.write(f"process {os.getpid()} on {platform.node()}")
     return held
+
+
+def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
+    """Return whether a path exists, now or within some seconds.
+
+    A shared file system may show late what another host has written. Listing the parent directory makes NFS forget
+    that it did not exist before.
+    """
+    deadline = time.monotonic() + seconds
+    while not (exists := _is_listed(path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return exists
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        return path.name in os.listdir(path.parent) and path.exists()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

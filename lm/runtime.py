@@ -6,6 +6,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
+from lm.errors import UserError
+
+ADVICE = {  # where JAX lacks a platform that was chosen
+    "gpu": "install the extra [cuda] and a driver that supports its CUDA version, and check nvidia-smi; in a container "
+    "LD_LIBRARY_PATH must include the driver's directory (on GKE /usr/local/nvidia/lib64)",
+    "tpu": "install the extra [tpu], and check that no other process uses the TPU",
+    "cpu": "add cpu to JAX_PLATFORMS",
+}
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
@@ -46,6 +54,45 @@ def start_jax(cache_dir: str | None = None, *, deterministic: bool = False):
         jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return jax
+
+
+def require_platform(platform: str | None) -> None:
+    """Use the devices of this platform; raise UserError with JAX's reason if it has none.
+
+    Call it after `processes.connect` and before anything uses a device. By default JAX falls back to the CPU.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu"; None: what JAX finds.
+    """
+    import jax
+
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        found = jax.default_backend()
+        if platform in (None, found):
+            return
+        reason = _why_missing(platform)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError if JAX_PLATFORMS=cuda, and there is no GPU
+        found, reason = "no device", str(error) or "JAX_PLATFORMS names one that does not exist"
+    setting = os.environ.get("JAX_PLATFORMS")
+    raise UserError(
+        f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
+        f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: {' '.join(reason.split())[:500].rstrip('.')}; "
+        f"{ADVICE.get(platform, 'correct or unset JAX_PLATFORMS')}"
+    )
+
+
+def _why_missing(platform: str) -> str:
+    """Return JAX's error for a platform; that of "gpu" does not say why CUDA was not initialized."""
+    import jax
+
+    try:
+        jax.devices("cuda" if platform == "gpu" else platform)
+    except RuntimeError as error:
+        if "failed to initialize" in str(error):
+            return str(error)
+    return "it sees no such device, or lacks the plugin for it"
 
 
 @contextlib.contextmanager

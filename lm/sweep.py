@@ -7,8 +7,10 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
+from lm.config.command_line import PLATFORMS
 from lm.config.values import short
 from lm.errors import UserError, run_command
+from lm.files import refuse_url
 from lm.sweeps.spec import BUDGETS, load_sweep
 
 DESCRIPTION = """\
@@ -38,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
+    refuse_url(arguments.workdir, "--workdir")
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    start_jax(plan.configs[plan.sweep.baseline])
+    start_jax(plan.configs[plan.sweep.baseline], arguments.platform)
     from lm.sweeps.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
@@ -66,15 +69,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
     )
+    parser.add_argument(
+        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+    )
     return parser.parse_args(argv)
 
 
-def start_jax(config: Config) -> None:
+def start_jax(config: Config, platform: str | None) -> None:
     """Import jax, with one CPU device per core so that as many runs train at once."""
     jax = runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", n_cores)
+    runtime.require_platform(platform)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def train(argv: list[str] | None) -> int:
     from lm.parallel import processes
     from lm.training import job
 
-    processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost)
+    processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
+    runtime.require_platform(a.platform)
     return job.train(config, a.workdir, resume=a.resume, verbose=a.verbose)
 
 

@@ -1,7 +1,8 @@
 """Run lm.train and send it a signal at a given moment: python at_moment.py ACTION MOMENT COUNT ARGUMENTS...
 
-ACTION: the name of a signal (KILL, TERM, INT), or SLEEP: print "sleeping" and sleep for ten minutes.
-MOMENT: log         before the COUNT-th line is written to metrics.jsonl; the device has already received its steps
+ACTION: the name of a signal (KILL, TERM, INT), or SLEEP or SLEEP=SECONDS: print "sleeping" and sleep (ten minutes).
+MOMENT: data        before the data is opened for the COUNT-th time
+        log         before the COUNT-th line is written to metrics.jsonl; the device has already received its steps
         evaluation  before the COUNT-th batch, counted over all evaluations
         save        after the COUNT-th checkpoint is written, and before it is renamed to its final name
 Except at "save", every save blocks until it is on disk, so that the files at a moment do not depend on timing.
@@ -15,15 +16,15 @@ import time
 
 
 def act(action: str) -> None:
-    if action == "SLEEP":
+    if action.startswith("SLEEP"):
         print("sleeping", flush=True)
-        time.sleep(600)
+        time.sleep(float(action.partition("=")[2] or 600))
     else:
         os.kill(os.getpid(), getattr(signal, f"SIG{action}"))
 
 
 def main(action: str, moment: str, count: str, *arguments: str) -> int:
-    from lm import train
+    from lm import data, train
     from lm.training import batch_source, checkpoints, metrics
 
     calls = itertools.count(1)
@@ -32,12 +33,17 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
         if next(calls) == int(count):
             act(action)
 
+    open_corpus = data.open_corpus
     write, eval_feeds, save, rename = (
         metrics.MetricsWriter.write,
         batch_source.BatchSource.evaluation,
         checkpoints.Checkpoints.save,
         os.rename,
     )
+
+    def acting_open(*args, **kwargs):
+        maybe_act()
+        return open_corpus(*args, **kwargs)
 
     def acting_write(self, line):
         maybe_act()
@@ -62,6 +68,8 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
         os.rename = acting_rename
     else:
         checkpoints.Checkpoints.save = waiting_save
+    if moment == "data":
+        data.open_corpus = acting_open
     if moment == "log":
         metrics.MetricsWriter.write = acting_write
     if moment == "evaluation":

@@ -96,19 +96,25 @@ def free_ports(n: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def several(bench: Bench, workdir: Path, n: int, *more: str):
-    """Start n processes of one run, and kill them on exit. Process i writes its output to WORKDIR.i.log.
+def several(bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[int, str] | None = None):
+    """Start processes of one run, and kill them on exit. The i-th one writes its output to WORKDIR.i.log.
 
-    {i} in an argument is replaced by the index of the process.
+    Args:
+        bench: where they run.
+        workdir: their workdir.
+        n: the number of processes of the run.
+        *more: arguments, in which {i} is replaced by the id of the process.
+        ids: the ids of the processes that are started; None: 0 to n - 1.
+        at: what happens at which moment, by id; see tests/at_moment.py.
     """
     (port,), running = free_ports(1), []
-    for i in range(n):
+    for place, i in enumerate(range(n) if ids is None else ids):
         address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
         own = (word.replace("{i}", str(i)) for word in more)
-        command = bench.command(workdir, *own) + (list(address) if n > 1 else [])
-        with open(workdir.parent / f"{workdir.name}.{i}.log", "w") as said:
+        command = bench.command(workdir, *own, at=(at or {}).get(i)) + (list(address) if n > 1 else [])
+        with open(workdir.parent / f"{workdir.name}.{place}.log", "w") as output:
             env = bench.env | {"JAX_PLATFORMS": "cpu"}  # one GPU cannot be shared by processes of one run
-            running.append(subprocess.Popen(command, cwd=bench.base, env=env, stdout=said, stderr=said))
+            running.append(subprocess.Popen(command, cwd=bench.base, env=env, stdout=output, stderr=output))
     try:
         yield running
     finally:

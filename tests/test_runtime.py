@@ -1,11 +1,66 @@
-"""glibc malloc retains freed memory unless the environment configures it."""
+"""The platform of a run, and its allocator: glibc malloc retains freed memory unless the environment configures it."""
 
 import ctypes
 import types
 
+import jax
 import pytest
 
 from lm import runtime
+from lm.errors import UserError
+
+
+@pytest.fixture
+def only_cpu(monkeypatch):
+    """A machine on which JAX fell back to the CPU."""
+
+    def devices(name):
+        raise RuntimeError(f"Backend '{name}' failed to initialize: driver too old.\nAvailable backends are ['cpu'].")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+
+@pytest.mark.parametrize(("platform", "backend"), [("gpu", "cuda"), ("tpu", "tpu")])
+def test_a_platform_that_jax_does_not_have_is_an_error_with_its_reason(only_cpu, platform, backend):
+    with pytest.raises(UserError) as caught:
+        runtime.require_platform(platform)
+    assert f"--platform {platform}: JAX found cpu: Backend '{backend}' failed to initialize: driver" in str(
+        caught.value
+    )
+    assert runtime.ADVICE[platform] in str(caught.value)
+
+
+def test_the_variable_that_excludes_a_platform_is_named(only_cpu, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(UserError, match=r"JAX found cpu \(with JAX_PLATFORMS=cpu\): "):
+        runtime.require_platform("gpu")
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])
+def test_a_platform_that_the_environment_names_and_jax_does_not_have_is_an_error(monkeypatch, error):
+    def default_backend():
+        raise error
+
+    monkeypatch.setattr(jax, "default_backend", default_backend)
+    for platform, prefix in (("gpu", "--platform gpu: "), (None, "")):
+        with pytest.raises(UserError, match=f"^{prefix}JAX found no device"):
+            runtime.require_platform(platform)
+
+
+def test_a_platform_that_jax_has_is_used(monkeypatch):
+    runtime.require_platform(None)
+    for platform in ("gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        runtime.require_platform(platform)
+
+
+def test_train_stops_before_the_workdir_is_made_without_the_platform(train, tmp_path, only_cpu):
+    code, output = train(tmp_path / "run", "--platform=gpu")
+    assert code == 2
+    assert "--platform gpu: JAX found cpu" in output
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Where in a block should the norms stand, and does post-norm need a warm-up?
 
     python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget quick
-    python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget full      # 43 minutes on 2 CPU cores
+    python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget full      # 42 minutes on 2 CPU cores
 
 Pre- and post-norm are compared under SGD and Adam, with and without a warm-up; sandwich, parallel and no norms with a
 warm-up only. The grids of learning rates extend until training diverges or is no better than the unigram baseline, or

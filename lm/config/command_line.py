@@ -9,7 +9,10 @@ from lm.config.schema import Config, schema, sections
 from lm.config.values import allowed, short, show
 from lm.errors import UserError
 
+PLATFORMS = ("cpu", "gpu", "tpu")
+CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 MAX_PROCESSES = 2**20
+
 EPILOG = """\
 examples:
   python -m lm.train --config configs/shakespeare.py
@@ -83,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         "--plan", action="store_true", help="estimate memory, communication and step time on --device, then exit"
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
+    parser.add_argument(
+        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+    )
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
     several.add_argument(
         "--multihost", action="store_true", help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])"
@@ -90,13 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num_processes", type=int, metavar="N", help="number of processes")
     several.add_argument("--process_id", type=int, metavar="I", help="index of this process, from 0")
+    several.add_argument(
+        "--connect_timeout",
+        type=int,
+        default=CONNECT_TIMEOUT,
+        metavar="SECONDS",
+        help="how long to wait for the other processes (%(default)s)",
+    )
     return parser
-
-
-def _is_address(text: str) -> bool:
-    """Return whether a text is HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 2**16
 
 
 def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
@@ -110,13 +117,20 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    if (address := arguments.coordinator_address) and not _is_address(address):
+    elif None not in distributed and not 0 < arguments.num_processes <= MAX_PROCESSES:
+        problems.append(f"--num_processes: {short(arguments.num_processes)} is not between 1 and {MAX_PROCESSES}")
+    elif None not in distributed and not 0 <= arguments.process_id < arguments.num_processes:
+        problems.append(
+            f"--process_id: {short(arguments.process_id)} is not below --num_processes = {arguments.num_processes}; "
+            "the processes are numbered from 0"
+        )
+    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
+        problems.append(
+            f"--connect_timeout: {short(arguments.connect_timeout)} is not between 1 and {MAX_CONNECT_TIMEOUT} seconds"
+        )
+    address = arguments.coordinator_address
+    if address and not (re.fullmatch(r".+:[0-9]{1,5}", address) and int(address.rpartition(":")[2]) < 2**16):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
-    n_processes = arguments.num_processes
-    if n_processes is not None and not 0 < n_processes <= MAX_PROCESSES:
-        problems.append(f"--num_processes: {short(n_processes)} must be at least 1 and at most {MAX_PROCESSES}")
-    elif None not in distributed and not 0 <= arguments.process_id < n_processes:
-        problems.append(f"--process_id: {short(arguments.process_id)} must be at least 0 and less than {n_processes}")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
     return problems

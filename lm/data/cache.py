@@ -1,11 +1,14 @@
 """The cache: directories that appear complete or not at all, and memory maps of the token files in them."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -17,11 +20,13 @@ from lm.data import checksums
 from lm.errors import UserError
 
 LAYOUT = 2  # of the files in the cache; part of their names, so that another version makes its own
+_POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
 
 def user_cache(cache_dir: str | None) -> Path:
     """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or ~/.cache)."""
+    files.refuse_url(cache_dir, "config.data.cache_dir")
     return Path(cache_dir).expanduser() if cache_dir is not None else platformdirs.user_cache_path("lm")
 
 
@@ -73,12 +78,17 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def make_entry(directory: Path, write: Callable[[Path], None], warn: Callable[[str], None]) -> None:
+def make_entry(
+    directory: Path, write: Callable[[Path], None], say: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
     """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
+
+    Processes that share the cache make the entry one after the other: all but the first find it made.
 
     Args:
         directory: the entry.
         write: writes the files of the entry into the temporary directory that it is called with.
+        say: receives one line if another process is making the entry.
         warn: receives one warning if the entry is rebuilt.
 
     Raises:
@@ -90,18 +100,50 @@ def make_entry(directory: Path, write: Callable[[Path], None], warn: Callable[[s
         write(work)
         checksums.record(work)
 
-    if directory.is_dir():
-        if checksums.find_damage(directory) is None:
-            return
-        # Processes that find the same damage rebuild the entry one after the other; all but the first find it rebuilt.
-        with filelock.FileLock(directory.with_name(f".{directory.name}.lock")):
-            if damage := directory.is_dir() and checksums.find_damage(directory):
-                warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
-                _remove(directory)
-            if not directory.is_dir():
-                publish(directory, write_with_checksums)
-    else:
-        publish(directory, write_with_checksums)
+    if directory.is_dir() and checksums.find_damage(directory) is None:
+        return
+    with lock(directory, say) as waited:
+        late = files.LATE_SECONDS if waited else 0
+        if files.appears(directory, 0) and (damage := _find_damage(directory, late)):
+            warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+            _remove(directory)
+        if not directory.is_dir():
+            publish(directory, write_with_checksums)
+
+
+def _find_damage(directory: Path, seconds: float) -> str | None:
+    """Return what is wrong with an entry, unless it is whole within some seconds: its files may be shown late."""
+    deadline = time.monotonic() + seconds
+    while (damage := checksums.find_damage(directory)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return damage
+
+
+@contextlib.contextmanager
+def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
+    """Return a context in which no other process makes this entry; its value is whether another process did before.
+
+    Where the file system has no locks, several processes may make an entry at the same time. This takes longer and
+    gives the same result: the entry of the first one is kept.
+
+    Args:
+        path: the entry.
+        say: receives one line if another process holds the lock.
+    """
+    held, waited = filelock.FileLock(path.with_name(f".{path.name}.lock")), False
+    # If the directory cannot be written, the caller's error says more.
+    with contextlib.suppress(OSError, NotImplementedError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire(timeout=0)
+        except filelock.Timeout:
+            say(f"waiting for another process, which writes {path}")
+            waited = True
+            held.acquire(poll_interval=_POLL_SECONDS)
+    try:
+        yield waited
+    finally:
+        held.release()
 
 
 def _remove(directory: Path) -> None:
@@ -140,8 +182,9 @@ def publish(directory: Path, write: Callable[[Path], None], setting: str = "conf
         work.chmod(0o755)  # mkdtemp creates private directories
         try:
             os.rename(work, directory)
-        except OSError:
-            if not directory.is_dir():
+        except OSError as e:
+            made_by_another = e.errno in (errno.EEXIST, errno.ENOTEMPTY)
+            if not (made_by_another and files.appears(directory)):
                 raise
         _fsync(directory.parent)
     except OSError as e:

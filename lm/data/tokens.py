@@ -51,7 +51,7 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
-        splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, warn)
+        splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, say, warn)
     floor = source.entropy_rate if config.tokenizer == "char" else None
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
 
@@ -109,18 +109,25 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
     path = cache_dir / "tokenizers" / key[:32]
     cached = cache.read_file(path)
     if cached is None:
-        if path.exists():
-            warn(f"WARNING: the cached tokenizer {path} is corrupted; it is made again")
-        if kind == "bpe":
-            say(f"training the tokenizer {config.tokenizer} on {source.name}")
-        splits = source.documents
-        use_all = config.vocabulary_from == "all" and kind != "bpe"
-        selected = splits.values() if use_all else [splits.get("train", ())]
-        documents = chain.from_iterable(map(_with_newlines, selected))
-        tokenizer = tokenizers.make(config.tokenizer, documents, config.unk)
-        cached = tokenizer.to_json()
-        cache.write_file(path, cached)
+        with cache.lock(path, say):
+            cached = cache.read_file(path)  # another process may have written it
+            if cached is None:
+                if path.exists():
+                    warn(f"WARNING: the cached tokenizer {path} is corrupted; it is made again")
+                cached = _learn_tokenizer(config, source, say).to_json()
+                cache.write_file(path, cached)
     return tokenizers.from_json(cached)
+
+
+def _learn_tokenizer(config, source, say) -> tokenizers.Tokenizer:
+    kind = config.tokenizer.partition(":")[0]
+    if kind == "bpe":
+        say(f"training the tokenizer {config.tokenizer} on {source.name}")
+    splits = source.documents
+    use_all = config.vocabulary_from == "all" and kind != "bpe"
+    selected = splits.values() if use_all else [splits.get("train", ())]
+    documents = chain.from_iterable(map(_with_newlines, selected))
+    return tokenizers.make(config.tokenizer, documents, config.unk)
 
 
 def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
@@ -138,7 +145,7 @@ def _tokenize(source, tokenizer, directory: Path, warn, say) -> dict[str, Split]
         say(f"tokenizing {source.name}")
         _write_splits(source.documents, tokenizer, work)
 
-    cache.make_entry(directory, write, warn)
+    cache.make_entry(directory, write, say, warn)
     with _report_corruption(directory):
         meta = read_json(directory / "meta.json", {"dtype": str, "splits": {str: [(COUNT, None)]}})
         return {
@@ -178,7 +185,7 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
-def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int, warn) -> dict[str, Split]:
+def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int, say, warn) -> dict[str, Split]:
     """Return the splits as memory-mapped packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
@@ -189,7 +196,7 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int,
             np.save(work / f"{name}.npy", rows)
             np.save(work / f"{name}.segments.npy", segments)
 
-    cache.make_entry(directory, write, warn)
+    cache.make_entry(directory, write, say, warn)
     with _report_corruption(directory):
         return {
             name: dataclasses.replace(

@@ -3,17 +3,20 @@
 The mesh has four axes. `replica` and `fsdp` shard the examples of a batch; `fsdp` also shards the parameters (ZeRO-3,
 Rajbhandari et al. 2020, arXiv:1910.02054); `tensor` shards heads and feed-forward features (Shoeybi et al. 2019,
 arXiv:1909.08053); `sequence` shards the positions.
+
+Launchers check a config on a login node, so jax is imported only where a mesh is made or read.
 """
 
 import contextlib
 import math
-
-import jax
-from jax.sharding import AxisType
+from typing import TYPE_CHECKING
 
 from lm.config import MESH_AXES, Config, MeshConfig
 from lm.config.values import divisors
 from lm.errors import UserError
+
+if TYPE_CHECKING:
+    import jax
 
 BATCH_AXES = ("replica", "fsdp")  # the axes that shard the examples of a batch
 
@@ -47,7 +50,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
-    """Return the mesh's sizes for a resolved config.
+    """Return the mesh's sizes for a config. Keys that are unset, because the config is not resolved, are not checked.
 
     Raises:
         UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.
@@ -65,7 +68,7 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
         ("model.d_ff", m.d_ff, sizes["tensor"], "tensor"),
         ("train.seq_len", t.seq_len, sizes["sequence"], "sequence"),
     ):
-        if value % parts:
+        if value is not None and value % parts:
             near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
             found.append(
                 f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, or a config.mesh "
@@ -84,24 +87,33 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
     return sizes
 
 
-def make_mesh(sizes: dict[str, int]) -> jax.sharding.Mesh:
+def make_mesh(sizes: dict[str, int]) -> "jax.sharding.Mesh":
     """Return the mesh over all devices, for jax.set_mesh."""
+    import jax
+    from jax.sharding import AxisType
+
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def use_mesh(sizes: dict[str, int]):
     """Return a context manager that sets the mesh; it does nothing for a single device."""
+    import jax
+
     return jax.set_mesh(make_mesh(sizes)) if math.prod(sizes.values()) > 1 else contextlib.nullcontext()
 
 
-def current_mesh() -> jax.sharding.Mesh | None:
+def current_mesh() -> "jax.sharding.Mesh | None":
     """Return the mesh set by jax.set_mesh in this thread; None for a single device."""
+    import jax
+
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 
 def traced_mesh():
     """Return the mesh of the current trace; None for a single device, and for another mesh than ours (a sweep's)."""
+    import jax
+
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if mesh.axis_names == MESH_AXES else None
 

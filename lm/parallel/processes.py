@@ -2,9 +2,14 @@
 
 jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0 alone writes files and
 prints. With one process every function here is trivial.
+
+Processes exchange small texts through the key-value store of JAX's coordination service, and not by collectives on the
+devices: those fail if one process comes later than others (Gloo, on CPUs, waits 30 s).
 """
 
 import contextlib
+import hashlib
+import itertools
 import json
 import os
 import signal
@@ -15,17 +20,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from lm.errors import TemporaryError, UserError
 from lm.files import to_json
+from lm.parallel import rendezvous
 
 HEARTBEAT_SECONDS = 30  # after this time without a heartbeat a process counts as lost, and all others end
 GRACE_SECONDS = 10  # how long process 0 waits before it ends, so that the others can print why they end
+WAIT_HOURS = 12  # how long a process waits for another one, which may be tokenizing a text
+POLL_SECONDS = 1
+QUIET_SECONDS = 10  # process 0 prints which process it waits for after this time
+_FAILURES = "lm/failures/"  # in the key-value store: the errors of processes that ended, by process
+_exchanges = itertools.count()  # all processes make the same exchanges in the same order
+
+
+# ---- Connecting ------------------------------------------------------------------------------------------------------
 
 
 def connect(
-    coordinator_address: str | None, num_processes: int | None, process_id: int | None, multihost: bool
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None, multihost: bool, timeout: int
 ) -> None:
     """Connect to the other processes of the run, if there are any. Call it before anything uses a device.
 
@@ -34,25 +47,50 @@ def connect(
         num_processes: how many processes there are; None: from the environment.
         process_id: the number of this process; None: from the environment.
         multihost: ask the environment even if it is neither SLURM nor mpirun.
+        timeout: seconds to wait for the other processes.
 
     Raises:
-        UserError: if the other processes cannot be reached.
+        UserError: the processes were started with wrong addresses, ids or numbers.
+        TemporaryError: a process is missing, or the port is taken.
     """
     if not (multihost or coordinator_address or has_several_tasks(os.environ)):
         return
-    rank = os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-    if int(rank if process_id is None else process_id) == 0:
-        print(f"waiting for {f'all {num_processes}' if num_processes else 'the other'} processes", flush=True)
+    try:
+        address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
+    except Exception as error:  # each cluster has its own
+        raise _not_found(str(error).partition("\n")[0] or type(error).__name__) from None
+    if None in (address, n, i):
+        raise _not_found("JAX recognizes no cluster here")
+    if i == 0:
+        print(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)", flush=True)
+    rendezvous.meet(address, n, i, timeout)
     try:
         jax.distributed.initialize(
-            coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            address, n, i, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
         )
     except (ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"the other processes could not be reached: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes "
-            "(with extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
-        ) from None
+        raise TemporaryError(f"the other processes could not be reached: {reason}") from None
+
+
+def _find_cluster(
+    address: str | None, num_processes: int | None, process_id: int | None, timeout: int
+) -> tuple[str | None, int | None, int | None]:
+    """Return the address of process 0, the number of processes, and the number of this one; None: unknown.
+
+    JAX has no public function for what `jax.distributed.initialize` finds in the environment.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    return ClusterEnv.auto_detect_unset_distributed_params(address, num_processes, process_id, None, None, timeout)[:3]
+
+
+def _not_found(reason: str) -> UserError:
+    return UserError(
+        f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes (with "
+        "extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
+    )
 
 
 def has_several_tasks(environment) -> bool:
@@ -70,48 +108,108 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def from_first(function: Callable[[], Any]) -> Any:
-    """Call a function in process 0 and return its result in all processes.
+# ---- Agreeing --------------------------------------------------------------------------------------------------------
+
+
+def from_first(function: Callable, *args, **kwargs) -> Any:
+    """Return function(*args, **kwargs) of process 0 in all processes; the others do not call it.
 
     Args:
         function: returns anything that JSON can hold.
+        *args: passed to it.
+        **kwargs: passed to it.
 
     Raises:
         UserError: in all processes, if the function raises one.
+        TemporaryError: in the other processes, if the function raises any other exception.
     """
     if jax.process_count() == 1:
-        return function()
-    answer = {}
+        return function(*args, **kwargs)
+    key = f"lm/{next(_exchanges)}"
     if is_first():
+        answer = {"problems": ["process 0 was interrupted"], "temporary": True}
         try:
-            answer["value"] = function()
+            answer = {"value": function(*args, **kwargs)}
+            answer = json.loads(to_json(answer))  # the same types as in the other processes
         except UserError as error:
-            answer |= {"problems": error.problems, "temporary": isinstance(error, TemporaryError)}
-    answer = json.loads(_broadcast(to_json(answer)))
+            answer = {"problems": error.problems, "temporary": isinstance(error, TemporaryError)}
+            raise
+        except Exception as error:
+            answer = {"problems": [f"process 0 failed: {type(error).__name__}: {error}"], "temporary": True}
+            raise
+        finally:
+            _store().key_value_set(key, to_json(answer))
+    else:
+        answer = json.loads(_wait_for(key, 0))
     if "problems" in answer:
         raise (TemporaryError if answer["temporary"] else UserError)(*answer["problems"])
     return answer["value"]
 
 
-def _broadcast(text: str) -> str:
-    """Return the text of process 0 in all processes."""
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    data = np.frombuffer(text.encode(), np.uint8)
-    length = int(broadcast_one_to_all(np.int32(len(data))))
-    padded = data if is_first() else np.zeros(length, np.uint8)
-    return bytes(np.asarray(broadcast_one_to_all(padded)).astype(np.uint8)).decode()
+def gather(text: str) -> list[str]:
+    """Wait for all processes, and return their texts in all of them."""
+    if jax.process_count() == 1:
+        return [text]
+    key = f"lm/{next(_exchanges)}"
+    _store().key_value_set(f"{key}/{jax.process_index()}", text)
+    return from_first(lambda: [_wait_for(f"{key}/{i}", i) for i in range(jax.process_count())])
 
 
 def check_equal(what: str, text: str) -> None:
-    """Raise UserError in all processes unless they have the same text; `what` names it in the error."""
-    if jax.process_count() == 1:
-        return
-    from jax.experimental.multihost_utils import process_allgather
+    """Wait for all processes; raise UserError in all of them unless they have the same text. `what` names it."""
+    digests = gather(hashlib.sha256(text.encode()).hexdigest())
+    if different := [i for i, digest in enumerate(digests) if digest != digests[0]]:
+        raise UserError(
+            f"{what} differs between processes 0 and {', '.join(map(str, different))}; give each process the same "
+            "files and the same command"
+        )
 
-    same = text == _broadcast(text)
-    if not np.all(process_allgather(np.array(same))):
-        raise UserError(f"{what} differs between processes; give each process the same files and the same command")
+
+def _store():
+    """Return the client of JAX's coordination service."""
+    return _coordination().client
+
+
+def _coordination():
+    """Return JAX's record of the coordination service: client (None if not connected), process_id, num_processes.
+
+    It is private. Public are collectives, which fail if a process comes 30 s later than another, and
+    `jax.process_count()`, which raises an error if there is no device.
+    """
+    from jax._src.distributed import global_state
+
+    return global_state
+
+
+def _wait_for(key: str, sender: int) -> str:
+    """Return the text that another process stores under a key.
+
+    Raises:
+        UserError, TemporaryError: a process ended with an error (`leave`).
+        TemporaryError: the connection was lost, or the process stored nothing for WAIT_HOURS.
+    """
+    began, printed = time.monotonic(), not is_first()
+    while (waited := time.monotonic() - began) < WAIT_HOURS * 3600:
+        try:
+            # In short calls: Python handles Ctrl-C between them.
+            return _store().blocking_key_value_get(key, POLL_SECONDS * 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                reason = str(error).partition("\n")[0]
+                raise TemporaryError(f"the connection to process 0 was lost: {reason}") from None
+        _raise_failure()
+        if not printed and waited > QUIET_SECONDS:
+            print(f"waiting for process {sender}, at most {WAIT_HOURS} hours", flush=True)
+            printed = True
+    raise TemporaryError(f"process {sender} did not come within {WAIT_HOURS} hours; see its output")
+
+
+def _raise_failure() -> None:
+    """Raise the error with which another process ended, if one did."""
+    for key, text in _store().key_value_dir_get(_FAILURES):
+        failure = json.loads(text)
+        error = UserError if failure["code"] == UserError.code else TemporaryError
+        raise error(f"process {key.rpartition('/')[2]} ended: {failure['message']}")
 
 
 def agreed_to_stop(n_polls: int) -> bool:
@@ -127,21 +225,47 @@ def agreed_to_stop(n_polls: int) -> bool:
     return reached_preemption_sync_point(n_polls)
 
 
+# ---- Ending ----------------------------------------------------------------------------------------------------------
+
+
 def interrupt_as_sigterm(number, _frame) -> None:
     """Handle a signal by sending SIGTERM to this process. JAX notifies all processes of a SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def leave(code: int) -> None:
+def are_several() -> bool:
+    """Return whether this process is connected to others."""
+    return _coordination().client is not None and _coordination().num_processes > 1
+
+
+def leave(code: int, message: str) -> None:
     """End this process at once if it is one of several; otherwise do nothing.
 
-    JAX would wait at exit for the other processes, which may not end. Process 0, to which all are connected, waits for
-    GRACE_SECONDS: processes that failed in the same way can still print their error.
+    JAX would wait at exit for the other processes, which may not end. Processes that wait for this one end with its
+    code and message. Process 0, to which all are connected, waits for GRACE_SECONDS, so that the others can print.
     """
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
-        if is_first():
+    if are_several():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            failure = {"code": code, "message": message}
+            _store().key_value_set(f"{_FAILURES}{_coordination().process_id}", to_json(failure))
+        if _coordination().process_id == 0:
             time.sleep(GRACE_SECONDS)
         os._exit(code)
+
+
+def leave_after(error: Exception) -> None:
+    """Print an exception and end this process at once if it is one of several; otherwise do nothing."""
+    if not are_several():
+        return
+    print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
+    print(
+        f"process {_coordination().process_id} of {_coordination().num_processes} ends: {type(error).__name__}. The "
+        "loss of another process can also cause this error. Rerun the same command with --resume to continue from the "
+        "last intact checkpoint, with any number of processes",
+        file=sys.stderr,
+        flush=True,
+    )
+    leave(error.code if isinstance(error, UserError) else 1, f"{type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
@@ -153,15 +277,5 @@ def fail_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if jax.process_count() == 1:
-            raise
-        print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
-        print(
-            f"process {jax.process_index()} of {jax.process_count()} ends: {type(error).__name__}. The loss of another "
-            "process can also cause this error. Rerun the same command with --resume to continue from the last intact "
-            "checkpoint, with any number of processes",
-            file=sys.stderr,
-            flush=True,
-        )
-        leave(error.code if isinstance(error, UserError) else 1)
+        leave_after(error)
         raise

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, parse_json, read_json, to_json, write_text
-from lm.parallel.processes import from_first
+from lm.files import COUNT, appears, parse_json, read_json, to_json, write_text
+from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
 from lm.training.metrics import read_metrics
@@ -139,6 +138,8 @@ class Checkpoints:
         candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
         corrupted: dict[int, str] = {}
         for candidate in candidates:
+            if step is None:
+                appears(self._directory / str(candidate))
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
@@ -343,11 +344,10 @@ def _in_all(read: Callable[[], Any]) -> Any:
         result = read()
     except (Corrupted, TemporaryError) as error:
         failure = error
-    if jax.process_count() > 1:
-        kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
-        worst = int(np.max(multihost_utils.process_allgather(np.array(kind))))
-        if worst > kind:
-            failure = (None, Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
+    kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
+    worst = max(map(int, gather(str(kind))))
+    if worst > kind:
+        failure = (None, Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
     if failure:
         raise failure
     return result

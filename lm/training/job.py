@@ -46,9 +46,9 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    resuming = resume and processes.from_first(lambda: newest_checkpoint(directory)) is not None
+    resuming = resume and processes.from_first(newest_checkpoint, directory) is not None
     if resuming:
-        processes.from_first(lambda: check_checkpoints(directory, read_metas(directory), run.config, run.data_facts))
+        processes.from_first(check_resumed, directory, run)
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
@@ -60,7 +60,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
         use_mesh(run.mesh_sizes),
         runtime.log_to(progress.say),
     ):
-        for line in processes.from_first(lambda: workdir.start(config, data=run.data_facts, resume=resume)):
+        for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume):
             progress.say(line)
         show_run(run, workdir, progress, verbose=verbose)
         with (
@@ -95,6 +95,11 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                 if status != "finished":
                     stop_early(loop, state, workdir, status)
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+
+
+def check_resumed(directory: str, run: Run) -> None:
+    """Raise UserError if a checkpoint in the directory is of another experiment or other data."""
+    check_checkpoints(directory, read_metas(directory), run.config, run.data_facts)
 
 
 def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -> None:

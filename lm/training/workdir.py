@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
-from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, to_json, write_bytes
+from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, refuse_url, to_json, write_bytes
 from lm.training.metrics import read_metrics
 from lm.training.provenance import describe_start
 
@@ -200,8 +200,9 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
 
     Raises:
         UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
-            symbolic link where a run writes.
+            symbolic link where a run writes; or if it is a URL.
     """
+    refuse_url(workdir, "--workdir")
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; give a directory")

@@ -50,12 +50,17 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
         ),
         (
             [f"--num_processes={'9' * 400}", "--process_id=0", "--coordinator_address=localhost:1234"],
-            "(400 characters) must be at least 1 and at most 1048576",
+            "(400 characters) is not between 1 and 1048576",
+        ),
+        (
+            ["--num_processes=2", "--process_id=0", "--coordinator_address=localhost:70000"],
+            "--coordinator_address: 'localhost:70000' is not HOST:PORT",
         ),
         (
             ["--num_processes=2", "--process_id=2", "--coordinator_address=localhost:1234"],
-            "--process_id: 2 must be at least 0 and less than 2",
+            "--process_id: 2 is not below --num_processes = 2; the processes are numbered from 0",
         ),
+        (["--connect_timeout=0"], "--connect_timeout: 0 is not between 1 and 86400 seconds"),
         (["--plan"], "--plan and --device NAME:COUNT belong together"),
     ],
 )

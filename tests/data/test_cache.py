@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import threading
 import time
 
 import numpy as np
@@ -50,13 +51,13 @@ def test_two_processes_that_publish_the_same_directory_do_not_mix_files(tmp_path
 
 def _make_damaged_entry(target, barrier, warnings):
     barrier.wait(timeout=120)
-    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), warnings.put)
+    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), print, warnings.put)
     assert (target / "a").read_text() == "whole"
 
 
 def test_processes_that_find_the_same_damage_rebuild_the_entry_once(tmp_path):
     target = tmp_path / "entry"
-    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), pytest.fail)
+    cache.make_entry(target, lambda work: (work / "a").write_text("whole"), print, pytest.fail)
     (target / "a").write_text("whale")
     context = multiprocessing.get_context("spawn")
     barrier, warnings = context.Barrier(3), context.Queue()
@@ -70,6 +71,69 @@ def test_processes_that_find_the_same_damage_rebuild_the_entry_once(tmp_path):
     assert warnings.get(timeout=10) == warning
     assert warnings.empty()
     assert {path.name for path in tmp_path.iterdir()} <= {"entry", ".entry.lock"}
+
+
+def test_processes_that_share_the_cache_make_an_entry_once(tmp_path):
+    """Threads stand for processes: each opens the lock file itself, and flock distinguishes open files."""
+    target, made, lines = tmp_path / "entry", [], []
+    waiting = threading.Event()
+
+    def say(line):
+        lines.append(line)
+        waiting.set()
+
+    def write(work):
+        made.append(work)
+        assert waiting.wait(timeout=60)  # the other one has come
+        (work / "a").write_text("whole")
+
+    makers = [threading.Thread(target=cache.make_entry, args=(target, write, say, pytest.fail)) for _ in range(2)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert len(made) == 1
+    assert lines == [f"waiting for another process, which writes {target}"]
+    assert (target / "a").read_text() == "whole"
+
+
+def test_without_locks_an_entry_is_still_made(tmp_path, monkeypatch):
+    def acquire(*_, **__):
+        raise NotImplementedError("this file system has no locks")
+
+    monkeypatch.setattr(cache.filelock.FileLock, "acquire", acquire)
+    cache.make_entry(tmp_path / "entry", lambda work: (work / "a").write_text("whole"), print, pytest.fail)
+    assert (tmp_path / "entry" / "a").read_text() == "whole"
+
+
+def test_an_entry_that_a_shared_file_system_shows_late_is_kept(tmp_path, monkeypatch):
+    """Another host has published it: renaming fails because it is there, and it appears a moment later."""
+    target, answers = tmp_path / "entry", iter([False, False, True])
+    cache.publish(target, lambda work: (work / "a").write_text("first"))
+    monkeypatch.setattr(cache.files, "_is_listed", lambda _: next(answers))
+    cache.publish(target, lambda work: (work / "a").write_text("second"))
+    assert (target / "a").read_text() == "first"
+
+
+def test_files_of_an_entry_that_a_shared_file_system_shows_late_are_not_damage(tmp_path, monkeypatch):
+    """Another process made the entry while this one waited for it."""
+    target, waiting = tmp_path / "entry", threading.Event()
+    answers = iter(["a is missing", "a is missing", None])
+
+    def make_first():
+        with cache.lock(target, pytest.fail):
+            locked.set()
+            assert waiting.wait(timeout=60)
+            cache.publish(target, lambda work: (work / "a").write_text("first"))
+
+    locked = threading.Event()
+    other = threading.Thread(target=make_first)
+    other.start()
+    assert locked.wait(timeout=60)
+    monkeypatch.setattr(cache.checksums, "find_damage", lambda _: next(answers))
+    cache.make_entry(target, lambda _: pytest.fail("written again"), lambda _: waiting.set(), pytest.fail)
+    other.join(60)
+    assert (target / "a").read_text() == "first"
 
 
 def test_mapping_a_file_of_another_size_is_an_error(tmp_path):

@@ -358,7 +358,7 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest != before
 
 
-def test_two_processes_may_tokenize_the_same_text_at_once(config, tmp_path):
+def test_two_processes_that_prepare_the_same_text_for_the_first_time_prepare_it_once(config, tmp_path):
     given = config(tokenizer="bpe:400")
     program = (
         "from lm.config import DataConfig; from lm.data import open_corpus\n"
@@ -373,7 +373,11 @@ def test_two_processes_may_tokenize_the_same_text_at_once(config, tmp_path):
     assert [process.returncode for process in processes] == [0, 0]
     corpus = quiet(given)
     assert outputs[0][-1] == outputs[1][-1] == f"{corpus.fingerprint} {int(corpus.splits['train'].tokens.sum())}"
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.name.startswith(".")]
+    lines = outputs[0] + outputs[1]
+    assert sum(line.startswith("training the tokenizer") for line in lines) == 1
+    assert sum(line.startswith("tokenizing") for line in lines) == 1
+    hidden = [path.name for path in (tmp_path / "cache").rglob(".*")]
+    assert all(name.endswith(".lock") for name in hidden), hidden
 
 
 def test_opening_a_text_imports_neither_jax_nor_unused_libraries(config):

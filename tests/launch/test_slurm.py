@@ -1,4 +1,4 @@
-"""On a real SLURM with two nodes on this machine, a preempted job is requeued and resumes, and jobs share a sweep.
+"""On a real SLURM with two nodes on this machine, jobs are requeued and resume if that can help, and share a sweep.
 
 Needs Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). All files of the cluster are in one temporary
 directory.
@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -145,6 +146,60 @@ def test_a_preempted_job_is_requeued_and_equals_an_uninterrupted_run(bench, slur
     assert len(metrics_of(workdir)) == len(metrics_of(whole)) > 300
     assert metrics_of(workdir) == metrics_of(whole)
     assert checksums(workdir, 300) == checksums(whole, 300)
+
+
+def test_sbatch_reads_options_as_they_were_given(bench, slurm, tmp_path):
+    env, comment = bench.env | slurm, r"it's 'two' words, a \ and a #"
+    further = shlex.join(["--hold", f"--comment={comment}", "--no-requeue", "--time=30"])
+    job = submit(bench, env, tmp_path / "it's a run", f"--sbatch={further}", "--", f"--config={CONFIG}")
+    described = output(env, "scontrol", "show", "job", job)
+    output(env, "scancel", job)
+    for line in ("JobName=it's a run\n", f"Comment={comment} ", "TimeLimit=00:30:00 ", " Requeue=0 "):
+        assert line in described
+    assert f"StdOut={tmp_path}/it's a run/slurm.log\n" in described
+
+
+ONE_TASK_FAILS = """\
+import os, runpy, signal
+from lm.errors import UserError
+
+
+def get_config():
+    if os.environ.get("SLURM_PROCID") == "1":
+        {action}
+    return runpy.run_path({config!r})["get_config"]()
+"""
+
+
+def submit_with_failing_task(bench, env, tmp_path: Path, action: str) -> str:
+    """Submit a run in tmp_path/50%j whose task 1 does `action` when it loads its config; returns the ID of the job."""
+    (tmp_path / "fails.py").write_text(ONE_TASK_FAILS.format(action=action, config=str(CONFIG)))
+    run = (f"--config={tmp_path / 'fails.py'}", f"--config.data.source=text:{bench.text}")
+    return submit(bench, env, tmp_path / "50%j", "--nodes", "2", "--", *run)
+
+
+def test_a_mistake_of_one_task_ends_the_job(bench, slurm, tmp_path):
+    """The other task is stopped while it imports jax; its 143 is the code of srun."""
+    env, log = bench.env | slurm, tmp_path / "50%j" / "slurm.log"
+    job = submit_with_failing_task(bench, env, tmp_path, 'raise UserError("wrong on this node")')
+    wait_until(lambda: "JobState=FAILED" in state_of(env, job, log), 120, lambda: state_of(env, job, log))
+    assert "ExitCode=2:0" in output(env, "scontrol", "show", "job", job)
+    assert "wrong on this node" in log.read_text()
+    assert "the job is not requeued" in log.read_text()
+
+
+def test_a_job_whose_task_died_is_requeued_and_finishes(bench, slurm, tmp_path):
+    env, log = bench.env | slurm, tmp_path / "50%j" / "slurm.log"
+    die = 'os.environ.get("SLURM_RESTART_COUNT") or os.kill(os.getpid(), signal.SIGKILL)'
+    job = submit_with_failing_task(bench, env, tmp_path, die)
+    wait_until(
+        lambda: "JobState=COMPLETED" in output(env, "scontrol", "show", "job", job),
+        400,
+        lambda: state_of(env, job, log),
+    )
+    assert "Restarts=1" in output(env, "scontrol", "show", "job", job)
+    assert summary_of(log.parent)["status"] == "finished"
+    assert not list(log.parent.glob(".slurm-*"))
 
 
 def test_jobs_of_an_array_share_a_sweep(bench, slurm, tmp_path):

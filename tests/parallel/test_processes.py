@@ -13,11 +13,11 @@ from lm.parallel.processes import has_several_tasks
 DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
 
-def processes(bench, workdir, n: int, *more: str):
-    return several(bench, workdir, n, *DENSE, *more)
+def processes(bench, workdir, n: int, *more: str, **options):
+    return several(bench, workdir, n, *DENSE, *more, **options)
 
 
-def said_by(workdir, i: int) -> str:
+def output_of(workdir, i: int) -> str:
     """Return the output of process i."""
     return (workdir.parent / f"{workdir.name}.{i}.log").read_text()
 
@@ -25,7 +25,7 @@ def said_by(workdir, i: int) -> str:
 def run(bench, workdir, n: int, *more: str) -> list[int]:
     with processes(bench, workdir, n, *more) as running:
         codes = [process.wait(timeout=600) for process in running]
-    assert codes == [0] * n, said_by(workdir, 0)[-2000:]
+    assert codes == [0] * n, output_of(workdir, 0)[-2000:]
 
 
 def wait_for(workdir, step: int, running) -> None:
@@ -34,7 +34,7 @@ def wait_for(workdir, step: int, running) -> None:
     for _ in range(3000):
         if path.exists() and f'"step": {step},' in path.read_text():
             return
-        assert all(process.poll() is None for process in running), said_by(workdir, 0)[-2000:]
+        assert all(process.poll() is None for process in running), output_of(workdir, 0)[-2000:]
         time.sleep(0.1)
     raise AssertionError(f"step {step} was not logged in 5 minutes")
 
@@ -65,7 +65,7 @@ def test_several_processes_have_the_losses_of_one(bench, alone, tmp_path, n):
     assert summary_of(workdir)["status"] == "finished"
     assert len(list((workdir / "samples").iterdir())) == 1
     for i in range(1, n):
-        assert "step" not in said_by(workdir, i)
+        assert "step" not in output_of(workdir, i)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_mesh_over_two_processes_has_the_losses_of_one(bench, alone, tmp_path,
     """Each process has `devices` simulated devices."""
     monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(devices))
     run(bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0")  # each process gathers its own rows
-    assert f"device {2 * devices} x cpu" in said_by(tmp_path / "run", 0)
+    assert f"device {2 * devices} x cpu" in output_of(tmp_path / "run", 0)
     np.testing.assert_allclose(losses(tmp_path / "run")[:10], losses(alone)[:10], rtol=0, atol=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_a_mesh_over_two_processes_has_the_losses_of_one(bench, alone, tmp_path,
 def test_processes_with_different_configs_all_exit_with_an_error(bench, tmp_path):
     with processes(bench, tmp_path / "run", 2, "--config.optimizer.weight_decay=0.{i}") as running:
         assert [process.wait(timeout=120) for process in running] == [2, 2]
-    assert all("the config differs between processes" in said_by(tmp_path / "run", i) for i in range(2))
+    assert all("the config differs between processes" in output_of(tmp_path / "run", i) for i in range(2))
     assert not (tmp_path / "run").exists()
 
 
@@ -119,13 +119,13 @@ def undisturbed(bench):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", [0, 1])
-def test_sigterm_to_any_process_saves_the_same_step_in_all(bench, undisturbed, tmp_path, told):
+@pytest.mark.parametrize("signaled", [0, 1])
+def test_sigterm_to_any_process_saves_the_same_step_in_all(bench, undisturbed, tmp_path, signaled):
     """The resumed run then equals an uninterrupted one, bit for bit."""
     with processes(bench, tmp_path / "run", 2, *ENDLESS) as running:
         wait_for(tmp_path / "run", 5, running)
-        running[told].send_signal(signal.SIGTERM)
-        assert [process.wait(timeout=120) for process in running] == [143, 143], said_by(tmp_path / "run", 0)[-2000:]
+        running[signaled].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=120) for process in running] == [143, 143], output_of(tmp_path / "run", 0)[-2000:]
     (saved,) = checkpoint_steps(tmp_path / "run")
     assert 5 <= saved < 200
     assert len(losses(tmp_path / "run")) == saved
@@ -148,10 +148,10 @@ def test_after_a_kill_the_others_exit_and_any_number_of_processes_resumes(bench,
         assert running[other].wait(timeout=90) != 0
         assert time.monotonic() - began < 60  # JAX waits 30 s for a heartbeat; the machine may be busy
     # Our error, if a message to the killed process failed; JAX's, if its 30 s without a heartbeat ended first.
-    told = ("--resume to continue from the last intact checkpoint", "most likely indicates that another task died")
-    assert any(text in said_by(workdir, other) for text in told)
+    expected = ("--resume to continue from the last intact checkpoint", "most likely indicates that another task died")
+    assert any(text in output_of(workdir, other) for text in expected)
     run(bench, workdir, n_after, *endless, "--resume")
-    assert "resuming at step" in said_by(workdir, 0)
+    assert "resuming at step" in output_of(workdir, 0)
     if n_after == 2:
         assert metrics_of(workdir) == metrics_of(whole)
         assert checksums(workdir, 60) == checksums(whole, 60)
@@ -172,7 +172,7 @@ def test_a_corrupted_checkpoint_is_skipped_by_all_processes(bench, tmp_path):
         path.write_bytes(bytes(content))
     (workdir / "summary.json").unlink()
     run(bench, workdir, 2, *short, "--resume")
-    assert "corrupted checkpoint of step 8" in said_by(workdir, 0)
+    assert "corrupted checkpoint of step 8" in output_of(workdir, 0)
     assert checksums(workdir, 8) == checksums(whole, 8)
 
 
@@ -182,7 +182,45 @@ def test_a_mistake_ends_all_processes_with_exit_code_2(bench, alone, tmp_path):
         assert [process.wait(timeout=120) for process in running] == [2, 2]
     with processes(bench, tmp_path / "run", 2, "--config.train.batch_size=3") as running:
         assert [process.wait(timeout=120) for process in running] == [2, 2]
-    assert re.search(r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", said_by(tmp_path / "run", 1))
+    assert re.search(
+        r"config.train.batch_size: 3 is not divisible by .* = 2; use 2 or 4", output_of(tmp_path / "run", 1)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ids", "code", "expected"),
+    [
+        ((0, 2), 1, "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)"),
+        ((1,), 1, "process 1 did not find process 0 at 127.0.0.1:"),
+        ((0, 1, 1), 2, "two processes have --process_id 1"),
+    ],
+)
+def test_a_process_that_is_missing_or_given_twice_ends_all_others(bench, tmp_path, ids, code, expected):
+    with processes(bench, tmp_path / "run", 3, "--connect_timeout=30", ids=ids) as running:
+        assert [process.wait(timeout=120) for process in running] == [code] * len(ids)
+    for place in range(len(ids)):
+        assert expected in output_of(tmp_path / "run", place)
+        assert "Traceback" not in output_of(tmp_path / "run", place)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_wait_for_one_that_opens_its_data_late(bench, tmp_path):
+    """Longer than the 30 s that a collective of Gloo waits."""
+    short = ("--config.train.steps=2", "--config.optimizer.schedule=constant")
+    with processes(bench, tmp_path / "run", 2, *short, at={1: "SLEEP=40 data 1"}) as running:
+        assert [process.wait(timeout=300) for process in running] == [0, 0], output_of(tmp_path / "run", 0)[-2000:]
+    assert "waiting for process 1, at most 12 hours" in output_of(tmp_path / "run", 0)
+
+
+@pytest.mark.slow
+def test_a_process_without_the_data_ends_all_others_with_its_error(bench, tmp_path):
+    missing = "--config.data.source=text:only-on-host-{i}"
+    (bench.base / "only-on-host-0").write_text(bench.text.read_text())
+    with processes(bench, tmp_path / "run", 2, missing) as running:
+        assert [process.wait(timeout=120) for process in running] == [2, 2]
+    assert 'process 1 ended: config.data.source: "text:only-on-host-1" is not a file' in output_of(tmp_path / "run", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""The job script of launch.slurm requeues a job that a restart can finish, and no other.
+
+The script runs with stand-ins for srun, scontrol and Python; a task is a line of bash.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import slurm
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+TRAIN = ("--", "--config", str(CONFIGS / "tiny.py"))
+SWEEP = ("--", "--config", str(CONFIGS / "tiny_sweep.py"))
+
+# Like srun, it returns the highest exit code of its tasks.
+SRUN = """\
+shift
+highest=0
+while read -r line; do
+  TASK=$line "$@"
+  code=$?
+  if [ $code -gt $highest ]; then highest=$code; fi
+done < "$HERE/tasks"
+exit $highest
+"""
+STAND_INS = {"srun": SRUN, "scontrol": 'echo "$@" >> "$HERE/requeued"', "python": 'eval "$TASK"'}
+STOPPED = "kill -TERM $$"  # a task that srun stops because another one failed
+SAVE = 'sleep 0.02; mkdir -p "$HERE/a run/checkpoints/$RANDOM"'
+SAVE_RESULT = 'sleep 0.02; mkdir -p "$HERE/a run/results"; touch "$HERE/a run/results/$RANDOM.json"'
+
+
+def script_of(capsys, *options: str, command=TRAIN) -> str:
+    """Return the script that launch.slurm submits."""
+    code = slurm.main([*options, "--dry-run", *command])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch, capsys):
+    """Return job(*options, command=...), which returns start(*tasks): each call starts the same job once more."""
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.chdir(tmp_path)
+
+    def job(*options: str, command=TRAIN):
+        script = script_of(capsys, "--workdir", str(tmp_path / "a run"), *options, command=command)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}
+        env |= {"PATH": f"{tmp_path}:{env['PATH']}", "HERE": str(tmp_path), "SLURM_JOB_ID": "7"}
+        env |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
+
+        def start(*tasks: str, **environment: str) -> tuple[int, str | None, str]:
+            """Start the job; returns its exit code, what it requeued, and its log."""
+            (tmp_path / "tasks").write_text("".join(f"{task}\n" for task in tasks))
+            (tmp_path / "requeued").unlink(missing_ok=True)
+            run = subprocess.run(["bash"], input=script, env=env | environment, capture_output=True, text=True)
+            requeued = tmp_path / "requeued"
+            return run.returncode, requeued.read_text() if requeued.exists() else None, run.stdout + run.stderr
+
+        return start
+
+    return job
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_mistake_or_a_loss_that_is_not_finite_is_not_requeued(job, code):
+    """Its code is lower than that of a task that srun stopped, which is the code of srun."""
+    found, requeued, log = job()(f"exit {code}", STOPPED)
+    assert (found, requeued) == (code, None)
+    assert f"exit code {code}: a restart would fail again" in log
+
+
+def test_a_run_that_saves_is_requeued_any_number_of_times(job):
+    start = job("--restarts", "1")
+    for _ in range(4):
+        assert start(f"{SAVE}; exit 143", "exit 143")[:2] == (143, "requeue 7\n")
+
+
+def test_a_dead_task_is_restarted_until_nothing_was_saved_for_too_long(job):
+    start = job("--restarts", "2")
+    dead = ("kill -KILL $$", STOPPED)
+    for _ in range(2):
+        assert start(*dead)[1] == "requeue 7\n"
+    code, requeued, log = start(*dead)
+    assert (code, requeued) == (143, None)
+    assert "3 starts in a row saved no checkpoint or result" in log
+    assert start(*dead)[1] == "requeue 7\n"  # requeued by hand, it counts anew
+
+
+def test_a_checkpoint_resets_the_count_of_restarts(job):
+    start = job("--restarts", "1")
+    for task in ("exit 1", f"{SAVE}; exit 1", "exit 1"):
+        assert start(task)[1] == "requeue 7\n"
+    assert start("exit 1")[1] is None
+
+
+def test_a_job_that_cannot_count_its_starts_is_not_requeued(job, tmp_path):
+    """A full disk would otherwise requeue it for ever; here a directory is where the count belongs."""
+    (tmp_path / "a run" / ".slurm-7").mkdir(parents=True)
+    code, requeued, log = job()("exit 1")
+    assert (code, requeued) == (1, None)
+    assert ".slurm-7: Is a directory" in log
+
+
+def test_a_result_of_a_sweep_counts_as_a_checkpoint_and_one_job_of_the_array_is_requeued(job):
+    start = job("--restarts", "0", "--array", "2", command=SWEEP)
+    assert start(f"{SAVE_RESULT}; exit 143")[1] == "requeue 6_1\n"
+    assert start("exit 1")[1] is None
+
+
+def test_a_finished_run_is_not_requeued_and_leaves_no_files(job, tmp_path):
+    assert job()("exit 0", "exit 0")[:2] == (0, None)
+    assert list((tmp_path / "a run").iterdir()) == []
+
+
+def test_a_task_can_save_when_it_is_stopped(job):
+    """SIGTERM goes to all processes of a task, including the shell that notes its exit code."""
+    saves = f"trap '{SAVE}; exit 2' TERM; kill -TERM $PPID; kill -TERM $$; exit 9"
+    assert job()(saves)[0] == 2
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [({}, "none"), ({"SLURM_CPUS_PER_TASK": "8"}, "8")])
+def test_tasks_get_all_cpus_unless_a_number_was_given(job, cpus, expected):
+    assert f"cpus {expected}\n" in job()("echo cpus ${SRUN_CPUS_PER_TASK:-none}", **cpus)[2]
+
+
+def test_options_of_sbatch_keep_their_quotes_and_override_the_script(capsys, tmp_path):
+    given = "--sbatch=--comment='two words' -p gpu --no-requeue --time=1:00:00 --signal=TERM@600"
+    script = script_of(capsys, "--workdir", str(tmp_path), given)
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert lines[-1] == "#SBATCH '--comment=two words' -p gpu --no-requeue --time=1:00:00 --signal=TERM@600"
+
+
+def test_names_are_quoted_for_sbatch(capsys, tmp_path):
+    script = script_of(capsys, "--workdir", str(tmp_path / "50%j"), "--name", "it's a \\ run")
+    assert "#SBATCH --job-name='it\\'s a \\\\ run'\n" in script
+    assert f"#SBATCH --output={tmp_path}/50%%j/slurm.log\n" in script  # SLURM replaces %j by the job's ID
+
+
+@pytest.mark.parametrize(
+    ("gpus", "command", "expected"),
+    [("4", TRAIN, "--platform gpu --resume"), ("0", TRAIN, "--platform cpu --resume"), ("1", SWEEP, "--platform gpu")],
+)
+def test_the_command_names_the_platform(capsys, tmp_path, gpus, command, expected):
+    array = ("--array", "2") if command == SWEEP else ()
+    script = script_of(capsys, "--workdir", str(tmp_path), "--gpus-per-node", gpus, *array, command=command)
+    assert f" --workdir {tmp_path} {expected}\n" in script

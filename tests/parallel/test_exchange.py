@@ -1,0 +1,133 @@
+"""What processes exchange through the key-value store: results of process 0, and errors. One after the other here."""
+
+import hashlib
+import itertools
+import types
+
+import jax
+import pytest
+
+from lm import errors
+from lm.errors import TemporaryError, UserError
+from lm.parallel import processes
+
+
+class Store(dict):
+    """A key-value store with the interface of JAX's."""
+
+    key_value_set = dict.__setitem__
+
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        if key not in self:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+        return self[key]
+
+    def key_value_dir_get(self, prefix):
+        return [(key, value) for key, value in self.items() if key.startswith(prefix)]
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Return process(i, function, *args), which calls it as process i of three, each of which calls it once."""
+    service = types.SimpleNamespace(client=Store(), num_processes=3)
+    monkeypatch.setattr(processes, "_coordination", lambda: service)
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+
+    def process(i, function, *args):
+        service.process_id = i
+        monkeypatch.setattr(jax, "process_index", lambda: i)
+        monkeypatch.setattr(processes, "_exchanges", itertools.count())
+        return function(*args)
+
+    return process
+
+
+def fail(error):
+    raise error
+
+
+def test_all_processes_get_the_result_of_the_first(process):
+    first = process(0, processes.from_first, lambda a: {"a": (a, None)}, 1)
+    other = process(1, processes.from_first, fail, AssertionError("called in process 1"))
+    assert first == other == {"a": [1, None]}
+
+
+@pytest.mark.parametrize("kind", [UserError, TemporaryError])
+def test_an_error_for_the_user_is_raised_in_all_processes(process, kind):
+    for i in range(2):
+        with pytest.raises(kind) as raised:
+            process(i, processes.from_first, fail, kind("one", "two"))
+        assert raised.value.problems == ("one", "two")
+        assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "runs/a"), KeyError("defect"), KeyboardInterrupt()]
+)
+def test_any_other_exception_in_process_0_ends_all_processes(process, error):
+    with pytest.raises(type(error)):
+        process(0, processes.from_first, fail, error)
+    with pytest.raises(TemporaryError, match=r"process 0 (failed: .*(No space left|defect)|was interrupted)"):
+        process(1, processes.from_first, fail, AssertionError("called in process 1"))
+
+
+def test_a_result_that_is_no_json_ends_all_processes(process):
+    with pytest.raises(TypeError):
+        process(0, processes.from_first, object)
+    with pytest.raises(TemporaryError, match="process 0 failed: TypeError"):
+        process(1, processes.from_first, object)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, TemporaryError), (2, UserError), (130, TemporaryError)])
+def test_processes_that_wait_for_one_that_ended_get_its_error(process, monkeypatch, code, kind):
+    monkeypatch.setattr(processes.os, "_exit", lambda code: None)
+    process(2, processes.leave, code, "text.txt is missing")
+    with pytest.raises(UserError, match=r"^process 2 ended: text.txt is missing") as raised:
+        process(1, processes.from_first, fail)
+    assert type(raised.value) is kind
+
+
+def test_a_defect_in_one_of_several_processes_is_printed_and_ends_it(process, monkeypatch, capsys):
+    """Otherwise Python would wait at exit for the other processes, which wait for this one."""
+    ended = []
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    with pytest.raises(KeyError):  # only because the process does not end here
+        process(1, errors.run_command, lambda: {}["key"])
+    assert ended == [1]
+    assert "KeyError: 'key'" in capsys.readouterr().err
+
+
+def test_a_process_without_devices_ends(process, monkeypatch):
+    """An error of --platform: jax.process_count() would raise an error too."""
+
+    def process_count():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    ended = []
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    monkeypatch.setattr(jax, "process_count", process_count)
+    assert process(1, errors.run_command, lambda: fail(UserError("--platform gpu: ..."))) == 2
+    assert ended == [2]
+
+
+def test_processes_with_different_texts_are_named(process):
+    for i, text in ((1, "a"), (2, "b")):
+        processes._store().key_value_set(f"lm/0/{i}", hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(UserError, match="the data differs between processes 0 and 2; ") as first:
+        process(0, processes.check_equal, "the data", "a")
+    with pytest.raises(UserError) as other:
+        process(1, processes.check_equal, "the data", "a")
+    assert other.value.problems == first.value.problems
+
+
+def test_a_process_that_never_comes_is_named(process, monkeypatch):
+    monkeypatch.setattr(processes, "WAIT_HOURS", 1e-6)
+    with pytest.raises(TemporaryError, match="process 1 did not come within 1e-06 hours"):
+        process(0, processes.check_equal, "the data", "a")
+
+
+def test_a_lost_connection_is_a_temporary_error(process, monkeypatch):
+    unavailable = jax.errors.JaxRuntimeError("UNAVAILABLE: failed to connect to all addresses\nmore")
+    monkeypatch.setattr(Store, "blocking_key_value_get", lambda *_: fail(unavailable))
+    with pytest.raises(TemporaryError, match=r"the connection to process 0 was lost: UNAVAILABLE.*addresses$"):
+        process(1, processes.from_first, fail)

@@ -1,0 +1,120 @@
+"""Every process learns which one is missing, or which argument is wrong. Threads stand for the processes."""
+
+import socket
+import threading
+
+import pytest
+from running import free_ports
+
+from lm.errors import TemporaryError, UserError
+from lm.parallel.rendezvous import meet
+
+
+def meet_all(*processes: tuple[int, int], address: str | None = None, timeout: float = 30) -> list[UserError | None]:
+    """Return what `meet` raises in each process, given as (num_processes, process_id)."""
+    address = address or f"localhost:{free_ports(1)[0]}"
+    problems = [None] * len(processes)
+
+    def run(i):
+        try:
+            meet(address, *processes[i], timeout)
+        except UserError as error:
+            problems[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(processes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return problems
+
+
+def test_processes_meet_in_any_order():
+    assert meet_all((4, 3), (4, 1), (4, 0), (4, 2)) == [None] * 4
+    assert meet_all((1, 0)) == [None]
+
+
+def test_missing_processes_are_named_in_all_others():
+    problems = meet_all((4, 2), (4, 0), timeout=0.5)
+    for problem in problems:
+        assert isinstance(problem, TemporaryError)
+        assert "processes 1, 3 of 4 did not connect to process 0 within 0.5 s (--connect_timeout)" in str(problem)
+
+
+def test_a_missing_process_0_is_named():
+    (problem,) = meet_all((2, 1), timeout=0.3)
+    assert isinstance(problem, TemporaryError)
+    assert "process 1 did not find process 0 at localhost:" in str(problem)
+    assert "Connection refused" in str(problem)
+
+
+def test_an_unknown_host_is_named():
+    (problem,) = meet_all((2, 1), address="nohost.invalid:1234", timeout=0.3)
+    assert "process 1 did not find process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
+
+
+def test_a_process_id_that_is_given_twice_ends_all():
+    problems = meet_all((3, 0), (3, 1), (3, 1))
+    assert [type(problem) for problem in problems] == [UserError] * 3
+    assert all(str(problem).startswith("two processes have --process_id 1") for problem in problems)
+
+
+def test_different_numbers_of_processes_end_all():
+    problems = meet_all((3, 0), (2, 1))
+    assert [type(problem) for problem in problems] == [UserError] * 2
+    assert all(str(problem).startswith("process 1 has --num_processes 2, and process 0 has 3") for problem in problems)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        port = other_program.getsockname()[1]
+        problems = meet_all((2, 0), (2, 1), address=f"127.0.0.1:{port}", timeout=0.3)
+    assert all(isinstance(problem, TemporaryError) for problem in problems)
+    assert f"process 0 cannot listen on port {port} (Address already in use)" in str(problems[0])
+    assert "process 1 did not find process 0" in str(problems[1])
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"[1]\n", b'["1", 2]\n'])
+def test_connections_of_other_programs_are_ignored(sent):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    disturbed = threading.Event()
+
+    def disturb():
+        while True:
+            try:
+                with socket.create_connection(address.split(":"), 30) as connection:
+                    connection.sendall(sent)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(100):
+                        pass
+                return disturbed.set()
+            except ConnectionRefusedError:
+                continue
+
+    threading.Thread(target=disturb, daemon=True).start()
+    first = threading.Thread(target=meet, args=(address, 2, 0, 30))
+    first.start()
+    assert disturbed.wait(30)
+    meet(address, 2, 1, 30)
+    first.join(30)
+    assert not first.is_alive()
+
+
+def test_a_process_that_was_restarted_before_all_had_come_can_connect_again():
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    first = threading.Thread(target=meet, args=(address, 3, 0, 30))
+    first.start()
+    restarted = threading.Thread(target=meet, args=(address, 3, 1, 30))
+    while True:
+        try:
+            with socket.create_connection(address.split(":"), 30) as connection:
+                connection.sendall(b"[1, 3]\n")
+                break
+        except ConnectionRefusedError:
+            continue
+    restarted.start()
+    meet(address, 3, 2, 30)
+    restarted.join(30)
+    first.join(30)
+    assert not restarted.is_alive()
+    assert not first.is_alive()
