@@ -16,7 +16,6 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
-LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
 # Shapes for `read_json`: a number of things, a size, a step; and a number that need not be finite.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
@@ -241,6 +240,9 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     with open(path, "w", encoding="utf-8", opener=without_links) as file:
         file.write(f"process {os.getpid()} on {platform.node()}")
     return held
+
+
+LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
 
 
 def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:

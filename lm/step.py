@@ -123,7 +123,8 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
         return f(params, fields)
 
     def add(total, micro_batch):
-        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params, micro_batch)), None
+        params_, micro_batch = collectives.gather_per_micro_batch(params, micro_batch)
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)), None
 
     micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
-from lm.config.command_line import PLATFORMS
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import refuse_url
@@ -70,7 +69,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
     )
     parser.add_argument(
-        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+        "--platform", choices=runtime.PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
     )
     return parser.parse_args(argv)
 

@@ -35,23 +35,23 @@ def train(argv: list[str] | None) -> int:
 
 
 def show_estimate(config: Config, device: str) -> int:
-    """Print what a run needs on other hardware; returns the exit code."""
+    """Print what a run needs on other hardware; returns the exit code, 2 if it does not fit into memory."""
     jax = runtime.start_jax(config.data.cache_dir)
     jax.config.update("jax_platforms", "cpu")
     from lm.cost.devices import parse_device
 
     name, n_devices = parse_device(device)
-    jax.config.update("jax_num_cpu_devices", n_devices)
     from lm import data, parameters
-    from lm.cost.estimate import estimate
+    from lm.cost.report import plan
     from lm.training.run import resolve_config
 
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
         vocab_size = resolve_config(config, corpus).model.vocab_size
-    print(estimate(parameters.resolve(config, vocab_size), name, n_devices))
-    return 0
+    text, fits = plan(parameters.resolve(config, vocab_size), name, n_devices)
+    print(text)
+    return 0 if fits else 2
 
 
 if __name__ == "__main__":

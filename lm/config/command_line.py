@@ -6,12 +6,9 @@ import textwrap
 
 from lm.config.loading import load
 from lm.config.schema import Config, schema, sections
-from lm.config.values import allowed, short, show
+from lm.config.values import allowed, show
 from lm.errors import UserError
-
-PLATFORMS = ("cpu", "gpu", "tpu")
-CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
-MAX_PROCESSES = 2**20
+from lm.runtime import PLATFORMS
 
 EPILOG = """\
 examples:
@@ -24,12 +21,15 @@ examples:
 exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
-  2    a mistake in the arguments, the config or the data: nothing was trained
+  2    a mistake in the arguments, the config or the data, or a --plan that does not fit: nothing was trained
   3    the loss, a gradient or the update was not finite
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
 config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/configuration.md):
 """
+
+
+CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 
 
 def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
@@ -83,7 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     parser.add_argument(
-        "--plan", action="store_true", help="estimate memory, communication and step time on --device, then exit"
+        "--plan",
+        action="store_true",
+        help="estimate memory, communication and step time on --device, and propose a mesh "
+        "if config.mesh has its defaults; then exit",
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     parser.add_argument(
@@ -114,22 +117,12 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     ]
     if arguments.resume and not arguments.workdir:
         problems.append("--resume: name the run to resume with --workdir DIR")
+    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
+        problems.append(f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}")
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    elif None not in distributed and not 0 < arguments.num_processes <= MAX_PROCESSES:
-        problems.append(f"--num_processes: {short(arguments.num_processes)} is not between 1 and {MAX_PROCESSES}")
-    elif None not in distributed and not 0 <= arguments.process_id < arguments.num_processes:
-        problems.append(
-            f"--process_id: {short(arguments.process_id)} is not below --num_processes = {arguments.num_processes}; "
-            "the processes are numbered from 0"
-        )
-    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
-        problems.append(
-            f"--connect_timeout: {short(arguments.connect_timeout)} is not between 1 and {MAX_CONNECT_TIMEOUT} seconds"
-        )
-    address = arguments.coordinator_address
-    if address and not (re.fullmatch(r".+:[0-9]{1,5}", address) and int(address.rpartition(":")[2]) < 2**16):
+    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")

@@ -5,6 +5,7 @@ A test compares them with the collectives in compiled programs.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -26,7 +27,8 @@ class Transfer:
         axes: the mesh axes that take part.
         n: devices that take part.
         payload: bytes of the full array that a device starts or ends with, whichever is larger.
-        times: collectives per step.
+        times: how often the payload is sent per step.
+        parts: collectives that send it together, one after the other: the layers.
     """
 
     what: str
@@ -35,6 +37,7 @@ class Transfer:
     n: int
     payload: float
     times: int
+    parts: int = 1
 
     @property
     def sent(self) -> float:
@@ -52,14 +55,52 @@ def ring_bytes(kind: str, n: int, payload: float) -> float:
     return factor * payload
 
 
-def link_speed(device: Device, sizes: dict[str, int], axes: tuple[str, ...]) -> float:
-    """Return the bytes per second of a collective over these axes.
+# Seconds per hop within and beyond a group. GPUs: NCCL's model of rings for large messages (hwLat in its
+# src/graph/tuning.cc). TPUs: assumptions.
+HOP_SECONDS = {"gpu": (3.4e-6, 14e-6), "tpu": (1e-6, 14e-6)}
 
-    Devices are numbered with the last axis fastest, so a collective spans its first axis and all axes behind it.
+
+def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
+    """Return the time of a transfer per step, with rings that enter and leave each group of devices once.
+
+    Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
+    builds as many rings as there are devices in the group, each with its own network port, so that a collective with m
+    devices in a group sends 1/m of its bytes through each port. The slower of the two parts determines the time, and
+    each hop adds its latency.
     """
-    names = list(sizes)
-    span = math.prod(sizes[name] for name in names[names.index(axes[0]) :])
-    return device.link if span <= device.group else device.network
+    local = devices_per_group(device.group, sizes, transfer.axes)
+    within = transfer.sent / device.link if local > 1 else 0.0
+    beyond = transfer.sent / (local * device.network) if local < transfer.n else 0.0
+    return max(within, beyond) + transfer.times * transfer.parts * latency(transfer, device, local)
+
+
+def latency(transfer: Transfer, device: Device, local: int) -> float:
+    """Return the latency of one collective with `local` devices in each group: of a ring, or a tree if all-reduce."""
+    n_groups = math.ceil(transfer.n / local)
+    if transfer.kind == "all-reduce":
+        within, beyond = 2 * math.ceil(math.log2(local)), 2 * math.ceil(math.log2(n_groups))
+    else:
+        within, beyond = transfer.n - n_groups, n_groups if n_groups > 1 else 0
+    hop_within, hop_beyond = HOP_SECONDS[device.platform]
+    return within * hop_within + beyond * hop_beyond
+
+
+def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
+    """Return how many devices of a collective over these axes share a group.
+
+    Devices are numbered with the last axis fastest, and a group has consecutive numbers. If groups have different
+    shares of a collective, the smallest share counts.
+
+    >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
+    >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))
+    (8, 1)
+    """
+    stride, numbers = math.prod(sizes.values()), [0]
+    for axis, size in sizes.items():
+        stride //= size
+        if axis in axes:
+            numbers = [number + i * stride for number in numbers for i in range(size)]
+    return min(Counter(number // group for number in numbers).values())
 
 
 def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
@@ -69,10 +110,10 @@ def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     yield from _sequence_transfers(config, sizes)
 
 
-def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
+def _transfer(sizes, axes, what, kind, payload, times, parts=1) -> Iterator[Transfer]:
     axes = tuple(axis for axis in axes if sizes[axis] > 1)
     if axes and payload and times:
-        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
+        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times, parts)
 
 
 def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
@@ -91,13 +132,14 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     total = sum(size(p) for p in sharded.values())
     outer = embeddings * param + head * compute
-    for axes, what, kind, payload, times in (
-        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n),
-        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n),
-        (["fsdp"], "gradients of these parameters", "reduce-scatter", (layers + embeddings + head) * 4, n),
-        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1),
+    gradients = (layers + embeddings + head) * 4
+    for axes, what, kind, payload, times, parts in (
+        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n, m.n_layers),
+        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n, 1),
+        (["fsdp"], "gradients of these parameters", "reduce-scatter", gradients, n, m.n_layers),
+        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1, 1),
     ):
-        yield from _transfer(sizes, axes, what, kind, payload, times)
+        yield from _transfer(sizes, axes, what, kind, payload, times, parts)
 
 
 def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:

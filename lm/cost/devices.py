@@ -4,6 +4,7 @@ All figures are the vendors'. Where a figure is an assumption of this project, t
 """
 
 import dataclasses
+import re
 
 from lm.errors import UserError
 
@@ -38,6 +39,9 @@ class Device:
         network: bytes per second to devices outside of the group.
         per_host: devices per host.
         gke: None where this project has no launch recipe.
+        attained: fraction of `peak` that matrix products attain in training. Of the A100, H100, v5e and v5p it follows
+            from one published run each, the anchors of benchmarks/published_runs.py; the H200 computes as the H100
+            does. 0.6 is an assumption.
     """
 
     kind: str
@@ -49,6 +53,7 @@ class Device:
     network: float
     per_host: int
     gke: Gke | None = None
+    attained: float = 0.6
 
     @property
     def platform(self) -> str:
@@ -78,28 +83,34 @@ DEVICES = {
     # NVIDIA A100 data sheet (2021): 312 and 156 TFLOPS for all four variants. Network of a DGX A100: one port of
     # 200 Gb/s per GPU. PCIe cards: PCIe 4.0 x16, and by assumption 8 per node and 100 Gb/s between nodes.
     "a100": Device(
-        "NVIDIA A100-SXM4-80GB", _nvidia(312, 156), 80e9, 2.039e12, 300e9, 8, 25e9, 8, Gke("nvidia-a100-80gb")
+        "NVIDIA A100-SXM4-80GB", _nvidia(312, 156), 80e9, 2.039e12, 300e9, 8, 25e9, 8, Gke("nvidia-a100-80gb"), 0.74
     ),
-    "a100-40gb": Device("NVIDIA A100-SXM4-40GB", _nvidia(312, 156), 40e9, 1.555e12, 300e9, 8, 25e9, 8),
+    "a100-40gb": Device("NVIDIA A100-SXM4-40GB", _nvidia(312, 156), 40e9, 1.555e12, 300e9, 8, 25e9, 8, None, 0.74),
     "a100-pcie": Device("NVIDIA A100 80GB PCIe", _nvidia(312, 156), 80e9, 1.935e12, 32e9, 8, 1.5e9, 8),
     "a100-pcie-40gb": Device("NVIDIA A100-PCIE-40GB", _nvidia(312, 156), 40e9, 1.555e12, 32e9, 8, 1.5e9, 8),
     # NVIDIA H100 white paper (2022), table 2: SXM5 989.4 and 494.7, PCIe 756 and 378. Memory and NVLink: data sheet
     # (2023). Network of a DGX H100: one port of 400 Gb/s per GPU. PCIe cards: PCIe 5.0 x16, and by assumption 8 per
     # node and 100 Gb/s between nodes.
     "h100": Device(
-        "NVIDIA H100 80GB HBM3", _nvidia(989.4, 494.7), 80e9, 3.35e12, 450e9, 8, 50e9, 8, Gke("nvidia-h100-80gb")
+        "NVIDIA H100 80GB HBM3", _nvidia(989.4, 494.7), 80e9, 3.35e12, 450e9, 8, 50e9, 8, Gke("nvidia-h100-80gb"), 0.56
     ),
     "h100-pcie": Device("NVIDIA H100 PCIe", _nvidia(756, 378), 80e9, 2.0e12, 64e9, 8, 1.5e9, 8),
     # NVIDIA H200 data sheet (2023): the compute of the H100 SXM5 (1,979 and 989 sparse).
-    "h200": Device("NVIDIA H200", _nvidia(989.4, 494.7), 141e9, 4.8e12, 450e9, 8, 50e9, 8, Gke("nvidia-h200-141gb")),
+    "h200": Device(
+        "NVIDIA H200", _nvidia(989.4, 494.7), 141e9, 4.8e12, 450e9, 8, 50e9, 8, Gke("nvidia-h200-141gb"), 0.56
+    ),
     # NVIDIA L4 data sheet (2023): 242 and 120 sparse; PCIe 4.0 x16. By assumption 8 per node, 100 Gb/s between nodes.
     "l4": Device("NVIDIA L4", _nvidia(121, 60), 24e9, 300e9, 32e9, 8, 1.5e9, 8, Gke("nvidia-l4")),
     # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e": peak compute (bf16), memory and interconnect
     # per chip, in one direction (400 GB/s both ways for the v5e). By assumption 100 Gb/s beyond a slice for each host
     # of 4 chips.
     "v4": Device("TPU v4", _tpu(275), 32e9, 1.228e12, 300e9, 4096, 3e9, 4, Gke("tpu-v4-podslice", _SLICES_3D, 4096)),
-    "v5e": Device("TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice", _SLICES_2D)),
-    "v5p": Device("TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144)),
+    "v5e": Device(
+        "TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice", _SLICES_2D), 0.92
+    ),
+    "v5p": Device(
+        "TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144), 0.81
+    ),
     "v6e": Device("TPU v6 lite", _tpu(918), 32e9, 1.64e12, 448e9, 256, 3e9, 4, Gke("tpu-v6e-slice", _SLICES_2D)),
 }
 
@@ -108,14 +119,17 @@ def parse_device(text: str) -> tuple[str, int]:
     """Split "NAME:COUNT" into a name of DEVICES and a number of devices.
 
     Raises:
-        UserError: the name is unknown or the count is not a positive number.
+        UserError: the name is unknown or the count is not between 1 and 99,999.
 
     >>> parse_device("h100:64")
     ('h100', 64)
     """
     name, _, count = text.partition(":")
-    if name not in DEVICES or not count.isdecimal() or int(count) < 1:
-        raise UserError(f"--device: {text!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}")
+    if name not in DEVICES or not re.fullmatch(r"0*[1-9][0-9]{0,4}", count):
+        raise UserError(
+            f"--device: {text[:100]!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}, and the "
+            "count is 1 to 99999"
+        )
     return name, int(count)
 
 

@@ -6,14 +6,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
 from lm import parameters
-from lm.config import Config, layer_windows
+from lm.config import Config, MeshConfig, layer_windows
 from lm.cost.devices import Device
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
-from lm.parallel.mesh import make_mesh
 from lm.step import init_state, n_micro_batches
 
 
@@ -39,7 +39,7 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
     Args:
         config: a resolved config.
         device: decides which implementation of attention runs.
-        sizes: the size of each mesh axis. As many JAX devices must be visible, of any kind.
+        sizes: the size of each mesh axis.
 
     Raises:
         UserError: the device does not support config.model.attention.
@@ -56,16 +56,20 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
     )
 
 
-def abstract_train_state(config: Config, sizes: dict[str, int]):
-    """Return the train state's shapes, dtypes and shardings on a mesh of these sizes."""
-    with jax.set_mesh(make_mesh(sizes)):
-        state = jax.eval_shape(functools.partial(init_state, config), 0)
-        return sharding.shard_state(state, parameters.parameter_table(config.model))
+def abstract_train_state(config: Config, mesh):
+    """Return the train state's shapes, dtypes and shardings on a concrete or an abstract mesh."""
+    without_mesh = dataclasses.replace(config, mesh=MeshConfig())
+    return sharding.shard_state(_state_shapes(without_mesh), parameters.parameter_table(config.model), mesh)
+
+
+@functools.lru_cache(maxsize=4)
+def _state_shapes(config: Config):
+    return jax.eval_shape(functools.partial(init_state, config), 0)
 
 
 def train_state_bytes(config: Config, sizes: dict[str, int]) -> tuple[int, int]:
     """Return the bytes that one device holds of the parameters and of the optimizer state."""
-    state = abstract_train_state(config, sizes)
+    state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     return local_bytes(state.params), local_bytes(state.opt_state)
 
 
@@ -109,19 +113,47 @@ def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> f
         UserError: the device does not support config.model.attention.
     """
     m, tensor = config.model, sizes["tensor"]
-    qkv = (m.n_heads + 2 * m.n_kv_heads) * m.d_head / tensor
-    hidden = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff / tensor
-    # Numbers per token. Inputs and outputs of both norms; queries and keys before and after their rotation; the output
-    # of attention; the products of the feed-forward layer before and after its activation.
-    layer = 4 * m.d_model + 2 * qkv + m.n_heads * m.d_head / tensor + 2 * hidden
+    layer = layer_activations(config, sizes)
     layer += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
     # Attention weights in compute_dtype and scores in float32.
     scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
     layer += scores * m.n_heads / tensor * scores_per_query(config, device, sizes)
+    qkv, hidden = _qkv_and_hidden(config, sizes)
     kept = {"none": layer, "dots": m.d_model + qkv + 2 * m.d_model + hidden, "block": m.d_model}[m.remat]
     recomputed = layer if m.remat != "none" else 0
     per_token = m.n_layers * kept + recomputed
     return per_token * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
+
+
+def layer_activations(config: Config, sizes: dict[str, int]) -> float:
+    """Return how many numbers per token a device computes in one layer, without attention scores.
+
+    These are the inputs and outputs of both norms; queries, keys and values, twice if they are rotated or normalized;
+    the output of attention; the products of the feed-forward layer before and after its activation.
+    """
+    m, (qkv, hidden) = config.model, _qkv_and_hidden(config, sizes)
+    copies = 2 if m.positions == "rope" or m.qk_norm else 1
+    return 4 * m.d_model + copies * qkv + m.n_heads * m.d_head / sizes["tensor"] + 2 * hidden
+
+
+def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float]:
+    """Return the sizes of queries, keys and values, and of the feed-forward layer, per token on one device."""
+    m = config.model
+    hidden = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff
+    return (m.n_heads + 2 * m.n_kv_heads) * m.d_head / sizes["tensor"], hidden / sizes["tensor"]
+
+
+def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
+    """Return the bytes of activations and logits that a device reads and writes in a step, outside of attention.
+
+    By assumption each number of a layer is moved 6 times: it is written and read in the forward pass, read in the
+    backward pass, and so is its gradient, which is written and read twice. Recomputing a block moves it 2 times more.
+    The float32 logits are moved 5 times.
+    """
+    m, times = config.model, 8 if config.model.remat == "block" else 6
+    per_token = times * m.n_layers * layer_activations(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
+    per_token += 5 * 4 * m.vocab_size / (sizes["tensor"] if m.vocab_size % sizes["tensor"] == 0 else 1)
+    return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
 
 def scores_per_query(config: Config, device: Device, sizes: dict[str, int]) -> float:

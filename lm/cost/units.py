@@ -18,14 +18,14 @@ def si(value: float, unit: str = "") -> str:
     return f"{_three_digits(value)} {_PREFIXES[thousands]}{unit}".strip()
 
 
-def duration_range(low: float, high: float) -> str:
-    """Format a range of seconds in the largest unit in which the upper end is at least 1.
+def duration(value: float) -> str:
+    """Format seconds in the largest unit in which they are at least 1.
 
-    >>> duration_range(1_152_396, 3_199_968), duration_range(40, 90), duration_range(0.1, 0.2)
-    ('13.3 to 37.0 days', '0.667 to 1.50 minutes', '0.100 to 0.200 seconds')
+    >>> duration(3_199_968), duration(90), duration(0.1)
+    ('37.0 days', '1.50 minutes', '0.100 seconds')
     """
-    size, unit = next(((size, unit) for size, unit in _DURATIONS if high >= size), _DURATIONS[-1])
-    return f"{_three_digits(low / size)} to {_three_digits(high / size)} {unit}"
+    size, unit = next(((size, unit) for size, unit in _DURATIONS if value >= size), _DURATIONS[-1])
+    return f"{_three_digits(value / size)} {unit}"
 
 
 def _three_digits(value: float) -> str:

@@ -168,6 +168,15 @@ def save_all_but_gathered(primitive, *_, **options) -> bool:
     return not gathered and primitive.name != "name"  # the output of "name" is as large as its input
 
 
+def gather_per_micro_batch(params, micro_batch):
+    """Return both arguments, with a barrier that keeps the gathers of parameters inside a loop over micro-batches.
+
+    Otherwise XLA may move the gathers of unrolled layers out of the loop, because the parameters do not change in it,
+    and keep the parameters of all layers as a whole. XLA's CPU compiler removes the barrier and does so.
+    """
+    return jax.lax.optimization_barrier((params, micro_batch)) if gathers_parameters() else (params, micro_batch)
+
+
 def n_batch_shards() -> int:
     """Return the number of devices that share a batch's tokens inside `map_over_batch`, else 1."""
     return math.prod(axis_size(axis) for axis in MANUAL_AXES if _is_mapped(axis))

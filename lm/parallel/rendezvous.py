@@ -34,8 +34,12 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 
     Raises:
         TemporaryError: the port is taken, or a process was not there in time.
-        UserError: two processes have one id, or they disagree about `num_processes`.
+        UserError: an id is too large or was given twice, or processes disagree about `num_processes`.
     """
+    if not 0 <= process_id < num_processes:
+        raise UserError(
+            f"--process_id: {process_id} is not below --num_processes = {num_processes}; processes are numbered from 0"
+        )
     if process_id == 0:
         problem = _wait_for_others(address, num_processes, timeout)
     else:

@@ -27,13 +27,19 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
     return PartitionSpec(*map(axis_of, p.axes, p.shape))
 
 
-def shard_state(abstract_state, table: Table):
+def shard_state(abstract_state, table: Table, mesh=None):
     """Add shardings to the shapes of a train state: parameters by the rules, moments like their parameter.
 
     A leaf belongs to a parameter if its path ends with the parameter's path and both have the same shape. All other
     leaves (counters) are replicated. Without a mesh the state is returned unchanged.
+
+    Args:
+        abstract_state: a tree of shapes and dtypes.
+        table: the parameter table.
+        mesh: a concrete or an abstract mesh; None: the mesh set by jax.set_mesh.
     """
-    if (mesh := current_mesh()) is None:
+    mesh = current_mesh() if mesh is None else mesh
+    if mesh is None:
         return abstract_state
     specs = {path: parameter_spec(p, dict(mesh.shape)) for path, p in table.items()}
 

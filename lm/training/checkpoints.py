@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, parse_json, read_json, to_json, write_text
+from lm.files import COUNT, parse_json, read_json, to_json, write_text
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
@@ -138,8 +138,6 @@ class Checkpoints:
         candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
         corrupted: dict[int, str] = {}
         for candidate in candidates:
-            if step is None:
-                appears(self._directory / str(candidate))
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))

@@ -28,7 +28,7 @@ def test_each_kind_is_listed_once():
 
 def test_parse_device():
     assert parse_device("v5p:256") == ("v5p", 256)
-    for text in ("h100", "h900:8", "h100:0", "h100:x", ""):
+    for text in ("h100", "h900:8", "h100:0", "h100:x", "", "h100:²", "h100:" + "9" * 5000, "h100:100000"):
         with pytest.raises(UserError, match=r"is not NAME:COUNT.*h100"):
             parse_device(text)
 

@@ -1,20 +1,22 @@
 """The estimate behind --plan, against figures derived by hand."""
 
-import os
+import itertools
+import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tiny import tiny
 
 from lm.cost import flops
-from lm.cost.estimate import step_time
+from lm.cost.devices import DEVICES
+from lm.cost.estimate import estimate, factorizations, search_meshes, step_time
+from lm.cost.report import plan
+from lm.errors import UserError
+from lm.train import main
 
 ROOT = Path(__file__).parents[2]
-ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 D, LAYERS, F, V, T = 4096, 32, 11_008, 50_257, 4096
 WEIGHTS = LAYERS * (4 * D * D + 3 * D * F)  # of the layers, sharded
 VECTORS = LAYERS * (4 * D + 2 * F + D + 4 * D) + 2 * D  # biases and gains, replicated
@@ -28,33 +30,34 @@ def number(text: str) -> float:
     return float(value.replace(",", "")) * 1000 ** " kMGT".index(prefix or " ")
 
 
-DOCUMENT = ROOT / "docs" / "scaling.md"
+DOCUMENT = ROOT / "docs" / "plan.md"
 
 
-def plan_of_documented_command() -> str:
-    """Return what the --plan command of docs/scaling.md prints."""
+def plan_of_documented_command(capsys) -> str:
+    """Return what the --plan command of docs/plan.md prints."""
     text = re.sub(r"\\\n\s*", "", DOCUMENT.read_text())
-    (command,) = re.findall(r"^python3? -m (lm.train .* --plan .*)$", text, re.M)
-    done = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    (command,) = re.findall(r"^python3? -m lm.train (.* --plan .*)$", text, re.M)
+    assert main(shlex.split(command)) == 0
+    return capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_plan_of_a_7b_model_on_64_h100s():
-    """Replica 8 x fsdp 8, 4 micro-batches of 2 sequences per device, bfloat16 products of float32 parameters."""
-    plan = plan_of_documented_command()
+def test_plan_of_a_7b_model_on_64_h100s(capsys, monkeypatch):
+    """Replica 16 x fsdp 4, 4 micro-batches of 2 sequences per device, bfloat16 products of float32 parameters."""
+    monkeypatch.chdir(ROOT)
+    plan = plan_of_documented_command(capsys)
     assert f"```\n{plan}```" in DOCUMENT.read_text()
     assert f"{WEIGHTS + VECTORS + EMBEDDINGS:,} parameters" in plan
     assert "4 micro-batches of 2 sequences per device" in plan
-    parameters = 4 * ((WEIGHTS + EMBEDDINGS) / 8 + VECTORS)
+    assert "64 x h100, mesh replica 16 x fsdp 4 x tensor 1 x sequence 1\n" in plan
+    parameters = 4 * ((WEIGHTS + EMBEDDINGS) / 4 + VECTORS)
     expected = {
         "parameters (float32)": parameters,
         "optimizer state (adamw)": 2 * parameters,
         "gradients (float32, and their float32 sum over micro-batches)": 2 * parameters,
-        "parameters of the layers, forward and backward": 4 * 2 * (2 * WEIGHTS) * 7 / 8,
-        "gradients of these parameters": 4 * 4 * (WEIGHTS + EMBEDDINGS + V * D) * 7 / 8,  # a tied table is used twice
-        "gradients, once per step": 4 * (WEIGHTS + EMBEDDINGS) / 8 * 2 * 7 / 8,
+        "parameters of the layers, forward and backward": 4 * 2 * (2 * WEIGHTS) * 3 / 4,
+        "gradients of these parameters": 4 * 4 * (WEIGHTS + EMBEDDINGS + V * D) * 3 / 4,  # a tied table is used twice
+        "gradients, once per step": 4 * (WEIGHTS + EMBEDDINGS) / 4 * 2 * 15 / 16,
     }
     for what, n_bytes in expected.items():
         (found,) = re.findall(rf"^  {re.escape(what)} .*?([\d.]+ [kMGT]?B)", plan, re.M)
@@ -69,44 +72,108 @@ def test_plan_of_a_7b_model_on_64_h100s():
 
     # The second line is time: days are steps x seconds per step, and tokens per second follow from them.
     line = plan.splitlines()[1]
-    days = [number(n) for n in re.search(r"([\d.]+) to ([\d.]+) days", line).groups()]
-    seconds = [number(n) for n in re.search(r"([\d.]+) to ([\d.]+) s per step", line).groups()]
-    speeds = [number(n) for n in re.search(r"([\d.]+ k) to ([\d.]+ M) tokens/s", line).groups()]
-    assert days == pytest.approx([STEPS * s / 86400 for s in seconds], rel=5e-3)
-    assert speeds == pytest.approx([TOKENS / s for s in reversed(seconds)], rel=5e-3)
+    days, seconds, speed = re.search(r"about ([\d.]+) days: ([\d.]+) s per step, ([\d.]+ k) tokens/s", line).groups()
+    assert number(days) == pytest.approx(STEPS * number(seconds) / 86400, rel=5e-3)
+    assert number(speed) == pytest.approx(TOKENS / number(seconds), rel=5e-3)
 
 
-def test_step_time_overlaps_communication_with_compute_or_adds_it():
-    """A batch of 4 x 8 tokens on 2 devices of 1e9 FLOP/s."""
-    config = tiny()
-    compute = flops.flops_per_token(config.model, 8) * 32 / 2 / 1e9
-    assert step_time(config, 1e9, communication=compute / 2, update=1.0, n_devices=2) == pytest.approx(
-        (compute + 1, compute / 0.4 + compute / 2 + 1)
+H100 = DEVICES["h100"]
+TIMES = {"overlapped": 0.0, "exposed": 0.0, "activations": 0.0, "update": 0.0}
+
+
+def test_step_time_by_hand():
+    """A batch of 4 x 8 tokens on 2 devices."""
+    config = tiny(model={"compute_dtype": "bfloat16"})
+    products = flops.flops_per_token(config.model, 8) * 32 / 2 / H100.peak["bfloat16"]
+    parts = {name: i * products for i, name in enumerate(TIMES, start=1)}
+    work = products / H100.attained + 3 * products
+    assert step_time(config, H100, **parts, n_devices=2) == pytest.approx(
+        (3 * products + 4 * products, work + (1 + 2 + 4) * products, products / 0.4 + (1 + 2 + 3 + 4) * products)
     )
-    faster, _ = step_time(config, 1e9, communication=3 * compute, update=0.0, n_devices=2)
-    assert faster == pytest.approx(3 * compute)
-    recomputed, _ = step_time(tiny(model={"remat": "block"}), 1e9, communication=0.0, update=0.0, n_devices=2)
-    assert recomputed == pytest.approx(4 / 3 * compute)
+    recomputed = step_time(tiny(model={"compute_dtype": "bfloat16", "remat": "block"}), H100, **TIMES, n_devices=2)
+    assert recomputed == pytest.approx([4 / 3 * products / x for x in (1, H100.attained, 0.4)])
 
 
-def test_the_plan_reports_what_it_omits_and_what_does_not_fit():
-    job = """
-import jax; jax.config.update("jax_num_cpu_devices", 2)
-from tiny import tiny
-from lm.cost.estimate import estimate
-for name, d_ff in (("muon", 24), ("adamw", 10**9)):
-    print(estimate(tiny(optimizer={"name": name}, model={"compute_dtype": "bfloat16", "d_ff": d_ff}), "h100", 2))
-    print("=====")
-try:
-    estimate(tiny(model={"compute_dtype": "float32"}), "v5e", 2)
-except Exception as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", job], env=ENV, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    muon, large, unknown = done.stdout.split("=====\n")
-    assert muon.startswith("Fits: ")
-    assert "Muon's own communication is not counted" in muon
-    assert large.startswith("DOES NOT FIT: ")
-    assert "Muon" not in large
-    assert unknown == "config.model.compute_dtype: no float32 peak is published for v5e; use bfloat16\n"
+def test_communication_over_fsdp_overlaps_products_on_tpus():
+    config, v5e = tiny(model={"compute_dtype": "bfloat16"}), DEVICES["v5e"]
+    _, alone, _ = step_time(config, v5e, **TIMES, n_devices=2)
+    _, hidden, _ = step_time(config, v5e, **TIMES | {"overlapped": alone / 2}, n_devices=2)
+    _, longer, _ = step_time(config, v5e, **TIMES | {"overlapped": 3 * alone}, n_devices=2)
+    assert (hidden, longer) == pytest.approx((alone, 3 * alone))
+
+
+def test_factorizations_are_all_ordered_products():
+    found = factorizations(24, 4)
+    brute = [f for f in itertools.product([d for d in range(24, 0, -1) if 24 % d == 0], repeat=4) if math.prod(f) == 24]
+    assert found == brute
+
+
+def seven_billion(**sections):
+    model = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "d_ff": 11_008, "remat": "block"}
+    model |= {"d_head": 128, "vocab_size": 32_000, "compute_dtype": "bfloat16", "max_positions": 4096}
+    train = {"batch_size": 64, "seq_len": 4096, "micro_batch_size": 1}
+    return tiny(model=model | sections.pop("model", {}), train=train, **sections)
+
+
+def test_the_best_mesh_is_the_fastest_that_fits():
+    config = seven_billion()
+    found = search_meshes(config, "h100", 16)
+    fitting = [e for e in found if e.fits]
+    assert found[: len(fitting)] == fitting
+    assert 0 < len(fitting) < len(found)
+    assert not estimate(config, "h100", 16).fits  # only data parallelism
+    assert all(fitting[0].expected <= 1.01 * e.expected for e in fitting)
+    assert len({tuple(e.sizes.values()) for e in found}) == len(found)
+    text, fits = plan(config, "h100", 16)
+    assert fits
+    assert f"16 x h100, mesh replica {fitting[0].sizes['replica']} x fsdp {fitting[0].sizes['fsdp']} " in text
+    assert f"Meshes: {len(fitting)} of {len(found)} fit" in text
+
+
+def test_a_mesh_that_is_given_is_the_only_one_estimated():
+    text, fits = plan(seven_billion(mesh={"replica": 1, "fsdp": 2, "tensor": 8}), "h100", 16)
+    assert fits
+    assert "mesh replica 1 x fsdp 2 x tensor 8 x sequence 1" in text
+    assert "Meshes:" not in text
+
+
+def test_no_mesh_fits():
+    text, fits = plan(seven_billion(model={"d_ff": 10**7}), "h100", 16)
+    assert not fits
+    assert text.startswith("DOES NOT FIT: ")
+    assert "possible meshes fits; this one needs the least memory" in text
+
+
+def test_no_mesh_divides_the_batch():
+    config = seven_billion(model={"n_heads": 31, "n_kv_heads": 31, "d_model": 31 * 128, "d_ff": 31 * 128})
+    object.__setattr__(config.train, "batch_size", 1)
+    object.__setattr__(config.train, "seq_len", 4095)
+    with pytest.raises(UserError, match=r"config\.train\.batch_size: 1 is not divisible by"):
+        search_meshes(config, "h100", 16)
+
+
+@pytest.mark.parametrize(("d_ff", "code"), [(3072, 0), (10**9, 2)])
+def test_the_exit_code_says_whether_the_plan_fits(capsys, d_ff, code):
+    arguments = ["--config", str(ROOT / "configs" / "gpt2_124m.py"), "--plan", "--device", "h100:1"]
+    assert main([*arguments, f"--config.model.d_ff={d_ff}"]) == code
+    assert capsys.readouterr().out.startswith("DOES NOT FIT: " if code else "Fits: ")
+
+
+def test_the_plan_states_what_it_omits():
+    config = tiny(optimizer={"name": "muon"}, model={"compute_dtype": "bfloat16"})
+    assert "Muon's own communication is not counted" in plan(config, "h100", 2)[0]
+    assert "Muon" not in plan(tiny(model={"compute_dtype": "bfloat16"}), "h100", 2)[0]
+
+
+@pytest.mark.parametrize(("scan_layers", "fsdp", "warned"), [(True, 2, False), (False, 2, True), (False, 1, False)])
+def test_the_plan_warns_that_unrolled_layers_may_be_gathered_at_once(scan_layers, fsdp, warned):
+    mesh = {"replica": 2 // fsdp, "fsdp": fsdp}
+    config = tiny(model={"compute_dtype": "bfloat16", "scan_layers": scan_layers}, mesh=mesh)
+    assert ("unrolled layers" in plan(config, "h100", 2)[0]) == warned
+
+
+def test_no_peak_is_assumed():
+    with pytest.raises(
+        UserError, match=r"^config\.model\.compute_dtype: no float32 peak is published for v5e; use bfl"
+    ):
+        plan(tiny(model={"compute_dtype": "float32"}), "v5e", 2)

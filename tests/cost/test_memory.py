@@ -10,7 +10,7 @@ from tiny import tiny
 
 from lm import parameters
 from lm.cost.devices import DEVICES
-from lm.cost.memory import activation_bytes, logit_bytes, scores_per_query
+from lm.cost.memory import activation_bytes, logit_bytes, moved_activation_bytes, scores_per_query
 
 ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
@@ -27,9 +27,10 @@ from lm.step import train_step
 config = tiny(model={{"vocab_size": 20}}, train={{"batch_size": 16}})
 for mesh in {MESHES}:
     sizes = dict(zip(MESH_AXES, mesh))
-    state = abstract_train_state(config, sizes)
-    with jax.set_mesh(make_mesh(sizes)) as _:
-        rows = jax.NamedSharding(jax.sharding.get_mesh(), jax.P(BATCH_AXES))
+    mesh = make_mesh(sizes)
+    state = abstract_train_state(config, mesh)
+    with jax.set_mesh(mesh):
+        rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
         batch = {{"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}}
         jitted = jax.jit(train_step, static_argnames="config", keep_unused=True)
         compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
@@ -48,6 +49,49 @@ def test_train_state_bytes_match_compiled_programs():
         assert params == 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
         assert optimizer == 2 * params + 3 * 4  # two moments; the counters of Adam, the schedule and weight decay
         assert predicted == compiled
+
+
+FLAGS = (  # keep the barriers of jax.checkpoint, and schedule for memory instead of concurrency
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
+    "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"
+)
+UNROLLED = """
+import jax; jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np
+from tiny import tiny
+from lm import parameters
+from lm.config import MESH_AXES
+from lm.cost.devices import DEVICES
+from lm.cost.memory import abstract_train_state, memory_per_device
+from lm.parallel.mesh import BATCH_AXES, make_mesh
+from lm.step import train_step
+
+model = {"n_layers": 4, "d_model": 256, "d_ff": 1024, "remat": "block"}
+config = tiny(model=model, train={"batch_size": 16, "micro_batch_size": 1})
+sizes = dict(zip(MESH_AXES, [1, 8, 1, 1]))
+mesh = make_mesh(sizes)
+state = abstract_train_state(config, mesh)
+with jax.set_mesh(mesh):
+    rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
+    batch = {"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}
+    shardings = (jax.tree.map(lambda a: a.sharding, state), None)
+    jitted = jax.jit(train_step, static_argnames="config", out_shardings=shardings)
+    compiled = jitted.lower(state, batch, config).compile().memory_analysis().temp_size_in_bytes
+m = memory_per_device(config, DEVICES["h100"], sizes)
+layers = sum(4 * p.size for path, p in parameters.parameter_table(config.model).items() if path.startswith("layers/"))
+print(compiled, m.gradients + m.gathered + m.activations + m.logits, layers)
+"""
+
+
+@pytest.mark.slow
+def test_unrolled_layers_are_not_kept_as_a_whole():
+    """Temporary memory is within the estimate, and far less than the gathered parameters of all layers."""
+    command = [sys.executable, "-c", UNROLLED]
+    done = subprocess.run(command, env=ENV | {"XLA_FLAGS": FLAGS}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    compiled, estimated, layers = map(float, done.stdout.split())
+    assert compiled < estimated
+    assert compiled < layers / 2
 
 
 ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
@@ -74,5 +118,17 @@ def test_activations_and_logits_by_hand():
     assert activation_bytes(config, DEVICES["h100"], ONE) == 2 * layer * 32 * 4
     remat = tiny(model={"attention": "einsum", "remat": "block"})  # keeps the input of each layer, and one layer
     assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * 16 + layer) * 32 * 4
+    fixed = tiny(model={"attention": "einsum", "positions": "learned"})  # queries, keys and values are not rotated
+    assert activation_bytes(fixed, DEVICES["h100"], ONE) == 2 * (layer - (4 + 2 * 2) * 4) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
+
+
+def test_moved_activations_by_hand():
+    """Two layers of norms, queries, keys, values, outputs and GLU 6 times, 8 times with remat; logits 5 times."""
+    layer = 4 * 16 + 2 * (4 + 2 * 2) * 4 + 4 * 4 + 2 * 2 * 24
+    for remat, times in (("none", 6), ("dots", 6), ("block", 8)):
+        expected = 32 * (2 * times * layer * 4 + 5 * 19 * 4)
+        assert moved_activation_bytes(tiny(model={"remat": remat}), ONE) == expected
+        micro_batches = tiny(model={"remat": remat}, train={"micro_batch_size": 1})
+        assert moved_activation_bytes(micro_batches, ONE) == expected

@@ -59,6 +59,13 @@ def test_a_process_id_that_is_given_twice_ends_all():
     assert all(str(problem).startswith("two processes have --process_id 1") for problem in problems)
 
 
+@pytest.mark.parametrize("process_id", [3, -1])
+def test_a_process_id_that_does_not_exist_is_refused(process_id):
+    (problem,) = meet_all((3, process_id))
+    assert type(problem) is UserError
+    assert f"--process_id: {process_id} is not below --num_processes = 3" in str(problem)
+
+
 def test_different_numbers_of_processes_end_all():
     problems = meet_all((3, 0), (2, 1))
     assert [type(problem) for problem in problems] == [UserError] * 2

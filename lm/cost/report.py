@@ -1,0 +1,141 @@
+"""The text that --plan prints."""
+
+from lm import parameters
+from lm.config import Config, MeshConfig
+from lm.cost import flops
+from lm.cost.communication import seconds
+from lm.cost.estimate import SLOWER, USABLE, Estimate, estimate, search_meshes
+from lm.cost.memory import micro_batches_per_step
+from lm.cost.units import duration, si
+
+SHOWN = 5  # meshes
+
+
+def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, bool]:
+    """Describe what a run needs, on the config's mesh or, if all of its axes have their defaults, on the best mesh.
+
+    Args:
+        config: a resolved config.
+        device_name: a name of lm.cost.devices.DEVICES.
+        n_devices: number of devices.
+
+    Returns:
+        The text, and whether the run fits into memory.
+
+    Raises:
+        UserError: see `estimate` and `search_meshes`.
+    """
+    if config.mesh != MeshConfig() or n_devices == 1:
+        chosen = estimate(config, device_name, n_devices)
+        return describe(chosen), chosen.fits
+    found = search_meshes(config, device_name, n_devices)
+    return f"{describe(found[0])}\n\n{_mesh_table(found)}", found[0].fits
+
+
+def describe(e: Estimate) -> str:
+    """Describe an estimate: the verdict first, then memory, communication and time."""
+    steps = e.config.train.steps
+    tokens = [si(e.tokens_per_step / time) for time in (e.slower, e.faster)]
+    lines = [
+        f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of {si(e.device.memory, 'B')} per device "
+        f"({USABLE:.0%} usable).",
+        f"{steps:,} steps take about {duration(steps * e.expected)}: {e.expected:.3g} s per step, "
+        f"{si(e.tokens_per_step / e.expected)} tokens/s, MFU {_mfu(e, e.expected):.0%}.",
+        f"Between {e.faster:.3g} and {e.slower:.3g} s per step: {tokens[0]} to {tokens[1]} tokens/s, "
+        f"MFU {_mfu(e, e.slower):.0%} to {_mfu(e, e.faster):.0%}.",
+        "",
+        f"{e.n_devices} x {e.device_name}, mesh {_mesh(e)}",
+        *_run_lines(e),
+        "",
+        "Memory per device",
+        *_memory_lines(e),
+        "",
+        "Sent per device and step",
+        *_communication_lines(e),
+        "",
+        "Assumptions",
+        *_assumption_lines(e),
+    ]
+    return "\n".join(lines)
+
+
+def _mfu(e: Estimate, time: float) -> float:
+    per_token = flops.flops_per_token(e.config.model, e.config.train.seq_len)
+    return flops.mfu(e.tokens_per_step / time, per_token, e.n_devices, e.peak)
+
+
+def _mesh(e: Estimate) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in e.sizes.items())
+
+
+def _run_lines(e: Estimate) -> list[str]:
+    m, t, n_micro = e.config.model, e.config.train, micro_batches_per_step(e.config, e.sizes)
+    n_parameters = parameters.count(parameters.parameter_table(m))
+    rows = t.batch_size // (e.sizes["replica"] * e.sizes["fsdp"] * n_micro)
+    return [
+        f"{n_parameters:,} parameters, {si(flops.flops_per_token(m, t.seq_len), 'FLOP')} per token",
+        f"{e.tokens_per_step:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
+        f"sequence{'s' if rows > 1 else ''} per device; {si(e.tokens_per_step * t.steps)} tokens in all",
+    ]
+
+
+def _memory_lines(e: Estimate) -> list[str]:
+    m, memory = e.config.model, e.memory
+    accumulates = micro_batches_per_step(e.config, e.sizes) > 1
+    summed = ", and their float32 sum over micro-batches" if accumulates else ""
+    rows = {
+        f"parameters ({m.param_dtype})": memory.parameters,
+        f"optimizer state ({e.config.optimizer.name})": memory.optimizer,
+        f"gradients ({m.param_dtype}{summed})": memory.gradients,
+        "parameters gathered over fsdp (two layers, embeddings, head)": memory.gathered,
+        f"activations for the backward pass (remat={m.remat})": memory.activations,
+        "logits and their gradient (float32)": memory.logits,
+        "total": memory.total,
+    }
+    lines = [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
+    if memory.gathered and not m.scan_layers:
+        lines.append(
+            "  XLA may gather more than two unrolled layers at once; with config.model.scan_layers it does not."
+        )
+    return lines
+
+
+def _communication_lines(e: Estimate) -> list[str]:
+    lines = []
+    for s in e.sent:
+        time = seconds(s, e.device, e.sizes)
+        how = f"{s.kind} over {' x '.join(s.axes)}"
+        lines.append(f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {time:.3g} s at {si(s.sent / time, 'B/s')}")
+    if e.config.optimizer.name == "muon" and e.n_devices > 1:
+        lines.append("  Muon's own communication is not counted.")
+    return lines or ["  nothing"]
+
+
+def _assumption_lines(e: Estimate) -> list[str]:
+    d, dtype = e.device, e.config.model.compute_dtype
+    return [
+        f"  expected: matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
+        f"    communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them",
+        "  fastest: products at the peak; everything else but the optimizer overlaps them",
+        f"  slowest: products at {SLOWER:.0%} of the peak; no overlap",
+        f"  all: optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time",
+        f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
+        "one direction",
+    ]
+
+
+def _mesh_table(found: list[Estimate]) -> str:
+    """List the first meshes of `search_meshes`."""
+    fitting = [e for e in found if e.fits]
+    if not fitting:
+        return (
+            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use more devices, or "
+            "reduce the activations with config.train.micro_batch_size or config.model.remat=block, the logits with "
+            "config.train.loss_chunk."
+        )
+    lines = [
+        f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step (expected, slowest) and memory:"
+    ]
+    for e in fitting[:SHOWN]:
+        lines.append(f"  {_mesh(e):<50}{e.expected:>8.3g}{e.slower:>8.3g}{si(e.memory.total, 'B'):>10}")
+    return "\n".join(lines)
