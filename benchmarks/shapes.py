@@ -1,6 +1,7 @@
 """Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models in PyTorch."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +74,8 @@ def named(name: str) -> Shape:
     64
     """
     base, _, batch = name.partition("@")
-    if base not in SHAPES or (batch and not batch.isdecimal()):
-        raise ValueError(f"unknown shape {name!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
+    if base not in SHAPES or not re.fullmatch("|[1-9][0-9]{0,8}", batch):
+        raise ValueError(f"unknown shape {name[:80]!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
     return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
 
 

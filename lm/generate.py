@@ -2,11 +2,14 @@
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lm
+from lm.config.schema import MAX_SAMPLE
+from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import to_json
 
@@ -58,8 +61,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def find_problems(a: argparse.Namespace) -> Iterator[str]:
     """Yield a line for each invalid argument."""
-    if a.step not in ("best", "latest") and not (a.step.isascii() and a.step.isdecimal()):
-        yield f"--step: {a.step!r} is not best, latest, or the number of a step"
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
     if a.prompt and a.prompt_file:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
@@ -67,17 +70,18 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
     if "" in a.stop:
         yield "--stop: it is empty"
     for name in ("tokens", "samples", "batch_size"):
-        if not 1 <= getattr(a, name) < 2**31:
-            yield f"--{name.replace('_', '-')}: {str(getattr(a, name))[:20]} must be at least 1 and less than 2**31"
+        if not 1 <= getattr(a, name) <= MAX_SAMPLE:
+            option = name.replace("_", "-")
+            yield f"--{option}: {short(getattr(a, name))} must be at least 1 and at most {MAX_SAMPLE}"
     if not 0 <= a.temperature < math.inf:
         yield f"--temperature: {a.temperature} must be at least 0 and finite"
     if a.top_k is not None and not 1 <= a.top_k < 2**31:
-        yield f"--top-k: {str(a.top_k)[:20]} must be at least 1 and less than 2**31"
+        yield f"--top-k: {short(a.top_k)} must be at least 1 and less than 2**31"
     for name in ("top_p", "min_p"):
         if (p := getattr(a, name)) is not None and not 0 < p <= 1:
             yield f"--{name.replace('_', '-')}: {p} must be greater than 0 and at most 1"
     if not 0 <= a.seed < 2**32:
-        yield f"--seed: {str(a.seed)[:20]} must be at least 0 and less than 2**32"
+        yield f"--seed: {short(a.seed)} must be at least 0 and less than 2**32"
 
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
@@ -102,7 +106,7 @@ def generate(a: argparse.Namespace) -> int:
     if problems := list(find_problems(a)):
         raise UserError(*problems)
     prompts = read_prompts(a)
-    run = lm.load(a.workdir, int(a.step) if a.step.isdecimal() else a.step)
+    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
     names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
     options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}

@@ -17,6 +17,7 @@ import optax
 
 from lm import model, parameters
 from lm.config import Config
+from lm.config.values import divisors
 from lm.data.batches import gather
 from lm.layers import losses
 from lm.optimizers import learning_rate_schedule, make_optimizer
@@ -113,7 +114,7 @@ def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
     (3, 1)
     """
     size = micro_batch_size or n_sequences
-    return next(n for n in range(1, n_sequences + 1) if n_sequences % n == 0 and n_sequences // n <= size)
+    return next(n for n in divisors(n_sequences) if n_sequences // n <= size)
 
 
 def _sum_over_micro_batches(f, params, fields: dict, n: int):

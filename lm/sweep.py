@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
+from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import refuse_url
 from lm.sweeps.spec import BUDGETS, load_sweep
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     refuse_url(arguments.workdir, "--workdir")
     if arguments.together is not None and arguments.together < 1:
-        raise UserError(f"--together must be at least 1, not {arguments.together}")
+        raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
     start_jax(plan.configs[plan.sweep.baseline], arguments.platform)
     from lm.sweeps.runner import run_sweep

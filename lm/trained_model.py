@@ -18,6 +18,7 @@ from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
+from lm.training.workdir import check_meta
 
 LOGITS = 2**26  # about this many logits are computed in one call of the model
 
@@ -150,6 +151,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
     step, params, meta = checkpoints.restore_params(path, step)
+    check_meta(meta, f"{path}, step {step}")
     config = from_dict(meta["config"])
     # The run's implementation of attention may not exist on this device.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))

@@ -65,7 +65,12 @@ def test_a_run_with_an_attention_that_this_device_lacks_generates(bench, tmp_pat
         (["--workdir=absent", "--step=²"], "--step: '²'"),
         (["--workdir=absent", "--top-p=0", "--stop=", "--prompt="], "--top-p: 0.0"),
         (["--workdir=absent", "--prompt-file=absent.txt"], "--prompt-file: absent.txt"),
-        (["--workdir=absent", "--samples=" + "9" * 400], "--samples: 9999"),
+        (
+            ["--workdir=absent", "--step=" + "9" * 5000],
+            "(5002 characters) is not best, latest, or the number of a step",
+        ),
+        (["--workdir=absent", "--tokens=1000000000000"], "must be at least 1 and at most 1000000"),
+        (["--workdir=absent", "--seed=" + "9" * 400], "(400 characters) must be at least 0 and less than 2**32"),
     ],
 )
 def test_mistakes_are_errors(capsys, arguments, message):

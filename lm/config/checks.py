@@ -5,12 +5,12 @@ What depends on the text or on the devices is checked later, in lm/training/run.
 """
 
 import importlib.util
-import math
 from collections.abc import Iterator
 
 from lm.config.schema import MESH_AXES, SPLITS, Config
-from lm.config.values import close_match
+from lm.config.values import close_match, divisors
 
+MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
 Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
 
 
@@ -33,7 +33,7 @@ def heads(config: Config) -> Iterator[Problem]:
     m = config.model
     n_kv_heads = m.n_kv_heads or m.n_heads
     if m.d_head is None and m.d_model % m.n_heads:
-        near = min(_divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
+        near = min(divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
         yield problem(
             "model.d_model model.n_heads model.d_head",
             f"{m.d_model} is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
@@ -41,7 +41,7 @@ def heads(config: Config) -> Iterator[Problem]:
     if m.n_heads % n_kv_heads:
         yield problem(
             "model.n_kv_heads model.n_heads",
-            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {_divisors(m.n_heads)}",
+            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}",
         )
 
 
@@ -104,6 +104,15 @@ def attention(config: Config) -> Iterator[Problem]:
             "model.attention model.scan_layers model.window_pattern model.n_layers",
             f"cudnn needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
             "use auto, or scan_layers = false",
+        )
+
+
+def depth(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.n_layers > MAX_UNROLLED and not (m.scan_layers or config.train.debug):
+        yield problem(
+            "model.n_layers model.scan_layers train.debug",
+            f"{m.n_layers} layers, compiled one by one, would take minutes to days; use scan_layers = true",
         )
 
 
@@ -244,11 +253,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, layer_norm, attention, head_and_width, source_and_tokenizer, splits, order_and_packing,
-    schedule, debugging, mesh, final_evaluation, packages,
+    heads, position_encoding, layer_norm, attention, depth, head_and_width, source_and_tokenizer, splits,
+    order_and_packing, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip
-
-
-def _divisors(n: int) -> list[int]:
-    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
-    return sorted({*small, *(n // i for i in small)})

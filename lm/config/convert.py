@@ -37,15 +37,17 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one dict with dotted names.
+    """Return nested dicts as one dict with dotted names; an empty dict within is a value.
 
     >>> flatten({"name": "run", "train": {"steps": 20}})
     {'name': 'run', 'train.steps': 20}
     """
     flat = {}
     for name, value in nested.items():
-        is_section = isinstance(value, dict | ml_collections.ConfigDict)
-        flat |= flatten(dict(value), f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
+        if isinstance(value, dict | ml_collections.ConfigDict):
+            flat |= flatten(dict(value), f"{prefix}{name}.") or {f"{prefix}{name}": {}}
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
 
 
@@ -92,5 +94,8 @@ def suggestion(name: str) -> str:
     if near := close_match(leaf, siblings, "key; did you mean {}?"):
         return near
     elsewhere = [n for n in leaves if n.rpartition(".")[2] == leaf]
-    there = f"{section} has {', '.join(siblings)}" if section else f"there are {', '.join(siblings + names)}"
-    return "key; " + (f"did you mean {elsewhere[0]}?" if elsewhere else there)
+    if elsewhere:
+        return f"key; did you mean {elsewhere[0]}?"
+    if section:
+        return f"key; {section} has {', '.join(siblings)}"
+    return "key; " + (close_match(leaf, names, "did you mean {}?") or f"there are {', '.join(siblings + names)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
+MAX_SAMPLE = 1_000_000  # tokens of a sample; each one takes a forward pass
 
 
 def key(default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, execution=False):
@@ -259,7 +260,9 @@ class EvalConfig:
     final_splits: tuple[str, ...] = key(
         ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
     )
-    sample_tokens: int = key(300, "length of the sample written at the end; 0: no sample", low=0, execution=True)
+    sample_tokens: int = key(
+        300, "length of the sample written at the end; 0: no sample", low=0, high=MAX_SAMPLE, execution=True
+    )
     sample_prompt: str = key("\n", "prompt of the sample", execution=True)
 
 

@@ -75,7 +75,7 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         return None
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{_short(value)} is not a tuple; write it as (1, 2)")
+            raise ValueError(f"{short(value)} is not a tuple; write it as (1, 2)")
         if not value:
             raise ValueError("() is empty; give at least one value")
         return tuple(checked(item, typing.get_args(kind)[0], field) for item in value)
@@ -98,6 +98,16 @@ def close_match(word: str, candidates: list[str], template: str = "; did you mea
     return template.format(near[0]) if near else ""
 
 
+def divisors(n: int) -> list[int]:
+    """Return the divisors of a positive integer in ascending order, in O(sqrt(n)).
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
 def _split_optional(type_: Any) -> tuple[Any, bool]:
     """Split `T | None` into (T, True), and any other type T into (T, False)."""
     if not isinstance(type_, types.UnionType):
@@ -111,20 +121,20 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
         try:
             value = float(value)
         except OverflowError:
-            raise ValueError(f"{_short(value)} is too large for a float") from None
+            raise ValueError(f"{short(value)} is too large for a float") from None
     if not isinstance(value, kind) or (kind is int and not is_int):
         article = "an" if kind.__name__[0] in "aeiou" else "a"
-        raise ValueError(f"{_short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
-    if kind is str and ("\0" in value or _has_surrogate(value)):
-        raise ValueError(f"{_short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
+        raise ValueError(f"{short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
+    if kind is str and ("\0" in value or not is_text(value)):
+        raise ValueError(f"{short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
     return value
 
 
-def _has_surrogate(text: str) -> bool:
-    """Return whether UTF-8 cannot encode a text; Python reads bytes of the command line that are not UTF-8 so."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def is_text(value: str) -> bool:
+    """Return whether UTF-8 can encode a str; Python reads bytes of the command line that are not UTF-8 as others."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _check_range(value: Any, limits: types.MappingProxyType) -> None:
@@ -138,19 +148,19 @@ def _check_range(value: Any, limits: types.MappingProxyType) -> None:
         ("below", "<", lambda bound: value < bound),
     ):
         if bounds[name] is not None and not fits(bounds[name]):
-            raise ValueError(f"{_short(value)} is out of range; it must be {sign} {bounds[name]}")
+            raise ValueError(f"{short(value)} is out of range; it must be {sign} {bounds[name]}")
 
 
 def _check_choice(value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{_short(value)} is not one of {', '.join(choices)}{close_match(value, choices)}")
+        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, choices)}")
 
 
 def _check_form(value: str, forms: tuple[str, ...]) -> None:
     if any(_has_form(value, form) for form in forms):
         return
     advice = "; " + hint if (hint := _form_hint(value, forms)) else ""
-    raise ValueError(f"{_short(value)} is not one of {', '.join(forms)}{advice}")
+    raise ValueError(f"{short(value)} is not one of {', '.join(forms)}{advice}")
 
 
 def _has_form(value: str, form: str) -> bool:
@@ -195,10 +205,10 @@ def _clipped(text: str) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def _short(value: Any) -> str:
-    """Return the value's repr, shortened to what fits an error message."""
+def short(value: Any) -> str:
+    """Return the value's repr in one line, shortened to what fits an error message."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")
     except ValueError:  # Python refuses to print an int of more than 4300 digits
         return "a number of thousands of digits"
     except Exception:  # an object of the user's own type

@@ -107,7 +107,7 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=
         n_queries=q_BTHK.shape[-3],
     )
     if implementation == "auto":
-        _log_once(f"attention: {chosen} ({reason})")
+        _log_once(f"attention: {chosen}; {reason}")
     scale = 1 / math.sqrt(d_head) if scale is None else scale
     return IMPLEMENTATIONS[chosen](q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap)
 

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lm.config import MESH_AXES, Config, MeshConfig
+from lm.config.values import divisors
 from lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
     shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
     open_axis = next((axis for axis, size in sizes.items() if size < 0), None)
     if n_devices % given or (open_axis is None and given != n_devices):
-        fits = _listed(_divisors(n_devices))
+        fits = _listed(divisors(n_devices))
         raise UserError(
             f"config.mesh: {shown} does not fit {n_devices} devices; "
             + (
@@ -41,10 +42,6 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
             )
         )
     return sizes | ({open_axis: n_devices // given} if open_axis else {})
-
-
-def _divisors(n: int) -> list[int]:
-    return [i for i in range(1, n + 1) if n % i == 0]
 
 
 def _listed(numbers: list[int]) -> str:
@@ -75,7 +72,7 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
             near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
             found.append(
                 f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, or a config.mesh "
-                f"with {what} = {_listed([n for n in _divisors(value) if n_devices % n == 0])}"
+                f"with {what} = {_listed([n for n in divisors(n_devices) if value % n == 0])}"
             )
     if m.dropout and sizes["sequence"] > 1:
         found.append("config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use dropout 0")

@@ -6,6 +6,7 @@ The HTML is written by hand: a template engine would be one more dependency for 
 import base64
 import html
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from lm.config import flatten
@@ -67,6 +68,22 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
     print(directory / f"{name}.md")
 
 
+def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
+    """Return the tables and figures in the order of a report, as `table` and `figure` write them."""
+    rates = tables.rates(a)
+    return [
+        table(tables.comparisons(a)),
+        figure("differences"),
+        table(tables.losses(a)),
+        figure("curves"),
+        table(tables.curves(a)),
+        figure("learning_rates"),
+        *([table(rates)] if rates else []),
+        figure("equal_cost"),
+        table(tables.costs(a)),
+    ]
+
+
 # ---- Markdown --------------------------------------------------------------------------------------------------
 
 
@@ -84,15 +101,7 @@ def to_markdown(a: Analysis, figures: str) -> str:
         f"**Answer.** {a.comparisons[0].answer}",
         *(f"* {c.answer}" for c in a.comparisons[1:]),
         *(f"* Warning: {warning}" for warning in a.warnings),
-        _markdown(tables.comparisons(a)),
-        figure("differences"),
-        _markdown(tables.losses(a)),
-        figure("curves"),
-        _markdown(tables.curves(a)),
-        figure("learning_rates"),
-        *([_markdown(rates)] if (rates := tables.rates(a)) else []),
-        figure("equal_cost"),
-        _markdown(tables.costs(a)),
+        *_results(a, _markdown, figure),
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
         f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
         "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
@@ -155,7 +164,6 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
             f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(CAPTIONS[name])}</figcaption></figure>'
         )
 
-    rates = tables.rates(a)
     others = "".join(f"<li>{html.escape(c.answer)}</li>" for c in a.comparisons[1:])
     others += "".join(f"<li>Warning: {html.escape(warning)}</li>" for warning in a.warnings)
     body = [
@@ -163,17 +171,9 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
         "" if a.is_full else f"<p class=warning>{NO_CLAIM.format(r['budget'])}</p>",
         f"<p><b>{html.escape(r['question'])}</b></p>",
         f"<p class=answer>{html.escape(a.comparisons[0].answer)}</p><ul>{others}</ul>",
-        _html(tables.comparisons(a)),
-        figure("differences"),
-        _html(tables.losses(a)),
-        figure("curves"),
-        _html(tables.curves(a)),
-        figure("learning_rates"),
-        _html(rates, "text") if rates else "",
-        figure("equal_cost"),
-        _html(tables.costs(a)),
+        *_results(a, _html, figure),
         f"<h2>Background</h2><div class=docstring>{html.escape(r['background'])}</div>",
-        f"{_html(tables.changes(r), 'text')}<p>Base config: {html.escape(tables.base(r))}</p>",
+        f"{_html(tables.changes(r))}<p>Base config: {html.escape(tables.base(r))}</p>",
         "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
         "<h2>Full configs</h2>",
         *(_config(name, v["config"]) for name, v in r["variants"].items()),
@@ -185,7 +185,7 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
 
 
-def _html(table: Table, kind: str = "") -> str:
+def _html(table: Table) -> str:
     """Return a table; on narrow screens each row becomes a block in which every cell names its column."""
     numbers = _footnotes(table)
     header = "".join(
@@ -199,6 +199,7 @@ def _html(table: Table, kind: str = "") -> str:
             f'<td data-column="{html.escape(column)}"><span>{html.escape(cell)}</span></td>' for column, cell in cells
         )
         rows.append(f"<tr>{''.join(cells)}</tr>")
+    kind = "text" if table.is_text else ""
     notes = "".join(
         f"<p class=notes><sup>{number}</sup> {html.escape(column)}: {html.escape(table.notes[column])}</p>"
         for column, number in numbers.items()

@@ -7,17 +7,20 @@ import ast
 import dataclasses
 import difflib
 import itertools
+import sys
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from lm.config import Config
 from lm.config.loading import load_values, run_file
+from lm.config.values import is_text, short
 from lm.errors import UserError
 
 LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
 MIN_SEEDS = 5  # of the full budget
+FIRST_TUNING_SEED = 1_000_000  # the fresh seeds are below it
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -163,7 +166,7 @@ class SweepPlan:
 
     @property
     def tuning_seeds(self) -> range:
-        return range(1_000_000, 1_000_000 + self.budget.tuning_seeds)
+        return range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.budget.tuning_seeds)
 
     @property
     def seeds(self) -> range:
@@ -202,14 +205,17 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
             ] = None
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    background = ast.get_docstring(ast.parse(Path(path).read_text(encoding="utf-8"))) or ""
+    background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
+    for text in (sweep.question, background, *sweep.variants):
+        if not is_text(text):
+            raise UserError(f"{path}: {short(text)} has a character that UTF-8 cannot encode; remove it")
     return SweepPlan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
 
 
 def _grid(rates) -> tuple:
     """Return learning rates in any list, or a single one, as a tuple; NumPy's numbers become Python's."""
     rates = tuple(rates) if isinstance(rates, tuple | list) else (rates,)
-    return tuple(float(rate) if _is_number(rate) else rate for rate in rates)
+    return tuple(float(rate) if _is_number(rate) and abs(rate) <= sys.float_info.max else rate for rate in rates)
 
 
 def _is_number(value) -> bool:
@@ -234,7 +240,7 @@ def _wrong_fields(s: Sweep):
         if getattr(s, field) is None:
             yield f"{field} is missing: it must be {wanted}"
         elif not right:
-            yield f"{field}: {getattr(s, field)!r} must be {wanted}"
+            yield f"{field}: {short(getattr(s, field))} must be {wanted}"
     for name, budget in s.budgets.items() if budgets else ():
         for field in ("tuning_seeds", "seeds"):
             value = getattr(budget, field)
@@ -322,10 +328,11 @@ def _wrong_budgets(budgets: dict[str, Budget], wanted: str):
         if name not in BUDGETS:
             yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         least = MIN_SEEDS if name == "full" else 2
-        if budget.seeds < least:
-            yield f"budget {name!r}: seeds is {budget.seeds}; it must be at least {least}"
-        if budget.tuning_seeds < 1:
-            yield f"budget {name!r}: tuning_seeds is {budget.tuning_seeds}; it must be at least 1"
+        for field, low in (("seeds", least), ("tuning_seeds", 1)):
+            if not low <= (value := getattr(budget, field)) <= FIRST_TUNING_SEED:
+                yield f"budget {name!r}: {field} is {short(value)}; it must be at least {low}" + (
+                    f" and at most {FIRST_TUNING_SEED}" if value > low else ""
+                )
     if wanted not in budgets:
         has = [name for name in BUDGETS if name in budgets]
         other = f", or run it with --budget {has[0]}" if has else ""

@@ -25,12 +25,14 @@ class Table:
         header: the names of the columns.
         rows: the cells.
         notes: footnotes, by the column that they explain.
+        is_text: whether the cells are sentences rather than numbers.
     """
 
     title: str
     header: list[str]
     rows: list[list[str]]
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_text: bool = False
 
 
 # ---- For people ------------------------------------------------------------------------------------------------
@@ -152,13 +154,13 @@ def rates(a: Analysis) -> Table | None:
         if means:
             rows.append([v.name, ", ".join(means)])
     notes = {"validation loss at each learning rate": "Mean over the tuning seeds at the end of training."}
-    return Table("Tuning", ["variant", *notes], rows, notes) if rows else None
+    return Table("Tuning", ["variant", *notes], rows, notes, is_text=True) if rows else None
 
 
 def changes(record: dict) -> Table:
     """Return what each variant changes in the base config."""
     rows = [[name, _changes(v)] for name, v in record["variants"].items()]
-    return Table("Variants", ["variant", "changes"], rows)
+    return Table("Variants", ["variant", "changes"], rows, is_text=True)
 
 
 def _changes(variant: dict) -> str:

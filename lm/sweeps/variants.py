@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
-from lm.config import Config
+from lm.config import MESH_AXES, Config
 from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
@@ -13,6 +13,7 @@ from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
 from lm.text import plural, table
+from lm.training.memory import check_memory
 from lm.training.run import resolve_config
 from lm.training.warm_start import WarmStart, warm_start
 
@@ -80,6 +81,7 @@ def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
             resolved[name] = resolve_config(config, corpora[key]), corpora[key]
+            check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))  # each device trains runs of its own
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:

@@ -21,6 +21,7 @@ from lm.training.checkpoints import Checkpoints, read_metas
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
+from lm.training.memory import report_out_of_memory
 from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
@@ -54,6 +55,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     with (
         closing(progress),
         closing(workdir),
+        report_out_of_memory(),
         jax.disable_jit(config.train.debug),
         use_mesh(run.mesh_sizes),
         runtime.log_to(progress.say),

@@ -19,7 +19,8 @@ def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
     import matplotlib.figure
 
     lines = read_metrics(metrics)
-    training = [(line["step"], line["loss"]) for line in lines if "loss" in line and "split" not in line]
+    # A line of stacked runs has a list of losses.
+    training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
     validation = [(line["step"], line["loss"]) for line in lines if line.get("split") == "validation"]
     figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
     matplotlib.backends.backend_agg.FigureCanvasAgg(figure)

@@ -30,7 +30,7 @@ def test_published_tables_show_the_recorded_results(name):
 
 def test_each_command_of_the_page_has_marks_for_its_table():
     page = compare.PAGE.read_text(encoding="utf-8").replace("\\\n", "")
-    commands = re.findall(r"python -m benchmarks\.(\w+) (.*--publish)", page)
+    commands = re.findall(r"python3 -m benchmarks\.(\w+) (.*--publish)", page)
     names = [name[1] if (name := re.search(r"--name (\w+)", options)) else module for module, options in commands]
     assert sorted(names) == sorted(TABLES)
     assert re.findall(r"<!-- (?!end)(\w+) -->", page) == names, "in the order of the tables"

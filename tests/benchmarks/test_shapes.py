@@ -34,7 +34,7 @@ def test_a_shape_with_another_batch_size():
     assert shapes.named("G@64") == dataclasses.replace(shapes.SHAPES["G"], batch_size=64)
 
 
-@pytest.mark.parametrize("name", ["X", "G@x", "X@8", ""])
+@pytest.mark.parametrize("name", ["X", "G@x", "X@8", "G@0", "G@²", "G@" + "9" * 400, ""])
 def test_unknown_shapes_are_refused(name):
     with pytest.raises(ValueError, match=r"unknown shape '.*'; use one of tiny, S, "):
         shapes.named(name)

@@ -30,6 +30,7 @@ from lm.config.loading import load
         ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
         ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
         ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
+        ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
         (
             "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
             "model.attention: cudnn needs one window",

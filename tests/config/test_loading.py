@@ -194,6 +194,21 @@ def test_a_config_file_can_neither_end_the_command_nor_give_a_traceback(tmp_path
     assert len(line) < 3000
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.model.d_model = {'a': {}}", "config.model.d_model.a: unknown section 'model.d_model'"),
+        ("config.train.steps = {}", "config.train.steps: {} is not an int"),
+        ("config.modle", "config.modle: unknown key; did you mean model?"),
+        ("config.model.n_heads = 10**400", "config.model.n_heads: 1000000000000000000000000000000000000000... (401"),
+        ("config.train.seed = 10**5000", "config.train.seed: a number of thousands of digits is out of range"),
+        ("config.model.window_pattern = (10**400,)", "config.model.window_pattern: 100000000000000000000000000000"),
+    ],
+)
+def test_values_without_content_and_numbers_of_any_length_are_reported(config_file, the_problem, line, message):
+    assert the_problem(config_file(line)).startswith(message)
+
+
 def test_ctrl_c_while_a_config_file_runs_is_no_error_of_the_file(config_file):
     with pytest.raises(KeyboardInterrupt):
         load(config_file("raise KeyboardInterrupt"), [])

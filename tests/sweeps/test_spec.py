@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from running import ROOT
 
+from lm.config import Config
 from lm.config.loading import load as load_config
 from lm.errors import UserError
 from lm.sweeps import spec
@@ -180,6 +181,52 @@ def test_the_wrong_kind_of_file_names_the_right_command():
         load_sweep(str(config), "quick")
     with pytest.raises(UserError, match=rf"not get_config\(\); use python -m lm\.sweep --config {sweep}$"):
         load_config(str(sweep), [])
+
+
+def test_a_file_in_another_encoding_that_it_declares(tmp_path):
+    path, text = tmp_path / "sweep.py", TINY.read_text().replace("__file__", repr(str(TINY)))
+    assert text.startswith('"""')
+    path.write_bytes(("# -*- coding: latin-1 -*-\n" + text.replace('"""', '"""L\u00e4nge: ', 1)).encode("latin-1"))
+    assert load_sweep(str(path), "quick").background.startswith("L\u00e4nge: ")
+
+
+@pytest.mark.parametrize("where", ["question", "docstring", "variant"])
+def test_text_that_utf_8_cannot_encode_is_refused(monkeypatch, where):
+    sweep = spec.run_file(str(TINY), "get_sweep", "")
+    if where == "question":
+        sweep = dataclasses.replace(sweep, question="why \udcff")
+    if where == "variant":
+        sweep = dataclasses.replace(sweep, variants=sweep.variants | {"\udcff": {"model.d_ff": 7}})
+    if where == "docstring":
+        monkeypatch.setattr(spec.ast, "get_docstring", lambda _: "\udcff")
+    monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
+    monkeypatch.setattr(spec, "load_values", lambda *_: Config())
+    with pytest.raises(UserError, match="has a character that UTF-8 cannot encode; remove it"):
+        load_sweep(str(TINY), "quick")
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"budgets": {"quick": Budget(1, HUGE)}}, "seeds is 1000000000.* it must be at least 2 and at most 1000000"),
+        (
+            {"budgets": {"quick": Budget(HUGE, 2)}},
+            "tuning_seeds is 1000000.* it must be at least 1 and at most 1000000",
+        ),
+        ({"learning_rates": (0.1, HUGE)}, "is too large for a float"),
+        ({"question": 10**5000}, "question: a number of thousands of digits must be a question"),
+    ],
+)
+def test_integers_of_hundreds_of_digits(monkeypatch, changes, expected):
+    sweep = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), **changes)
+    monkeypatch.setattr(spec, "run_file", lambda *_: sweep)
+    real = spec.load_values
+    monkeypatch.setattr(spec, "load_values", lambda _, values: real(str(ROOT / "tests/configs/tiny.py"), values))
+    with pytest.raises(UserError, match=expected):
+        load_sweep(str(TINY), "quick")
 
 
 def test_files_that_do_not_return_a_sweep(tmp_path):

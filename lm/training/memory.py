@@ -1,0 +1,162 @@
+"""Refuse a config that needs more memory than there is, before anything is allocated.
+
+The error is a mistake in the config (exit code 2), so that a scheduler does not start the run again.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from lm import parameters
+from lm.config import Config
+from lm.cost.memory import (
+    activation_bytes,
+    gathered_parameter_bytes,
+    logit_bytes,
+    micro_batches_per_step,
+    train_state_bytes,
+)
+from lm.cost.units import si
+from lm.errors import UserError, first_line
+
+# On a CPU the estimate was 0.65 to 1.10 of what XLA allocates for training (10 configs), and 0.48 to 1.10 of what it
+# allocates for evaluation (7 configs). Refuse only what cannot fit, and suggest what surely fits.
+MARGIN, SURE = 1.25, 0.5
+_MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
+_KEYS = {
+    "parameters, gradients and optimizer state": _MODEL,
+    "embeddings and head with gradients and optimizer state": "config.model.{vocab_size, d_model}",
+    "positions with gradients and optimizer state": "config.model.{max_positions, d_model}, config.train.seq_len",
+    "activations": "config.train.{batch_size, seq_len}, " + _MODEL,
+    "logits": "config.train.{batch_size, seq_len}, config.model.vocab_size",
+    "evaluation": "config.eval.batch_size, config.train.{batch_size, seq_len}",
+    "the windows of a dispatch": "config.train.{steps_per_dispatch, batch_size}",
+}
+_OF_BATCHES = ("activations", "logits", "evaluation", "the windows of a dispatch")
+
+
+def check_memory(config: Config, sizes: dict[str, int]) -> None:
+    """Raise UserError if a device has too little memory for training; it names the keys and what would fit.
+
+    Args:
+        config: a resolved config.
+        sizes: the size of each mesh axis.
+    """
+    device = jax.local_devices()[0]
+    available = device_memory(device)
+    if available is None:
+        return
+    limit = MARGIN * available
+    needed = least_state_bytes(config, sizes)
+    if sum(needed.values()) <= limit:  # else JAX may refuse the shapes
+        needed = state_bytes(config, sizes) | batch_bytes(config, device, sizes)
+    if sum(needed.values()) <= limit:
+        return
+    use = max(needed, key=needed.__getitem__)
+    raise UserError(
+        f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, which has "
+        f"{si(available, 'B')}; {si(needed[use], 'B')} are for {use}, which follow from {_KEYS[use]}"
+        + (_smaller_batches(config, device, sizes, available) if use in _OF_BATCHES else "")
+    )
+
+
+def least_state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
+    """Return what one device holds at least of parameters and gradients, by use: the first keys of _KEYS."""
+    uses = [use for use in _KEYS if use not in _OF_BATCHES]
+    found = dict.fromkeys(uses, 0.0)
+    itemsize, n_shards = jnp.dtype(config.model.param_dtype).itemsize, sizes["fsdp"] * sizes["tensor"]
+    for path, p in parameters.parameter_table(config.model).items():
+        use = uses[2 if path == "positions" else 1 if path == "embedding" or path.startswith("head/") else 0]
+        found[use] += (2 if config.train.steps else 1) * p.size * itemsize / n_shards
+    return found
+
+
+def state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
+    """Return what one device holds of parameters, gradients and optimizer state, by use."""
+    least = least_state_bytes(config, sizes)
+    params, optimizer = train_state_bytes(config, sizes)
+    total = params + optimizer
+    if config.train.steps:
+        summed = micro_batches_per_step(config, sizes) > 1  # in float32
+        n_params = params / jnp.dtype(config.model.param_dtype).itemsize
+        total += params + summed * 4 * n_params + gathered_parameter_bytes(config, sizes)
+    return {use: total * n / sum(least.values()) for use, n in least.items()}
+
+
+def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, float]:
+    """Return what one device holds of a batch, by use; of training and evaluation, the larger one."""
+    m, t = config.model, config.train
+    windows = {"the windows of a dispatch": 12.0 * t.steps_per_dispatch * t.batch_size}  # int64 and int32
+    evaluated = dataclasses.replace(
+        config,
+        model=dataclasses.replace(m, n_layers=1, remat="none"),
+        train=dataclasses.replace(t, batch_size=config.eval.batch_size or t.batch_size, micro_batch_size=None),
+    )
+    # Half of what a block keeps for the backward pass is in use at a time, and logits have no gradients.
+    evaluation = (activation_bytes(evaluated, device, sizes) + logit_bytes(evaluated, sizes)) / 2
+    training = {}
+    if t.steps:
+        training = {"activations": activation_bytes(config, device, sizes), "logits": logit_bytes(config, sizes)}
+    return windows | (training if sum(training.values()) >= evaluation else {"evaluation": evaluation})
+
+
+def _smaller_batches(config: Config, device, sizes: dict[str, int], available: float) -> str:
+    """Return "; KEY = VALUE would fit" for the largest power of two of micro_batch_size that fits, else nothing."""
+    n_parts, t = sizes["replica"] * sizes["fsdp"], config.train
+
+    def with_size(size: int) -> Config:
+        rows = min(config.eval.batch_size or t.batch_size, size * n_parts)
+        evaluation = dataclasses.replace(config.eval, batch_size=rows)
+        return dataclasses.replace(config, train=dataclasses.replace(t, micro_batch_size=size), eval=evaluation)
+
+    state = sum(state_bytes(with_size(1), sizes).values())
+    for exponent in reversed(range((t.batch_size // n_parts).bit_length())):
+        smaller = with_size(2**exponent)
+        if state + sum(batch_bytes(smaller, device, sizes).values()) <= SURE * available:
+            rows = smaller.eval.batch_size
+            evaluation = "" if rows == config.eval.batch_size else f" with config.eval.batch_size = {rows}"
+            return f"; config.train.micro_batch_size = {2**exponent}{evaluation} would fit"
+    return ""
+
+
+def device_memory(device) -> float | None:
+    """Return the bytes that programs can allocate on a device; None if they are not known.
+
+    The devices of a CPU share the memory of the machine, of which the process may be granted only a part.
+    """
+    if device.platform == "cpu":
+        total = host_memory()
+        return total and total / jax.local_device_count()
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def host_memory() -> int | None:
+    """Return the bytes of memory of this machine, or of the control group of this process; None if not known."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError):
+        group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip())
+        for directory in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # no limit there, or the word "max"
+                limits.append(int((directory / "memory.max").read_text()))
+    return min(limits, default=None)
+
+
+@contextlib.contextmanager
+def report_out_of_memory() -> Iterator[None]:
+    """Raise UserError where the host or a device cannot allocate memory."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        raise UserError(
+            f"out of memory: {first_line(error)}; use a smaller config.train.micro_batch_size, config.eval.batch_size, "
+            f"config.train.seq_len or {_MODEL}, or more devices with config.mesh.fsdp"
+        ) from error
