@@ -20,7 +20,8 @@ from benchmarks.faults.judge import Outcome, Trial, judge
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 LAST_STEP = 12
-SECONDS = 60  # after which a command counts as hung
+SECONDS = 120  # after which a command counts as hung
+COMPILING = 600  # for the first commands, which compile
 
 
 class Bench:
@@ -43,17 +44,16 @@ class Bench:
     @functools.cached_property
     def reference(self) -> Path:
         """Train a run that is never disturbed; returns its workdir."""
-        assert self.train(self.base / "reference").code == 0
+        assert self.train(self.base / "reference", seconds=COMPILING).code == 0
         return self.base / "reference"
 
     @functools.cached_property
     def interrupted(self) -> Path:
         """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns its workdir."""
-        with stopped_at(9):  # by then one step more has been sent to the device
-            assert (
-                self.train(self.base / "interrupted", "--config.train.steps_per_dispatch=1").code
-                == 128 + signal.SIGTERM
-            )
+        keys = ("--config.train.steps_per_dispatch=1",)  # step 10 is sent to the device before step 9 is logged
+        with stopped_at(9):
+            outcome = self.train(self.base / "interrupted", *keys, seconds=COMPILING)
+        assert outcome.code == 128 + signal.SIGTERM, outcome.output
         return self.base / "interrupted"
 
     @functools.cached_property
@@ -68,14 +68,14 @@ class Bench:
         """Return the arguments of lm.train for the tiny config on the text of this directory."""
         return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", f"--workdir={workdir}", *more]
 
-    def train(self, workdir: Path, *more: str) -> Outcome:
+    def train(self, workdir: Path, *more: str, seconds: int = SECONDS) -> Outcome:
         """Run lm.train in this process."""
         from lm import train
         from lm.training import finish
 
         # Half of the time of such a short run would be that of its figure.
         with mock.patch.object(finish, "loss_curve_png", return_value=b"figure"):
-            return call(train.main, self.arguments(workdir, *more))
+            return call(train.main, self.arguments(workdir, *more), seconds)
 
     def process(self, program: list[str], **options) -> subprocess.Popen:
         """Start a Python program in a process of its own."""

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath  # Orbax needs it, and takes no other paths here
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError
@@ -54,6 +55,7 @@ class Checkpoints:
         # The best checkpoint may be one whose loss was lost: keep all of them.
         unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
         self._protected = set() if complete else unscored
+        from_first(lambda: _remove_damaged_times(self._directory, say))
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
@@ -263,6 +265,22 @@ def _steps_on_disk(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in paths if path.name.isdigit() and path.is_dir())
 
 
+def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
+    """Remove what Orbax records of a checkpoint's times if it is damaged.
+
+    Opening any checkpoint would fail because of one such file. Without the file Orbax takes the directory's time.
+    """
+    for step in _steps_on_disk(directory):
+        try:
+            _ = ocp.path.step.Metadata(step=step, path=epath.Path(directory / str(step))).commit_timestamp
+        except OSError:
+            continue
+        except Exception as error:
+            path = directory / str(step) / "_CHECKPOINT_METADATA"
+            path.unlink()
+            say(f"WARNING: {path} is damaged ({first_line(error)}); removed, as it only holds times")
+
+
 def _description(leaf) -> dict:
     return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
 
@@ -292,10 +310,9 @@ def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[di
     If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
     are damaged or missing too, or if evaluations have `batches`: the one of the last step is not in the metrics then.
     """
-    path, damaged = directory.parent / VAL_LOSSES, False
+    path, damaged, stored = directory.parent / VAL_LOSSES, False, {}
     try:
-        if losses := {int(step): float(loss) for step, loss in json.loads(path.read_bytes()).items()}:
-            return losses, True
+        stored = {int(step): float(loss) for step, loss in json.loads(path.read_bytes()).items()}
     except FileNotFoundError:
         pass
     except (ValueError, TypeError, AttributeError):
@@ -308,7 +325,12 @@ def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[di
     measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
     losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
     losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-    if damaged:
+    # A changed digit leaves valid JSON: compare with the metrics.
+    not_evaluated = {line["step"] for line in lines} - {line["step"] for line in evaluations}
+    changed = any(stored.get(step, loss) != loss for step, loss in losses.items()) or stored.keys() & not_evaluated
+    if stored and not changed:
+        return losses | stored, True
+    if damaged or changed:
         say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
     return losses, bool(lines) and not measure and not (damaged and not losses)
 

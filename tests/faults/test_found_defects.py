@@ -1,0 +1,56 @@
+"""Defects that the campaign found stay corrected. Each test fails without its correction."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from lm.errors import UserError
+from lm.files import refuse_links
+from lm.training.checkpoints import Checkpoints
+
+
+def save(workdir, losses: dict[int, float]) -> None:
+    """Write checkpoints of one array with these validation losses, and the metrics of a run that has them."""
+    checkpoints = Checkpoints(workdir, keep=9)
+    for step, loss in losses.items():
+        checkpoints.score(step, loss)
+        checkpoints.save(step, {"x": np.float32(step)}, {})
+    checkpoints.close()
+    lines = [{"step": step, "loss": 3.0} for step in range(1, max(losses) + 1)]
+    lines += [{"step": step, "split": "validation", "loss": loss} for step, loss in losses.items()]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(("before", "after"), [('"4": 2.5', '"4": 7.5'), ('"4": 2.5', '"5": 2.5')])
+def test_a_changed_digit_in_val_losses_is_found(tmp_path, before, after):
+    save(tmp_path, {4: 2.5, 8: 2.75})
+    path = tmp_path / "val_losses.json"
+    path.write_text(path.read_text().replace(before, after))
+    lines = []
+    checkpoints = Checkpoints(tmp_path, keep=1, say=lines.append)
+    assert [f"{path} is damaged; 2 validation losses" in line for line in lines] == [True]
+    checkpoints.save(12, {"x": np.float32(12)}, {})
+    checkpoints.wait()
+    assert checkpoints.steps() == [4, 12]  # the best one, and the newest
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"item_handlers": 3}', '{"commit_timestamp_nsecs": 1' + "0" * 40 + "}"])
+def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
+    save(tmp_path, {4: 2.5, 8: 2.75})
+    (tmp_path / "checkpoints" / "4" / "_CHECKPOINT_METADATA").write_text(content)
+    lines = []
+    checkpoints = Checkpoints(tmp_path, say=lines.append)
+    assert ["_CHECKPOINT_METADATA is damaged" in line for line in lines] == [True]
+    step, state, _ = checkpoints.restore({"x": np.float32(0)})
+    assert (step, float(state["x"])) == (8, 8.0)
+    checkpoints.close()
+
+
+def test_a_named_pipe_in_a_workdir_is_refused(tmp_path):
+    """Reading it would wait for ever."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"config\.json is neither a file nor a directory"):
+        refuse_links([tmp_path / "config.json"])
