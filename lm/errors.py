@@ -30,6 +30,19 @@ class Unavailable(UserError):
     """An error for a text that needs a network. It is the only error for which `data.offline` names a fallback."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return an error's cause in one line: its type, and the first line of its message, shortened.
+
+    Orbax wraps errors of TensorStore, whose messages have pages; `tokenizers` raises the bare type Exception.
+
+    >>> first_line(ValueError("no such dtype" + chr(10) + "a page of details"))
+    'ValueError: no such dtype'
+    """
+    error = error.__cause__ or error
+    line = f"{error}".strip().partition("\n")[0][:300]
+    return line if line and type(error) is Exception else f"{type(error).__name__}: {line}"
+
+
 def run_command(command: Callable[[], int]) -> int:
     """Run a command and return its exit code; print errors that are meant for the user.
 

@@ -14,7 +14,9 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
-COUNT = range(2**63)  # an `expected` of `read_json`: a number of things, a size, a step
+# Shapes for `read_json`: a number of things, a size, a step; and a number that need not be finite.
+COUNT = range(2**63)
+NUMBER = (float, "NaN", "Infinity", "-Infinity")
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -68,14 +70,14 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
 
     Args:
         content: JSON in UTF-8.
-        expected: a type (`float` accepts integers and what `to_json` writes for numbers that are not finite); a range
-            of integers, such as `COUNT`; None for null; {"key": shape} for an object with at least these keys;
-            {str: shape} for an object with any keys; [shape] for a list of any length; or a tuple of alternatives.
+        expected: a type (`float` accepts integers); a range of integers, such as `COUNT`; a string for this string
+            alone; None for null; {"key": shape} for an object with at least these keys; {str: shape} for an object
+            with any keys; [shape] for a list of any length; or a tuple of alternatives, such as `NUMBER`.
 
     Raises:
         ValueError: it is not JSON or has another shape; the message says where.
 
-    >>> parse_json('{"steps": 3, "losses": [2.5, "NaN"]}', {"steps": COUNT, "losses": [float]})
+    >>> parse_json('{"steps": 3, "losses": [2.5, "NaN"]}', {"steps": COUNT, "losses": [NUMBER]})
     {'steps': 3, 'losses': [2.5, 'NaN']}
     >>> parse_json('{"steps": "3"}', {"steps": (COUNT, None)})
     Traceback (most recent call last):
@@ -87,12 +89,14 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
         value = json.loads(content)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deeply") from None
-    _check_shape(value, expected, "")
+    if "\\u" in content if isinstance(content, str) else b"\\u" in content:
+        to_json(value).encode()  # raises ValueError for half of a surrogate pair, which is not text
+    check_shape(value, expected)
     return value
 
 
-def _check_shape(value, expected, where: str) -> None:
-    """Raise ValueError if the value at `where` has another shape."""
+def check_shape(value, expected, where: str = "") -> None:
+    """Raise ValueError if a value, found at `where`, has another shape; see `parse_json`."""
     alternatives = expected if isinstance(expected, tuple) else (expected,)
     shape = next((shape for shape in alternatives if _is_a(value, shape)), alternatives)
     if shape is alternatives:
@@ -107,26 +111,29 @@ def _check_shape(value, expected, where: str) -> None:
             raise ValueError(f"{where or 'its content'} has no {missing[0]!r}")
         items = {f"{where}.{key[:80]}".lstrip("."): (value[key], shapes[key]) for key in shapes}
     for name, (item, expected_item) in items.items():
-        _check_shape(item, expected_item, name)
+        check_shape(item, expected_item, name)
 
 
 def _is_a(value, shape) -> bool:
     """Return whether a value is of the type of a shape; what lists and objects contain is not checked."""
     if shape is None or isinstance(value, bool):
         return value is None if shape is None else shape is bool
+    if isinstance(shape, str):
+        return value == shape
     if isinstance(shape, range):
         return isinstance(value, int) and value in shape
     if shape is int:
         return isinstance(value, int) and -(2**63) <= value < 2**63
     if shape is float:
-        finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-        return finite or value in ("NaN", "Infinity", "-Infinity")
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
     return isinstance(value, type(shape) if isinstance(shape, list | dict) else shape)
 
 
 def _name_of(shape) -> str:
     if isinstance(shape, range):
         return f"an integer of at least {shape.start}"
+    if isinstance(shape, str):
+        return repr(shape)
     names = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number", None: "null"}
     return names.get(type(shape) if isinstance(shape, list | dict) else shape, "true or false")
 
@@ -212,7 +219,7 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     try:
         held = acquired.acquire()
     except filelock.Timeout:
-        holder = path.read_text(encoding="utf-8").strip() or "another process"
+        holder = path.read_text(encoding="utf-8", errors="replace").strip()[:200] or "another process"
         raise TemporaryError(
             f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
         ) from None

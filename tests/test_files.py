@@ -3,9 +3,9 @@
 import pytest
 
 from lm.errors import UserError
-from lm.files import COUNT, parse_json, read_json
+from lm.files import COUNT, NUMBER, parse_json, read_json
 
-SHAPE = {"name": str, "losses": {str: float}, "shards": [{"size": COUNT, "split": (str, None)}]}
+SHAPE = {"name": str, "losses": {str: NUMBER}, "shards": [{"size": COUNT, "split": (str, None)}]}
 GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
 
 
@@ -27,8 +27,9 @@ def test_json_of_the_expected_shape_is_returned(tmp_path):
         (b"null", "its content is null, not an object"),
         (GOOD.replace('"name"', '"nom"').encode(), "its content has no 'name'"),
         (GOOD.replace('"a"', "7").encode(), "name is 7, not a string"),
-        (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number"),
+        (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number or 'NaN' or"),
         (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
+        (GOOD.replace('"a"', '"\\ud800"').encode(), "surrogates not allowed"),
         (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),
         (GOOD.replace('"size": 1', '"size": -1').encode(), "shards[0].size is -1, not an integer of at least 0"),
         (GOOD.replace('"split": null', '"split": 1').encode(), "shards[0].split is 1, not a string or null"),
@@ -52,6 +53,13 @@ def test_a_file_that_cannot_be_read_is_not_called_corrupted(tmp_path):
         read_json(tmp_path / "missing.json")
     with pytest.raises(IsADirectoryError):
         read_json(tmp_path)
+
+
+def test_a_number_is_finite_unless_the_shape_says_otherwise():
+    assert parse_json('["NaN", 1]', [NUMBER]) == ["NaN", 1]
+    for text in ('["NaN"]', "[NaN]", "[1e999]"):
+        with pytest.raises(ValueError, match=r"\[0\] is .*, not a number"):
+            parse_json(text, [float])
 
 
 def test_integers_fit_64_bits():

@@ -1,21 +1,17 @@
-"""The command lm.train: the files of a run, its output, and its errors."""
+"""The command lm.train: the files of a run, its output, and its execution options."""
 
 import json
 import os
 import pty
-import re
-import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from running import CONFIG, ROOT, checkpoint_steps, checksums, metrics_of, summary_of
+from running import checkpoint_steps, checksums, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
 from lm.training import job
-from lm.training.checkpoints import restore_params
 from lm.training.workdir import SUMMARY_FIELDS
 
 # One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
@@ -157,203 +153,6 @@ def test_a_terminal_shows_every_step(bench, tmp_path):
     assert b"validation: loss" in output
 
 
-# ---- Refusals ----------------------------------------------------------------------------------------------------
-
-
-def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:
-    """Run the command without jax; check that it leaves no file."""
-    directory = tmp_path / "empty"
-    directory.mkdir()
-    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{ROOT}"}
-    command = [sys.executable, "-m", "lm.train", *arguments]
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
-    assert not any(directory.iterdir())
-    return done
-
-
-def test_help_lists_the_keys_and_needs_no_jax(bench, tmp_path):
-    done = in_empty_directory(bench, tmp_path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    for words in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
-        assert words in done.stdout
-
-
-TINY = f"--config={CONFIG}"
-REFUSALS = {
-    "every mistake at once": (
-        [
-            TINY,
-            "--config.model.d_modle=3",
-            "--config.train.steps=abc",
-            "--config.model.dropout=1",
-            "--config.trian.x=1",
-        ],
-        ["config.model.d_modle", "d_model?", "config.train.steps: 'abc'", "config.model.dropout", "config.trian"],
-    ),
-    "stray argument": ([TINY, "--config.model.tie_embeddings", "False"], ["False", "--config.SECTION.KEY=VALUE"]),
-    "misspelled option": ([TINY, "--resum"], ["--resum"]),
-    "no config": ([], ["--config"]),
-    "missing config file": (["--config=configs/shakespear.py"], ["configs/shakespear.py"]),
-    "resume where": ([TINY, "--resume"], ["--resume", "--workdir"]),
-    "workdir is a file": ([TINY, f"--workdir={CONFIG}"], ["is a file"]),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_mistakes_are_reported_without_jax_and_without_files(bench, tmp_path, case):
-    arguments, expected = REFUSALS[case]
-    done = in_empty_directory(bench, tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    for words in expected:
-        assert words in done.stderr
-
-
-RUN_REFUSALS = {
-    "not resumed": ([], ["already holds a run", "--resume"]),
-    "another experiment": (
-        ["--resume", "--config.model.d_model=32", "--config.optimizer.b2=0.9"],
-        ["config.model.d_model: 16 -> 32", "config.optimizer.b2: 0.95 -> 0.9"],
-    ),
-    "cosine does not grow": (["--resume", "--config.train.steps=24"], ["config.train.steps: 12 -> 24", "schedule"]),
-    "shrink": (["--resume", "--config.train.steps=6"], ["config.train.steps: 12 -> 6", "shrink"]),
-}
-
-
-@pytest.mark.parametrize("case", RUN_REFUSALS)
-def test_a_run_is_never_overwritten(bench, tmp_path, case):
-    reference = bench.reference()
-    arguments, expected = RUN_REFUSALS[case]
-    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
-    done = in_empty_directory(bench, tmp_path, *bench.arguments(reference, *arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    for words in expected:
-        assert words in done.stderr
-    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
-
-
-def test_mistakes_that_need_the_data(train, tmp_path):
-    code, output = train(tmp_path / "run", "--config.data.source=text:absent.txt")
-    assert code == 2
-    assert "absent.txt" in output
-    prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
-    code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
-    assert code == 2
-    assert "config.eval.sample_prompt" in output
-    assert "config.train.seq_len" in output
-    assert not any(tmp_path.iterdir())
-
-
-# ---- No network --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_network(tmp_path, monkeypatch) -> list[str]:
-    """Return the arguments of a run on Tiny Shakespeare, which is not prepared and cannot be downloaded."""
-    from lm.data import shakespeare
-
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # a port on which nothing listens
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
-
-
-def test_the_error_without_network_names_alternatives(train, no_network, tmp_path):
-    code, output = train(tmp_path / "run", *no_network)
-    assert code == 2
-    for alternative in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
-        assert alternative in output
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
-    short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
-    code, output = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
-    assert code == 0
-    assert "WARNING: training on python_docs INSTEAD of" in output
-    assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
-    assert summary_of(tmp_path / "run")["data_notices"]
-
-
-# ---- A loss that is not finite -----------------------------------------------------------------------------------
-
-DIVERGING = (
-    "--config.optimizer.name=sgd",
-    "--config.optimizer.learning_rate=1e30",
-    "--config.optimizer.schedule=constant",
-    "--config.optimizer.clip_norm=none",
-    "--config.optimizer.weight_decay=0.0",
-    "--config.eval.every=0",
-)
-
-
-def assert_only_finite_checkpoints(workdir):
-    for step in checkpoint_steps(workdir):
-        import jax
-
-        _, params, _ = restore_params(workdir, step)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-
-
-def bad_step(workdir) -> int:
-    """Return the step whose loss or gradients were not finite; no later step was logged."""
-    *good, last = metrics_of(workdir)
-    assert not np.isfinite(last["loss"]) or not np.isfinite(last["grad_norm"])
-    assert all(np.isfinite(line["loss"]) and np.isfinite(line["grad_norm"]) for line in good)
-    assert [line["step"] for line in good] == list(range(1, last["step"]))
-    return last["step"]
-
-
-@pytest.mark.slow
-def test_a_diverging_run_stops_with_a_report(train, tmp_path):
-    code, output = train(tmp_path / "run", *DIVERGING)
-    assert code == 3
-    step = bad_step(tmp_path / "run")
-    # The report has the step, the learning rate, norms by group, and the last finite checkpoint.
-    assert re.search(rf"step {step}: the (loss|gradient norm) is not finite; training stopped", output)
-    assert "learning rate 1e+30" in output
-    assert all(group in output for group in ("gradient norm", "layers/attention ", "final_norm", "head"))
-    assert f"step {step - 1}, in {tmp_path / 'run' / 'checkpoints'}" in output
-    assert (summary_of(tmp_path / "run")["status"], summary_of(tmp_path / "run")["steps"]) == ("nonfinite", step - 1)
-    assert max(checkpoint_steps(tmp_path / "run")) == step - 1
-    assert_only_finite_checkpoints(tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["stop", "skip"])
-def test_an_update_that_is_not_finite_is_told_from_a_loss_or_gradient(train, tmp_path, action):
-    """A learning rate near the largest float32 overflows the parameters in the first step."""
-    keys = ("--config.optimizer.name=adamw", "--config.optimizer.learning_rate=3.4e38", "--config.train.steps=2")
-    keys += ("--config.optimizer.weight_decay=10.0", f"--config.train.on_nonfinite={action}")
-    code, output = train(tmp_path / "run", *DIVERGING, *keys)
-    assert code == {"stop": 3, "skip": 0}[action]
-    assert "step 1: the update is not finite (the loss and the gradient norm are); " in output
-
-
-@pytest.mark.slow
-def test_the_last_finite_state_does_not_depend_on_the_dispatches(train, tmp_path):
-    for k in (1, 4):
-        assert train(tmp_path / f"by_{k}", *DIVERGING, f"--config.train.steps_per_dispatch={k}")[0] == 3
-    last = bad_step(tmp_path / "by_1") - 1
-    assert bad_step(tmp_path / "by_4") == last + 1
-    assert checksums(tmp_path / "by_1", last) == checksums(tmp_path / "by_4", last)
-
-
-@pytest.mark.slow
-def test_steps_that_are_not_finite_can_be_skipped(train, tmp_path):
-    assert train(tmp_path / "run", *DIVERGING)[0] == 3
-    code, output = train(tmp_path / "run", *DIVERGING, "--resume", "--config.train.on_nonfinite=skip")
-    assert code == 0
-    assert "the update was skipped" in output
-    summary = strict_json((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("finished", 12)
-    lines = [line for line in metrics_of(tmp_path / "run") if "split" not in line]
-    assert [line["step"] for line in lines] == list(range(1, 13))
-    assert summary["skipped"] == sum(not np.isfinite(line["loss"] + line["grad_norm"]) for line in lines) > 0
-    assert_only_finite_checkpoints(tmp_path / "run")
-
-
 # ---- Execution options ----------------------------------------------------------------------------------------------
 
 
@@ -397,21 +196,3 @@ def test_debug_computes_the_same_without_jit(bench, train, tmp_path):
     np.testing.assert_allclose(
         [line["loss"] for line in metrics_of(tmp_path / "run") if "split" not in line], reference, rtol=1e-5
     )
-
-
-# Ctrl-C while the data is being prepared.
-INTERRUPTED_EARLY = """
-import os, signal, sys
-from lm import data, train
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-data.open_corpus = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
-sys.exit(train.main(sys.argv[1:]))
-"""
-
-
-def test_ctrl_c_before_training_leaves_no_files(bench, tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED_EARLY, *bench.arguments(tmp_path / "run")]
-    done = subprocess.run(command, env=bench.env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in done.stderr
-    assert not any(tmp_path.iterdir())

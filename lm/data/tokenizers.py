@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.files import parse_json
 
 UNK = "<unk>"
@@ -191,18 +191,13 @@ class HFTokenizer(Tokenizer):
             encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as e:  # `tokenizers` raises bare Exception
             raise UserError(
-                f"tokenizer: cannot encode the text ({_first_line(e)}); add the unknown token to the vocabulary of its "
+                f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to the vocabulary of its "
                 "tokenizer.json, or use a byte-level tokenizer"
             ) from None
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, shortened."""
-    return f"{error}".partition("\n")[0][:200] or type(error).__name__
 
 
 def _utf8(text: str) -> bytes:
@@ -254,7 +249,7 @@ def from_json(text: str) -> Tokenizer:
         state = parse_json(text, shape)
         return tokenizer(**{name: state[name] for name in shape})
     except Exception as e:  # `tokenizers` raises bare Exception for a malformed tokenizer
-        raise UserError(f"a saved tokenizer is corrupted: {_first_line(e)}") from None
+        raise UserError(f"a saved tokenizer is corrupted: {first_line(e)}") from None
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
@@ -304,7 +299,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
                 return HFTokenizer(file.read())
         except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(
-                f'config.data.tokenizer: cannot read "{spec}" ({_first_line(e)}); '
+                f'config.data.tokenizer: cannot read "{spec}" ({first_line(e)}); '
                 "PATH must be a tokenizer.json of Hugging Face"
             ) from None
     raise UserError(f'config.data.tokenizer: "{spec}" is not one of char, byte, word, bpe:SIZE, hf:PATH')

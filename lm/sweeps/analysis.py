@@ -1,7 +1,6 @@
 """Analyze the finished runs of a sweep: results per variant, comparisons, and a sentence for each comparison."""
 
 import dataclasses
-import json
 import math
 import shlex
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.records import read_sweep
 from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
 
 
@@ -127,7 +127,11 @@ def analyze(workdir: Path) -> Analysis:
     path = workdir / "sweep.json"
     if not path.is_file():
         raise UserError(f"{workdir} holds no sweep; give the directory that python -m lm.sweep printed")
-    record, results = json.loads(path.read_text(encoding="utf-8")), Results(workdir)
+    record, results = read_sweep(path), Results(workdir)
+    if unknown := {key[1] for key in results.runs} - record["variants"].keys():
+        raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
+    if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
+        raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
     failed = _failed(record, results, workdir)
     variants = {name: _variant(name, record, results) for name in record["variants"] if name not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]

@@ -2,17 +2,18 @@
 
 import contextlib
 import itertools
-import json
 import math
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm.config import Config, to_dict
 from lm.data import unigram_loss
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
+from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep
 from lm.sweeps.spec import SweepPlan
 from lm.training.provenance import describe_start
 from lm.training.workdir import compare_configs
@@ -75,7 +76,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
     here = describe_start()
     with _wait_for_lock(workdir):
         path = workdir / "sweep.json"
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        old = read_sweep(path) if path.exists() else None
         others = [p.name for p in workdir.iterdir() if not p.name.startswith(".") and p.name != "sweep.json"]
         if old is None and others:
             raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
@@ -88,7 +89,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
 def _wait_for_lock(workdir: Path):
     """Lock the directory; other processes that start the same sweep hold the lock for a moment."""
     for _ in range(100):
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(TemporaryError):
             return lock(workdir)
         time.sleep(0.1)
     return lock(workdir)
@@ -126,23 +127,41 @@ def _evaluation(variant: dict) -> dict:
 class Results:
     """The finished runs of a sweep, shared by the processes that train it.
 
+    A corrupted file is renamed to NAME.corrupted with a warning, as if its runs were not trained.
+
+    Args:
+        workdir: the sweep's directory.
+        warn: called with each warning.
+
     Attributes:
         runs: the results of each finished run, by (phase, variant, learning rate, seed); phase is "tuning" or "final".
         speeds: what lm.sweeps.throughput.measure_variants returned, None before it was measured.
     """
 
-    def __init__(self, workdir: Path):
-        self.workdir, self.runs, self._read = workdir, {}, set()
+    def __init__(self, workdir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)):
+        self.workdir, self.runs, self._read, self._warn = workdir, {}, set(), warn
         self.reload()
 
     def reload(self) -> None:
         """Read what other processes have finished."""
-        speeds = self.workdir / "speeds.json"
-        self.speeds = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else None
+        self.speeds = self._intact(self.workdir / "speeds.json", read_speeds)
         for path in sorted((self.workdir / "results").glob("*.json")):
-            if path.name not in self._read:
-                self._remember(json.loads(path.read_text(encoding="utf-8")))
+            if path.name not in self._read and (runs := self._intact(path, read_runs)) is not None:
+                self._remember(runs)
                 self._read.add(path.name)
+
+    def _intact(self, path: Path, read: Callable[[Path], Any]) -> Any:
+        """Return what `read` returns; None if there is no file, or after a corrupted one was renamed."""
+        try:
+            return read(path)
+        except FileNotFoundError:
+            return None
+        except UserError as error:
+            aside = path.with_name(f"{path.name}.corrupted")
+            with contextlib.suppress(OSError):
+                path.rename(aside)
+            self._warn(f"WARNING: {error} (renamed to {aside.name})")
+            return None
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
@@ -151,7 +170,7 @@ class Results:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)
-        except UserError:
+        except TemporaryError:
             yield False
             return
         with held:
@@ -178,8 +197,8 @@ class Results:
     def failures(self) -> dict[tuple, str]:
         """Return the latest error of each run that failed, by key."""
         paths = sorted((self.workdir / "failed").glob("*.json"), key=lambda path: path.stat().st_mtime)
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return {tuple(key): failure["error"] for failure in found for key in failure["runs"]}
+        found = [self._intact(path, read_failure) for path in paths]
+        return {tuple(key): failure["error"] for failure in found if failure for key in failure["runs"]}
 
     def _remember(self, runs: list[dict]) -> None:
         for run in runs:

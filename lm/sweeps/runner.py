@@ -68,7 +68,7 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with log_to(progress.say), Signals(progress.say) as signals:
-        return _Runner(plan, variants, record, Results(workdir), together, progress.say, signals).run()
+        return _Runner(plan, variants, record, Results(workdir, progress.say), together, progress.say, signals).run()
 
 
 def _estimate(plan: SweepPlan, variants: dict[str, Variant], together: int) -> str:

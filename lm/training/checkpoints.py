@@ -23,15 +23,17 @@ import orbax.checkpoint as ocp
 from etils import epath  # Orbax needs it, and takes no other paths here
 from jax.experimental import multihost_utils
 
-from lm.errors import TemporaryError, UserError
-from lm.files import to_json, write_text
+from lm.errors import TemporaryError, UserError, first_line
+from lm.files import COUNT, parse_json, read_json, to_json, write_text
 from lm.parallel.processes import from_first
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
 from lm.training.metrics import read_metrics
-from lm.training.orbax_errors import Corrupted, disk_failure, first_line, quieten_orbax, read_failure
+from lm.training.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
+from lm.training.workdir import is_step
 
 VAL_LOSSES = "val_losses.json"
+_RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def _steps_on_disk(directory: Path) -> list[int]:
         paths = list(directory.iterdir())  # unlike glob, this does not hide a directory that cannot be read
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(path.name) for path in paths if path.name.isdigit() and path.is_dir())
+    return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
 def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
@@ -295,7 +297,7 @@ def _read_record(directory: Path, step: int) -> dict:
     It is read without Orbax, whose reader waits for all processes of a run.
     """
     try:
-        record = json.loads((directory / str(step) / "meta" / "metadata").read_bytes())
+        record = parse_json((directory / str(step) / "meta" / "metadata").read_bytes(), _RECORD)
         digest = record.pop("sha256")
     except Exception as error:
         raise read_failure(directory, step, "record", error) from error
@@ -312,10 +314,10 @@ def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[di
     """
     path, damaged, stored = directory.parent / VAL_LOSSES, False, {}
     try:
-        stored = {int(step): float(loss) for step, loss in json.loads(path.read_bytes()).items()}
+        stored = {int(step): float(loss) for step, loss in read_json(path, {str: float}).items()}
     except FileNotFoundError:
         pass
-    except (ValueError, TypeError, AttributeError):
+    except (UserError, ValueError):
         damaged = True
     try:
         lines = read_metrics(directory.parent / "metrics.jsonl")

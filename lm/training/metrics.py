@@ -4,19 +4,32 @@ A line is a dict. Training lines have step, loss, learning_rate, grad_norm, toke
 evaluation lines have step, split, loss and the other metrics of that split, and `batches` if not all were evaluated.
 """
 
-import json
 import math
 import os
+import re
 import secrets
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, name_errors, to_json, without_links, write_text
+from lm.files import (
+    COUNT,
+    NUMBER,
+    check_in_place,
+    check_shape,
+    name_errors,
+    parse_json,
+    to_json,
+    without_links,
+    write_text,
+)
 from lm.training.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
+# Shapes of lines: training, evaluation and details of a run; training and evaluation of the stacked runs of a sweep.
+_TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
+_STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -34,7 +47,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a line other than the last is not JSON, or has no step.
+        UserError: if a line other than the last is not JSON or has not the values of a line.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -56,13 +69,18 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
-        except ValueError:
-            raise UserError(f"{path}, line {number} is not JSON: {text[:60]!r}; correct or remove that line") from None
-        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
-            raise UserError(f"{path}, line {number} has no step: {text[:60]!r}; correct or remove that line")
+            line = parse_json(text, {"step": COUNT})
+            check_shape(line, _shape_of(line))
+        except ValueError as error:
+            raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
         lines.append((text, line))
     return lines
+
+
+def _shape_of(line: dict) -> dict:
+    if "split" in line:
+        return {"split": str} | (_STACKED_EVALUATION if "sums" in line else _EVALUATION)
+    return _DETAILS if "detail" in line else _TRAINING
 
 
 class MetricsWriter:
@@ -191,7 +209,14 @@ def _start_wandb(workdir: Path, arguments: dict):
             "pip install -e '.[wandb]', or set config.log.wandb = False"
         ) from None
     # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
-    id_file = workdir / "wandb_id.txt"
-    if not id_file.exists():
-        write_text(id_file, secrets.token_hex(4))
-    return wandb.init(dir=str(workdir), id=id_file.read_text(encoding="utf-8"), resume="allow", **arguments)
+    return wandb.init(dir=str(workdir), id=_wandb_id(workdir / "wandb_id.txt"), resume="allow", **arguments)
+
+
+def _wandb_id(path: Path) -> str:
+    """Return the id of the W&B run in this file; the first start makes it."""
+    if not path.exists():
+        write_text(path, secrets.token_hex(4))
+    found = path.read_text(encoding="utf-8", errors="replace")
+    if not re.fullmatch("[0-9a-f]{8}", found):
+        raise UserError(f"{path} is corrupted: {found[:60]!r} is not the id of a W&B run; delete it to start a new one")
+    return found

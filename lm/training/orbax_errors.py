@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from lm.errors import TemporaryError
+from lm.errors import TemporaryError, first_line
 
 
 class Corrupted(Exception):
@@ -60,13 +60,6 @@ def disk_failure(error: BaseException) -> str | None:
     """Return the system's message for the failure that TensorStore reports in an error, such as a full disk."""
     found = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(found[1])) if found else None
-
-
-def first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the cause in one line; Orbax wraps TensorStore's errors in pages of specification."""
-    error = error.__cause__ or error
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:limit]}"
 
 
 def quieten_orbax() -> None:

@@ -87,8 +87,10 @@ def load_run(workdir: str, step: int | str):
     """Return (step, params, resolved config, tokenizer) of a checkpoint; raises UserError if something is missing."""
     from lm.data import tokenizers
     from lm.training import checkpoints
+    from lm.training.workdir import check_meta
 
     step, params, meta = checkpoints.restore_params(workdir, step)
+    check_meta(meta, f"--workdir {workdir}, step {step}")
     if meta["tokenizer"] is None:
         raise UserError(
             f"--workdir {workdir}: this run trained on token ids, and has no tokenizer to turn ids into text"

@@ -13,6 +13,7 @@ from lm.errors import UserError
 from lm.parallel import sharding
 from lm.training.checkpoints import restore_params
 from lm.training.checksums import leaf_checksums
+from lm.training.workdir import check_meta
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ def warm_start(config: Config, corpus: Corpus, say: Callable[[str], None]) -> Wa
     table, stored = parameters.parameter_table(config.model), {}
 
     def choose(params: dict, meta: dict) -> dict:
+        check_meta(meta, "its checkpoint")
         if meta["tokenizer"] != (corpus.tokenizer and corpus.tokenizer.to_json()):
             raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
         stored.update(parameters.flat(params))

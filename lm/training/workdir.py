@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
-from lm.files import check_in_place, lock, refuse_links, to_json, write_bytes
+from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, to_json, write_bytes
 from lm.training.metrics import read_metrics
 from lm.training.provenance import describe_start
 
@@ -31,14 +31,26 @@ _WRITTEN = (
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
+# Shapes of what a run records; see `lm.files.read_json`.
+_CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}}
+_RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [{"versions": {str: (str, None)}}]}
+_META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
 
-def _read_json(path: Path):
+
+def check_meta(meta: dict, where: str) -> None:
+    """Raise UserError if the record of a checkpoint is not that of a run; stacked runs of a sweep have others."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+        check_shape(meta, _META)
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); the run in this directory cannot be resumed") from None
+        raise UserError(f"{where}: it is not a checkpoint of a run ({error})") from None
+
+
+def _read_record(workdir: Path) -> dict:
+    """Return the content of run.json, without starts if the file is missing."""
+    try:
+        return read_json(workdir / "run.json", _RUN)
+    except FileNotFoundError:
+        return {"data": None, "starts": []}
 
 
 # ---- Digests and differences of configs ---------------------------------------------------------------
@@ -141,7 +153,16 @@ def newest_checkpoint(workdir: str | Path) -> int | None:
         names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max((int(name) for name in names if is_step(name)), default=None)
+
+
+def is_step(name: str) -> bool:
+    """Return whether the name of a file is the number of a step.
+
+    >>> is_step("12"), is_step("12.corrupted-1"), is_step("²")
+    (True, False, False)
+    """
+    return name.isascii() and name.isdigit()
 
 
 def check_init_from(config, resumed: str | Path | None) -> None:
@@ -159,10 +180,10 @@ def check_init_from(config, resumed: str | Path | None) -> None:
 def is_finished(workdir: str | Path, config) -> bool:
     """Return whether the run in this directory took its last step and wrote its summary."""
     try:
-        summary = json.loads(Path(workdir, "summary.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a damaged summary is written again
+        summary = read_json(Path(workdir, "summary.json"), {"status": str, "steps": COUNT})
+    except (FileNotFoundError, UserError):  # a damaged summary is written again
         return False
-    return (summary.get("status"), summary.get("steps")) == ("finished", config.train.steps)
+    return (summary["status"], summary["steps"]) == ("finished", config.train.steps)
 
 
 def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> list[str]:
@@ -192,9 +213,10 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
             f"--workdir {workdir} already holds a run, and a run is never overwritten: "
             "resume it with --resume, or give another --workdir"
         )
-    old = _read_json(workdir / "config.json")
-    if old is None:
-        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed")
+    try:
+        old = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
+    except FileNotFoundError:
+        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed") from None
     experiment, execution = compare_configs(old, config)
     old_steps = old["train"]["steps"]
     refusal = refuse_growth(old_steps, config.train.steps, config.optimizer, newest_checkpoint(workdir) or 0)
@@ -206,7 +228,7 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         )
     if lost := _lost_checkpoints(workdir, old["checkpoint"]["every"]):
         raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
-    trained_on = (_read_json(workdir / "run.json") or {}).get("data")
+    trained_on = _read_record(workdir)["data"]
     if data and trained_on and trained_on["fingerprint"] != data["fingerprint"]:
         raise UserError(
             f"--resume: the run in {workdir} trained on {trained_on['name']}, and the data now ({data['name']}) has "
@@ -230,6 +252,7 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
         UserError: if a checkpoint is of another experiment or other data.
     """
     for step, meta in metas.items():
+        check_meta(meta, f"--resume: the checkpoint of step {step} in {workdir}")
         problems, _ = compare_configs(meta["config"], config)
         if refusal := refuse_growth(meta["config"]["train"]["steps"], config.train.steps, config.optimizer, step):
             problems.append(refusal)
@@ -304,7 +327,7 @@ class Workdir:
 
     def _record_start(self, config, data: dict | None, resume: bool) -> list[str]:
         notices = check_workdir(self.path, config, resume=resume, data=data)
-        starts = (_read_json(self.path / "run.json") or {"starts": []})["starts"]
+        starts = _read_record(self.path)["starts"]
         this_start = describe_start() | {"execution_digest": execution_digest(config)}
         if starts:
             notices += _changed_versions(starts[-1], this_start)
@@ -316,7 +339,7 @@ class Workdir:
     def add_to_record(self, **facts) -> None:
         """Add facts to run.json."""
         if self._lock:
-            self.write_json("run.json", _read_json(self.path / "run.json") | facts)
+            self.write_json("run.json", _read_record(self.path) | facts)
 
     def write_text(self, name: str, text: str) -> None:
         """Write path/name atomically."""

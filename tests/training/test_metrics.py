@@ -13,7 +13,7 @@ import pytest
 from running import small_disk
 
 from lm.errors import UserError
-from lm.training.metrics import TIMING_FIELDS, MetricsWriter, cut_back, read_metrics
+from lm.training.metrics import TIMING_FIELDS, MetricsWriter, _wandb_id, cut_back, read_metrics
 from lm.training.progress import Progress, duration
 
 
@@ -86,15 +86,22 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
     before = path.read_bytes()
-    with pytest.raises(UserError, match="line 2 is not JSON"):
+    with pytest.raises(UserError, match=r"is corrupted: line 2: .*; correct or remove that line"):
         cut_back(path, 1)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("line", ["1", "null", "[]", '{"loss": 2.0}', '{"step": "1"}'])
-def test_a_line_without_a_step_is_an_error_that_names_it(tmp_path, line):
+WRONG_LINES = [
+    "1", "null", "[]", '{"loss": 2.0}', '{"step": "1", "loss": 2.0}', '{"step": true, "loss": 2.0}', '{"step": 1}',
+    '{"step": 1, "loss": "2"}', '{"step": 1, "detail": 3}', '{"step": 1, "split": 3, "loss": 2}',
+    '{"step": 1, "split": "test"}', '{"step": 1, "split": "test", "sums": [1.5], "counts": [3]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", WRONG_LINES)
+def test_a_line_without_its_values_is_an_error_that_names_it(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UserError, match="line 1 has no step"):
+    with pytest.raises(UserError, match="is corrupted: line 1: "):
         cut_back(tmp_path / "metrics.jsonl", 1)
 
 
@@ -283,3 +290,13 @@ def test_tensorboard_does_not_import_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", job], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../other", b"0123456789"])
+def test_a_corrupted_id_of_a_wandb_run_is_an_error_that_names_the_file(tmp_path, content):
+    path = tmp_path / "wandb_id.txt"
+    made = _wandb_id(path)
+    assert _wandb_id(path) == made
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"wandb_id.txt is corrupted: .*; delete it"):
+        _wandb_id(path)

@@ -1,0 +1,104 @@
+"""The JSON files of a sweep's directory: what they contain, and readers that check it."""
+
+from pathlib import Path
+
+from lm.errors import UserError
+from lm.files import COUNT, read_json
+
+# Shapes; see `lm.files.read_json`.
+_DATA = {"name": str, "fingerprint": str, "notices": [str], "unigram": {"validation": float, "test": float}}
+_CONFIG = {
+    "model": {"d_ff": COUNT},
+    "train": {"steps": COUNT, "batch_size": COUNT, "seq_len": COUNT},
+    "eval": {"every": COUNT, "max_batches": COUNT, "batch_size": (COUNT, None)},
+}
+_VARIANT = {
+    "changes": {str: str},
+    "grid": [float],
+    "n_params": COUNT,
+    "flops_per_token": float,
+    "warm_starts": {str: str},
+    "data": _DATA,
+    "config": _CONFIG,
+}
+_START = {
+    "time": str,
+    "platform": str,
+    "processor": str,
+    "argv": [str],
+    "versions": {str: (str, None)},
+    "git": ({"commit": str, "dirty": bool}, None),
+}
+_SWEEP = {
+    "name": str,
+    "budget": str,
+    "baseline": str,
+    "comparisons": [[str]],
+    "tuning_seeds": [COUNT],
+    "seeds": [COUNT],
+    "question": str,
+    "background": str,
+    "base": str,
+    "values": {str: str},
+    "variants": {str: _VARIANT},
+    "device": str,
+    "starts": [_START],
+}
+_RUN = {
+    "phase": ("tuning", "final"),
+    "variant": str,
+    "learning_rate": float,
+    "seed": COUNT,
+    "status": ("finished", "diverged"),
+    "diverged_at": (COUNT, None),
+    "validation": [[float]],
+    "val_loss": (float, None),
+    "test_loss": (float, None),
+    "test_sums": ([float], None),
+    "test_counts": ([COUNT], None),
+    "steps": COUNT,
+    "seconds": float,
+}
+_SPEEDS = {"alone": float, "at_once": COUNT, "variants": {str: float}, "quartiles": {str: [float]}}
+_FAILURE = {"runs": [[(str, float)]], "error": str}
+
+RERUN = "rerun the sweep to replace it"
+
+
+def read_sweep(path: Path) -> dict:
+    """Read sweep.json, as `lm.sweeps.results.sweep_record` describes it; raises UserError if it is corrupted."""
+    advice = "restore it, or use another --workdir"
+    record = read_json(path, _SWEEP, advice)
+    names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
+    pairs_of_two = record["comparisons"] and all(len(pair) == 2 for pair in record["comparisons"])
+    if not (record["starts"] and record["seeds"] and pairs_of_two and names <= record["variants"].keys()):
+        raise UserError(f"{path} is corrupted: its starts, seeds, comparisons or variants are incomplete; {advice}")
+    if not all(variant["grid"] and variant["flops_per_token"] > 0 for variant in record["variants"].values()):
+        raise UserError(f"{path} is corrupted: a variant has no learning rate or no FLOPs; {advice}")
+    return record
+
+
+def read_runs(path: Path) -> list[dict]:
+    """Read the finished runs of a file in results/; raises UserError if it is corrupted."""
+    runs = read_json(path, [_RUN], RERUN)
+    for i, run in enumerate(runs):
+        measured = [run[key] is not None for key in ("val_loss", "test_loss", "test_sums", "test_counts")]
+        blocks = len(run["test_sums"] or ()) == len(run["test_counts"] or ())
+        points = all(len(point) == 2 for point in run["validation"])
+        if measured != [run["status"] == "finished"] * 4 or not (blocks and points):
+            raise UserError(f"{path} is corrupted: the losses of [{i}] are incomplete; {RERUN}")
+    return runs
+
+
+def read_speeds(path: Path) -> dict:
+    """Read speeds.json; raises UserError if it is corrupted."""
+    speeds = read_json(path, _SPEEDS, RERUN)
+    quartiles = speeds["quartiles"]
+    if quartiles.keys() != speeds["variants"].keys() or any(len(pair) != 2 for pair in quartiles.values()):
+        raise UserError(f"{path} is corrupted: the quartiles of a variant are missing; {RERUN}")
+    return speeds
+
+
+def read_failure(path: Path) -> dict:
+    """Read how runs failed; raises UserError if the file is corrupted."""
+    return read_json(path, _FAILURE, RERUN)

@@ -1,0 +1,178 @@
+"""The figures of a report: which curves, axes and labels they show for a small synthetic sweep."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from synthetic_sweep import BASE, LOSSES, diverge, select, sweep, write
+
+from lm.sweeps import figures
+from lm.sweeps.analysis import analyze
+
+
+def test_variants_of_different_lengths_are_drawn(tmp_path):
+    """The panel of the second half shows only runs that reach it. A variant without steps has no curve."""
+    record, runs = sweep()
+    for r in runs:
+        if r["variant"] == "wide":
+            r["validation"] = [[0, 2.5]]
+        if r["variant"] == "plain":
+            r["validation"] = [[20, 2.9], [40, 2.5]]
+    figure = figures.learning_curves(analyze(write(tmp_path / "sweep", record, runs)))
+    shown = [{line.get_label(): len(line.get_xdata()) for line in axes.get_lines()} for axes in figure.axes[:2]]
+    assert shown == [{"plain": 2, "gated": 2, "unigram baseline": 2}, {"plain": 0, "gated": 2}]
+
+
+def test_variants_with_the_same_choice_are_drawn_together(tmp_path):
+    record, runs = sweep()
+    record["variants"]["wide"]["grid"] = [0.002]
+    a = analyze(
+        write(tmp_path / "s", record, [r for r in runs if r["variant"] != "wide" or r["learning_rate"] == 0.002])
+    )
+    assert figures.groups(a) == [["plain", "gated"], ["wide"]]
+    assert len(figures.learning_curves(a).axes) == 4
+    assert len(figures.learning_rates(a).axes) == 1
+
+
+def test_variants_without_a_choice_are_drawn_together(tmp_path):
+    record, runs = sweep()
+    rates = {"plain": 0.001, "gated": 0.002, "wide": 0.004}
+    for name, rate in rates.items():
+        record["variants"][name]["grid"] = [rate]
+    runs = [r for r in runs if r["phase"] == "final" and r["learning_rate"] == 0.002]
+    for r in runs:
+        r["learning_rate"] = rates[r["variant"]]
+    a = analyze(write(tmp_path / "s", record, runs))
+    assert figures.groups(a) == [list(LOSSES)]
+    assert list(figures.learning_rates(a).axes[0].get_xticks()) == list(rates.values())
+
+
+def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
+    record, runs = sweep()
+    diverge(select(runs, "final", "wide")[3])
+    a = analyze(write(tmp_path / "s", record, runs))
+    entry = "not drawn: wide, 1 of 5 diverged"
+    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
+        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
+
+
+@pytest.mark.parametrize("how", ["all together", "in a panel of its own"])
+def test_diverged_variants_are_listed_once(tmp_path, how):
+    record, runs = sweep()
+    lost = select(runs, "final", "wide")
+    if how == "in a panel of its own":
+        record["variants"]["wide"]["grid"], lost = [0.002], lost[:1]
+        runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
+    for r in lost:
+        diverge(r)
+    a, entry = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
+    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
+        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
+
+
+def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
+    record, runs = sweep()
+    for r in (*select(runs, "tuning", "plain", 0.004), select(runs, "final", "wide", 0.004)[0]):
+        diverge(r)
+    axes = figures.learning_rates(analyze(write(tmp_path / "s", record, runs))).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["3"]
+    assert "numbers on top: runs that diverged" in axes.get_title(loc="left")
+    plain = next(line for line in axes.lines if line.get_label() == "plain")
+    assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
+
+
+def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
+    """The axis of time stays linear, because here the slowest variant has 0.8 times the speed of the fastest."""
+    for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
+        record, runs = sweep()
+        for r in runs:
+            r["validation"] = [[10, 3.0], *r["validation"]]
+        for name in LOSSES:
+            record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
+        a = analyze(write(tmp_path / scale, record, runs))
+        axes, by_time = figures.equal_cost(a).axes
+        assert (axes.get_xscale(), by_time.get_xscale()) == (scale, "linear")
+        assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
+
+
+def test_losses_above_the_axis_are_marked(tmp_path):
+    record, runs = sweep()
+    title = figures.learning_rates(analyze(write(tmp_path / "all", record, runs))).axes[0].get_title(loc="left")
+    assert "triangles" not in title
+    for r in (select(runs, "final", "plain", 0.004)[0], *select(runs, "tuning", "gated", 0.004)):
+        r["val_loss"] = 300.0
+    axes = figures.learning_rates(analyze(write(tmp_path / "clipped", record, runs))).axes[0]
+    assert "triangles: above the axis" in axes.get_title(loc="left")
+    triangles = [line for line in axes.lines if line.get_marker() == "^"]
+    low, high = axes.get_ylim()
+    assert [list(line.get_xdata()) for line in triangles] == [[0.004], [0.004]]
+    assert {y for line in triangles for y in line.get_ydata()} == {high}
+    assert 1.5 < low < high < 4  # of the others, 1.98 to 2.45
+
+
+def test_an_outlier_does_not_squeeze_the_other_differences(tmp_path):
+    """One seed of wide is 3 nats off: the axis still fits gated, an arrow marks the clipped interval."""
+    record, runs = sweep(LOSSES | {"wide": [BASE[0] + 3, *BASE[1:]]})
+    record["comparisons"].append(["plain", "gated"])
+    a = analyze(write(tmp_path / "s", record, runs))
+    axes = figures.differences(a).axes[0]
+    low, high = axes.get_xlim()
+    assert -0.2 < low < -0.1184
+    assert 0.1184 < high < 0.2
+    assert {line.get_marker() for line in axes.lines} >= {"<", ">"}
+    d = a.comparisons[1].difference
+    assert any(f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" in text.get_text() for text in axes.texts)
+
+
+def test_two_seeds_are_drawn_as_single_curves(tmp_path):
+    """A t interval of two values is 12.7 standard errors wide and would fill the panel."""
+    record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, n=2)
+    axes = figures.learning_curves(analyze(write(tmp_path / "two", record, runs))).axes[0]
+    assert (len(axes.collections), len(axes.lines)) == (0, 3 * (1 + 2) + 1)
+    axes = figures.learning_curves(analyze(write(tmp_path / "five", *sweep()))).axes[0]
+    assert (len(axes.collections), len(axes.lines)) == (3, 3 + 1)
+
+
+@pytest.mark.parametrize("ratio", [3, 40, 3000])
+def test_tick_labels_of_logarithmic_axes_do_not_overlap(tmp_path, ratio):
+    record, runs = sweep(grid=[0.001, 0.0011, 0.002, 0.004, 0.0041])
+    record["variants"]["wide"]["flops_per_token"] = 100.0 * ratio
+    a = analyze(write(tmp_path / "s", record, runs))
+    for figure in (figures.learning_rates(a), figures.equal_cost(a)):
+        figure.draw_without_rendering()
+        labels = [tick.label1 for tick in figure.axes[0].xaxis.get_major_ticks()]
+        boxes = [label.get_window_extent() for label in labels if label.get_text()]
+        assert len(boxes) >= 2
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert not any(tick.label1.get_text() for tick in figure.axes[0].xaxis.get_minor_ticks())
+
+
+def test_long_names_fit_into_the_figures(tmp_path):
+    record, runs = sweep()
+    long = "gated " + "and described at length " * 5
+    for r in (r for r in runs if r["variant"] == "gated"):
+        r["variant"] = long
+    record["variants"] = {long if name == "gated" else name: v for name, v in record["variants"].items()}
+    record["comparisons"] = [[long, "plain"], ["wide", "plain"]]
+    workdir = write(tmp_path / "s", record, runs)
+    speeds = (workdir / "speeds.json").read_text().replace('"gated"', json.dumps(long))
+    (workdir / "speeds.json").write_text(speeds)
+    for name, figure in figures.figures(analyze(workdir)).items():
+        figure.draw_without_rendering()
+        width = figure.bbox.width
+        artists = [text for axes in figure.axes for text in axes.texts]
+        artists += [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+        for artist in artists:
+            box = artist.get_window_extent()
+            assert box.x0 >= 0, name
+            assert box.x1 <= width, name
+        assert all(axes.get_window_extent().width > 0.7 * width for axes in figure.axes), name
+
+
+def test_figures_are_reproducible(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
+    once, again = (figures.to_bytes(figures.differences(a), "svg") for _ in range(2))
+    assert once == again

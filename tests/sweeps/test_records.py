@@ -1,0 +1,120 @@
+"""Damaged files of a sweep's directory: an error of one line, or a warning and the runs are trained again."""
+
+import json
+
+import pytest
+from synthetic_sweep import sweep, write
+
+from lm import report as command
+from lm.errors import UserError
+from lm.sweeps.analysis import analyze
+from lm.sweeps.records import read_runs, read_speeds, read_sweep
+from lm.sweeps.results import Results, missing_runs
+
+WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe", b"null", b"3", b'"text"', b'{"a": [', b"9" * 5000, b"[" * 10**5]
+
+
+def paths_of(value, path=()):
+    """Yield the path of every value in nested dicts and lists; of a list, only the first item."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths_of(item, (*path, key))
+
+
+def replaced(value, path, new):
+    """Return a copy of nested dicts and lists with another value at a path."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("content", [*WRONG_JSON, b"[]", b"{}"])
+def test_a_damaged_description_is_an_error_that_names_the_file(tmp_path, capsys, content):
+    workdir = write(tmp_path / "s", *sweep())
+    (workdir / "sweep.json").write_bytes(content)
+    assert command.main([str(workdir)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"{workdir / 'sweep.json'} is corrupted: ")
+    assert error.endswith("; restore it, or use another --workdir\n")
+    assert error.count("\n") == 1
+
+
+def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path):
+    """Every value of the three files is replaced by each of four others, one at a time: nothing else is raised."""
+    record, runs = sweep()
+    workdir = write(tmp_path / "s", record, runs)
+    speeds = json.loads((workdir / "speeds.json").read_text())
+    for name, content, read in (
+        ("sweep.json", record, read_sweep),
+        ("results/000.json", runs[:1], read_runs),
+        ("speeds.json", speeds, read_speeds),
+    ):
+        path, n_refused = workdir / name, 0
+        before = path.read_bytes()
+        for where in paths_of(content):
+            for new in (None, -1.5, [], {"a": "NaN"}):
+                path.write_text(json.dumps(replaced(content, where, new)))
+                try:
+                    read(path)
+                except UserError:
+                    n_refused += 1
+        path.write_bytes(before)
+        assert n_refused > 2 * len(list(paths_of(content)))
+
+
+@pytest.mark.parametrize("content", [*WRONG_JSON, b"[3]", b'[{"phase": "final"}]'])
+def test_runs_of_a_damaged_file_are_trained_again(tmp_path, content):
+    record, runs = sweep()
+    workdir, said = write(tmp_path / "s", record, runs), []
+    whole = len(Results(workdir).runs)
+    path = workdir / "results" / "000.json"
+    intact = path.read_bytes()
+    path.write_bytes(content)
+    results = Results(workdir, said.append)
+    assert len(results.runs) == whole - 4
+    assert sum(map(len, missing_runs(results, record).values())) > 0
+    results.reload()
+    (line,) = said
+    assert line.startswith(f"WARNING: {path} is corrupted: ")
+    assert line.endswith("; rerun the sweep to replace it (renamed to 000.json.corrupted)")
+    assert path.with_name("000.json.corrupted").read_bytes() == content
+    path.write_bytes(intact)  # as another process of the sweep does
+    results.reload()
+    assert len(results.runs) == whole
+
+
+@pytest.mark.parametrize("content", WRONG_JSON)
+def test_damaged_speeds_are_measured_again(tmp_path, capsys, content):
+    workdir = write(tmp_path / "s", *sweep())
+    (workdir / "speeds.json").write_bytes(content)
+    with pytest.raises(UserError, match="the throughput is not measured; resume with"):
+        analyze(workdir)
+    assert "WARNING: " in capsys.readouterr().err
+    assert Results(workdir).speeds is None
+
+
+def test_a_damaged_record_of_a_failure_is_ignored_with_a_warning(tmp_path):
+    workdir, said = write(tmp_path / "s", *sweep()), []
+    results = Results(workdir, said.append)
+    results.add_failure("good", [("final", "plain", 0.002, 0)], "MemoryError")
+    (workdir / "failed" / "bad.json").write_text('{"runs": [3]}')
+    assert results.failures() == {("final", "plain", 0.002, 0): "MemoryError"}
+    assert len(said) == 1
+
+
+def test_results_of_another_sweep_are_refused(tmp_path):
+    record, runs = sweep()
+    workdir = write(tmp_path / "s", record, [runs[0] | {"variant": "other"}, *runs[1:]])
+    with pytest.raises(UserError, match="results/ has runs of 'other', which sweep"):
+        analyze(workdir)
+
+
+def test_a_linked_lock_of_a_group_is_an_error_and_not_another_process(tmp_path):
+    results = Results(tmp_path)
+    (tmp_path / ".claims" / "group").mkdir(parents=True)
+    (tmp_path / ".claims" / "group" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a symbolic link"), results.claim("group"):
+        pass

@@ -1,0 +1,107 @@
+"""A workdir whose files are damaged: an error of one line names the file, or the run continues without it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from checkpointing import make_state, save_steps
+from tiny import tiny
+
+from lm.errors import UserError
+from lm.training.checkpoints import Checkpoints, read_metas, restore_params
+from lm.training.warm_start import warm_start
+from lm.training.workdir import Workdir, check_checkpoints, check_meta, is_finished, newest_checkpoint
+
+DATA = {"name": "text", "fingerprint": "abc"}
+
+
+def started(directory: Path, config) -> Path:
+    """Return the directory of a run that made its first step."""
+    workdir = Workdir(directory)
+    workdir.start(config, data=DATA)
+    workdir.close()
+    (directory / "checkpoints" / "1").mkdir(parents=True)
+    return directory
+
+
+WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe{", b"null", b"[]", b"3", b'"text"', b"{}", b'{"train": 3}', b"9" * 5000]
+WRONG_CONFIGS = [b'{"train": {"steps": "20"}, "checkpoint": {"every": 5}}', b'{"train": {"steps": 20}}']
+WRONG_RUNS = [
+    b'{"data": null}', b'{"data": null, "starts": 3}', b'{"data": null, "starts": [3]}',
+    b'{"data": null, "starts": [{}]}', b'{"data": null, "starts": [{"versions": ["jax"]}]}', b'{"starts": []}',
+    b'{"data": {"name": "text"}, "starts": []}', b'{"data": "text", "starts": []}',
+]  # fmt: skip
+CASES = [("config.json", content) for content in WRONG_JSON + WRONG_CONFIGS]
+CASES += [("run.json", content) for content in WRONG_JSON + WRONG_RUNS]
+
+
+@pytest.mark.parametrize(("name", "content"), CASES)
+def test_a_damaged_record_is_an_error_that_names_it(tmp_path, name, content):
+    config = tiny()
+    started(tmp_path, config)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} is corrupted: .*; restore") as error:
+        Workdir(tmp_path).start(config, data=DATA, resume=True)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("content", [*WRONG_JSON, b'{"status": ["finished"], "steps": 20}', b'{"status": "finished"}'])
+def test_a_damaged_summary_is_written_again(tmp_path, content):
+    config = tiny()
+    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 20}')
+    assert is_finished(tmp_path, config)
+    (tmp_path / "summary.json").write_bytes(content)
+    assert not is_finished(tmp_path, config)
+
+
+def test_a_lock_that_is_not_text_is_a_lock(tmp_path):
+    holder = Workdir(started(tmp_path, tiny()))
+    holder.start(tiny(), data=DATA, resume=True)
+    (tmp_path / ".lock").write_bytes(b"\xff" * 1000)
+    with pytest.raises(UserError, match=r"is in use by .{,200};"):
+        Workdir(tmp_path).start(tiny(), data=DATA, resume=True)
+    holder.close()
+
+
+def test_directories_without_the_number_of_a_step_are_no_checkpoints(tmp_path):
+    save_steps(tmp_path, [2])
+    for name in ("\u00b2", "\u0663", "latest", "3.corrupted-1"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    assert newest_checkpoint(tmp_path) == 2
+    assert restore_params(tmp_path)[0] == 2
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.restore(make_state())[0] == 2
+    checkpoints.close()
+
+
+WRONG_RECORDS = [b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": 1, "leaves": {}, "sha256": ""}']
+WRONG_RECORDS += [b'{"meta": {}, "leaves": {"w": {"shape": "2", "dtype": "int8", "checksum": ""}}, "sha256": ""}']
+
+
+@pytest.mark.parametrize("content", WRONG_RECORDS)
+def test_a_checkpoint_whose_record_has_another_shape_is_corrupted(tmp_path, content):
+    save_steps(tmp_path, [1, 2])
+    (tmp_path / "checkpoints" / "2" / "meta" / "metadata").write_bytes(content)
+    assert list(read_metas(tmp_path)) == [1]
+    with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record cannot be read: ValueError: "):
+        restore_params(tmp_path, 2)
+
+
+META = {"config": {"train": {"steps": 20}, "checkpoint": {"every": 5}}, "data": "text", "data_fingerprint": "abc"}
+
+
+@pytest.mark.parametrize("lost", [None, "config", "data", "data_fingerprint", "tokenizer"])
+def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path, lost):
+    """Such are those of the stacked runs of a sweep."""
+    meta = META | {"tokenizer": None}
+    check_meta(meta, "here")
+    meta = {"seconds": 3.0} if lost is None else {key: value for key, value in meta.items() if key != lost}
+    with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
+        check_checkpoints(tmp_path, {3: meta}, tiny(), DATA)
+
+
+def test_a_warm_start_from_stacked_runs_of_a_sweep_is_refused(tmp_path):
+    save_steps(tmp_path, [1])
+    with pytest.raises(UserError, match=r"config.init_from: .*: its checkpoint: it is not a checkpoint of a run"):
+        warm_start(dataclasses.replace(tiny(), init_from=str(tmp_path)), None, print)
