@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import json
 import random
 import re
 import sys
@@ -17,6 +18,7 @@ from benchmarks.faults.runs import ROOT, Bench
 from lm.text import markdown_table
 
 PAGE = ROOT / "docs" / "reliability.md"
+RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 
 # What is injected: its description in the table, and a function that injects and judges.
 KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] = {
@@ -46,55 +48,58 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
 
 def main() -> int:
     a = parse_arguments()
-    counts, reasons = {kind: collections.Counter() for kind in a.kinds}, []
-    began = time.monotonic()
+    counts, began = {kind: collections.Counter() for kind in a.kinds}, time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         bench = Bench(Path(directory))
-        for number in range(a.rounds):
+        for number in range(a.seed, a.seed + a.rounds):
             for kind in a.kinds:
-                trials = KINDS[kind][1](bench, random.Random(f"{a.seed + number} {kind}"))
-                for trial in trials:
+                for trial in KINDS[kind][1](bench, random.Random(f"{number} {kind}")):
                     counts[kind][trial.verdict] += 1
                     if trial.verdict != "survived":
-                        reasons.append(f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}")
-                        print(reasons[-1].replace(directory, "BASE"), flush=True)
+                        print(f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}".replace(directory, "BASE"))
                 print(f"round {number}: {kind}: {dict(counts[kind])}, {time.monotonic() - began:.0f} s", flush=True)
     print(table(counts))
     if a.publish:
-        publish(table(counts))
-    return int(any(count["silent"] or count["traceback"] or count["lost"] for count in counts.values()))
+        publish(counts)
+    return int(any(count.total() > count["survived"] for count in counts.values()))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.faults", description=faults.__doc__,
+        prog="python -m benchmarks.faults",
+        description=faults.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=1, help="how often to inject all kinds of faults (%(default)s)")
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how often to inject the faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first round; decides random faults (%(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/reliability.md")
+    parser.add_argument(
+        "--publish", action="store_true", help="replace the rows of these kinds in the table of docs/reliability.md"
+    )
     return parser.parse_args()
 
 
 def table(counts: dict[str, collections.Counter]) -> str:
     """Return the counts as a Markdown table, with a last row of totals."""
-    rows = [
-        [KINDS[kind][0], f"{found.total():,}", *(f"{found[verdict]:,}" for verdict in VERDICTS)]
-        for kind, found in counts.items()
-        if found.total()
-    ]
-    total = sum(counts.values(), collections.Counter())
-    rows.append(["all", f"{total.total():,}", *(f"{total[verdict]:,}" for verdict in VERDICTS)])
-    return markdown_table(["fault", "tried", *VERDICTS], rows)
+    rows = {kind: counts[kind] for kind in KINDS if kind in counts and counts[kind].total()}
+    cells = [[KINDS[kind][0], *_numbers(found)] for kind, found in rows.items()]
+    total = sum(rows.values(), collections.Counter())
+    return markdown_table(["fault", "tried", *VERDICTS], [*cells, ["all", *_numbers(total)]])
 
 
-def publish(text: str) -> None:
-    """Write the table between the marks of docs/reliability.md."""
+def _numbers(found: collections.Counter) -> list[str]:
+    return [f"{n:,}" for n in (found.total(), *(found[verdict] for verdict in VERDICTS))]
+
+
+def publish(counts: dict[str, collections.Counter]) -> None:
+    """Replace the rows of these kinds in benchmarks/results/faults.json and docs/reliability.md."""
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows |= {kind: {verdict: found[verdict] for verdict in VERDICTS} for kind, found in counts.items()}
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    text = table({kind: collections.Counter(found) for kind, found in rows.items()})
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        re.sub(r"(<!-- faults -->\n).*?(<!-- end -->)", lambda m: m[1] + text + "\n" + m[2], page, flags=re.S)
-    )
+    page = re.sub(r"(<!-- faults -->\n).*?(<!-- end -->)", lambda m: m[1] + text + "\n" + m[2], page, flags=re.S)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

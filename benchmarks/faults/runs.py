@@ -112,8 +112,11 @@ class Bench:
         """
         with self.copy(self.interrupted) as workdir:
             undo = injure(workdir)
-            outcome = self.train(workdir, "--resume")
-            found, lost = differences(workdir, self.resumed, outcome.output) if outcome.code == 0 else [], losses()
+            gone = set(checkpoint_steps(self.interrupted)) - set(checkpoint_steps(workdir))
+            outcome, found = self.train(workdir, "--resume"), []
+            if outcome.code == 0:
+                found = differences(workdir, self.resumed, outcome.output, gone=gone)
+            lost = losses()
             if outcome.code in (1, 2):
                 undo()
                 again = self.train(workdir, "--resume")
@@ -174,14 +177,15 @@ def _exit_code(main, arguments) -> int | None:
         return None
 
 
-def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool = True) -> list[str]:
+def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool = True, gone=()) -> list[str]:
     """Return how the result of a run differs from that of another one, timing left out; [] if it does not.
 
     Args:
-        workdir: the run.
+        workdir: the run. It may have older checkpoints than the other one: a kill can prevent their deletion.
         expected: the workdir of the undisturbed run.
         output: what the run printed; if it warned that metrics.jsonl is damaged, lines may be missing.
-        steps: whether both must have checkpoints of the same steps.
+        steps: whether it must have all checkpoints of the other one.
+        gone: steps of checkpoints that the fault itself deleted.
     """
     from lm.training.metrics import read_metrics
 
@@ -203,14 +207,14 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
             found.append(f"{name}: {error!r}")
     if ours != theirs:
         found.append("metrics.jsonl differs")
-    if steps and (now := checkpoint_steps(workdir)) != (then := checkpoint_steps(expected)):
-        found.append(f"checkpoints of steps {now} instead of {then}")
+    if steps and (missing := set(checkpoint_steps(expected)) - set(checkpoint_steps(workdir)) - set(gone)):
+        found.append(f"the checkpoints of steps {sorted(missing)} are missing")
     return found
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     """Return the steps of the checkpoints on disk, in ascending order."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
 
 
 def _last_checksums(workdir: Path) -> dict:
