@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import itertools
 import json
 import random
 import re
@@ -53,7 +54,8 @@ def main() -> int:
         bench = Bench(Path(directory))
         for number in range(a.seed, a.seed + a.rounds):
             for kind in a.kinds:
-                for trial in KINDS[kind][1](bench, random.Random(f"{number} {kind}")):
+                trials = KINDS[kind][1](bench, random.Random(f"{number} {kind}"))
+                for trial in itertools.islice(trials, a.limit):
                     counts[kind][trial.verdict] += 1
                     if trial.verdict != "survived":
                         print(f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}".replace(directory, "BASE"))
@@ -72,6 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often to inject the faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first round; decides random faults (%(default)s)")
+    parser.add_argument("--limit", type=int, metavar="N", help="inject at most N faults of each kind in each round")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(
         "--publish", action="store_true", help="replace the rows of these kinds in the table of docs/reliability.md"

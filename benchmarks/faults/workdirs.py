@@ -1,9 +1,10 @@
 """Damaged files and hostile entries in the directory of a run."""
 
+import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.faults.damage import WAYS, damage, files_below
@@ -18,17 +19,16 @@ TOP_LEVEL = (
 
 def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage every file of an interrupted run in every way, and resume it."""
-    for file in files_below(bench.interrupted):
+    for file, way in shuffled(itertools.product(files_below(bench.interrupted), WAYS), draw):
         name = file.relative_to(bench.interrupted)
-        for way in WAYS:
 
-            def injure(workdir: Path, name=name, way=way) -> Callable[[], None]:
-                path = workdir / name
-                content = path.read_bytes()
-                damage(path, way, draw)
-                return lambda: path.write_bytes(content)
+        def injure(workdir: Path, name=name, way=way) -> Callable[[], None]:
+            path = workdir / name
+            content = path.read_bytes()
+            damage(path, way, draw)
+            return lambda: path.write_bytes(content)
 
-            yield bench.trial(f"{name} {way}", injure, names=(file.name, "checkpoints"))
+        yield bench.trial(f"{name} {way}", injure, names=(file.name, "checkpoints"))
 
 
 def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -55,14 +55,13 @@ def damaged_for_sampling(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         return outcome, outcome.output.replace(str(workdir), "WORKDIR")
 
     _, expected = text_of(bench.resumed)
-    for file in files_below(bench.resumed):
+    for file, way in shuffled(itertools.product(files_below(bench.resumed), WAYS), draw):
         name = file.relative_to(bench.resumed)
-        for way in WAYS:
-            with bench.copy(bench.resumed) as workdir:
-                damage(workdir / name, way, draw)
-                outcome, text = text_of(workdir)
-                changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another sample"]
-                yield judge(f"{name} {way}, then lm.sample", outcome, changed, names=(file.name, "checkpoint"))
+        with bench.copy(bench.resumed) as workdir:
+            damage(workdir / name, way, draw)
+            outcome, text = text_of(workdir)
+            changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another sample"]
+            yield judge(f"{name} {way}, then lm.sample", outcome, changed, names=(file.name, "checkpoint"))
 
 
 def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -70,30 +69,29 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     names = [Path(name) for name in TOP_LEVEL]
     below = sorted(path.relative_to(bench.interrupted) for path in (bench.interrupted / "checkpoints").rglob("*"))
     names += draw.sample(below, min(8, len(below)))
-    for name in names:
-        for kind, place in KINDS.items():
-            outside = bench.base / "outside"
-            shutil.rmtree(outside, ignore_errors=True)
-            outside.mkdir()
-            (outside / "file").write_text("valuable")
-            (outside / "directory").mkdir()
-            (outside / "directory" / "file").write_text("valuable")
-            before = _listing(outside)
+    for name, (kind, place) in shuffled(itertools.product(names, KINDS.items()), draw):
+        outside = bench.base / "outside"
+        shutil.rmtree(outside, ignore_errors=True)
+        outside.mkdir()
+        (outside / "file").write_text("valuable")
+        (outside / "directory").mkdir()
+        (outside / "directory" / "file").write_text("valuable")
+        before = _listing(outside)
 
-            def injure(workdir: Path, name=name, place=place, outside=outside) -> Callable[[], None]:
-                path, kept = workdir / name, workdir.with_name("kept")
-                shutil.rmtree(kept, ignore_errors=True)
-                kept.mkdir()
-                existed = path.exists()
-                if existed:
-                    os.rename(path, kept / "entry")
-                place(path, outside)
-                return lambda: _restore(path, kept / "entry", existed)
+        def injure(workdir: Path, name=name, place=place, outside=outside) -> Callable[[], None]:
+            path, kept = workdir / name, workdir.with_name("kept")
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir()
+            existed = path.exists()
+            if existed:
+                os.rename(path, kept / "entry")
+            place(path, outside)
+            return lambda: _restore(path, kept / "entry", existed)
 
-            def losses(outside=outside, before=before) -> list[str]:
-                return [] if _listing(outside) == before else ["a file outside of the workdir was changed"]
+        def losses(outside=outside, before=before) -> list[str]:
+            return [] if _listing(outside) == before else ["a file outside of the workdir was changed"]
 
-            yield bench.trial(f"{name} is {kind}", injure, (name.name, "checkpoints"), losses)
+        yield bench.trial(f"{name} is {kind}", injure, (name.name, "checkpoints"), losses)
 
 
 KINDS: dict[str, Callable[[Path, Path], None]] = {
@@ -114,6 +112,13 @@ def _restore(path: Path, kept: Path, existed: bool) -> None:
         path.unlink()
     if existed:
         os.rename(kept, path)
+
+
+def shuffled(pairs: Iterable, draw: random.Random) -> list:
+    """Return the pairs in a random order, so that the first ones are a sample."""
+    pairs = list(pairs)
+    draw.shuffle(pairs)
+    return pairs
 
 
 def _listing(directory: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ class Checkpoints:
         candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
         corrupted: dict[int, str] = {}
         for candidate in candidates:
+            if jax.process_index() > 0:
+                _wait_for(self._directory / str(candidate))
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
@@ -265,6 +268,13 @@ def _steps_on_disk(directory: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
+
+
+def _wait_for(directory: Path, seconds: float = 60) -> None:
+    """Wait until a directory that process 0 sees is visible here: a shared file system may show it late."""
+    end = time.monotonic() + seconds
+    while not directory.is_dir() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
