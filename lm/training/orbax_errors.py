@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 from lm.errors import TemporaryError, first_line
@@ -82,5 +83,10 @@ def _drop_late_callbacks(hook, unraisable) -> None:
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
     # asyncio logs the exceptions of Orbax's tasks that nothing waited for after the first one failed.
-    late_task = record.name == "asyncio" and "orbax" in record.getMessage()
-    return not late_task and "orbax" not in record.pathname
+    return not (record.name == "asyncio" and _raised_by_orbax(record)) and "orbax" not in record.pathname
+
+
+def _raised_by_orbax(record: logging.LogRecord) -> bool:
+    """Return whether a record is about a task or an exception of Orbax."""
+    frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
+    return "orbax" in record.getMessage() or any("orbax" in frame.f_code.co_filename for frame, _ in frames)

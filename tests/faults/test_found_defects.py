@@ -1,5 +1,7 @@
 """Defects that the campaign found stay corrected. Each test fails without its correction."""
 
+import asyncio
+import gc
 import json
 import os
 
@@ -9,6 +11,7 @@ import pytest
 from lm.errors import UserError
 from lm.files import refuse_links
 from lm.training.checkpoints import Checkpoints
+from lm.training.orbax_errors import quieten_orbax
 
 
 def save(workdir, losses: dict[int, float]) -> None:
@@ -47,6 +50,20 @@ def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
     step, state, _ = checkpoints.restore({"x": np.float32(0)})
     assert (step, float(state["x"])) == (8, 8.0)
     checkpoints.close()
+
+
+@pytest.mark.parametrize(("file", "logged"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)])
+def test_exceptions_of_a_failed_save_that_nothing_waited_for_are_not_logged(caplog, file, logged):
+    """asyncio logs them when they are collected, which may be after the command has reported the full disk."""
+    quieten_orbax()
+    try:
+        exec(compile("raise FileNotFoundError", file, "exec"))
+    except FileNotFoundError as error:
+        future = asyncio.new_event_loop().create_future()
+        future.set_exception(error)
+    del future
+    gc.collect()
+    assert len([record for record in caplog.records if record.name == "asyncio"]) == logged
 
 
 def test_a_named_pipe_in_a_workdir_is_refused(tmp_path):
