@@ -41,7 +41,8 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
     "texts": ("random bytes as a text", inputs.random_texts),
     "shards": ("each file of a folder of token shards damaged in six ways", inputs.damaged_shards),
     "tokenizers": ("a tokenizer.json with random changes", inputs.random_tokenizers),
-    "sweep_files": ("each file of a sweep damaged in six ways", sweeps.damaged_files),
+    "sweep_report": ("each file of a sweep damaged in six ways, then its report", sweeps.damaged_for_report),
+    "sweep_files": ("each file of a sweep damaged in one of six ways, then rerun", sweeps.damaged_files),
     "sweep_kill": ("a sweep killed at random moments", sweeps.killed),
     "processes": ("processes that share a workdir or a cache", processes.sharing),
 }
@@ -52,17 +53,17 @@ def main() -> int:
     counts, began = {kind: collections.Counter() for kind in a.kinds}, time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         bench = Bench(Path(directory))
-        for number in range(a.seed, a.seed + a.rounds):
-            for kind in a.kinds:
-                trials = KINDS[kind][1](bench, random.Random(f"{number} {kind}"))
-                for trial in itertools.islice(trials, a.limit):
-                    counts[kind][trial.verdict] += 1
-                    if trial.verdict != "survived":
-                        print(f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}".replace(directory, "BASE"))
-                print(f"round {number}: {kind}: {dict(counts[kind])}, {time.monotonic() - began:.0f} s", flush=True)
+        for kind, number in itertools.product(a.kinds, range(a.seed, a.seed + a.rounds)):
+            trials = KINDS[kind][1](bench, random.Random(f"{number} {kind}"))
+            for trial in itertools.islice(trials, a.limit):
+                counts[kind][trial.verdict] += 1
+                if trial.verdict != "survived":
+                    text = f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}"
+                    print(text.replace(directory, "BASE"), flush=True)
+            print(f"round {number}: {kind}: {dict(counts[kind])}, {time.monotonic() - began:.0f} s", flush=True)
+            if a.publish:
+                publish({kind: counts[kind]})
     print(table(counts))
-    if a.publish:
-        publish(counts)
     return int(any(count.total() > count["survived"] for count in counts.values()))
 
 

@@ -61,7 +61,7 @@ def open_corpus(settings: dict) -> tuple[Outcome, dict]:
 def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage all compiled programs in JAX's cache in every way, and train in a new process."""
     whole = bench.base / "programs_whole"
-    if not whole.exists():
+    if bench.reference and not whole.exists():
         shutil.copytree(bench.base / "cache", whole)
     for way in WAYS:
         cache, workdir = bench.base / "programs" / "lm", bench.base / "programs_run"
@@ -79,5 +79,5 @@ def train_apart(bench: Bench, workdir: Path, cache: Path) -> Outcome:
     """Run lm.train in a process of its own, with its own cache directory."""
     arguments = bench.arguments(workdir, f"--config.data.cache_dir={cache}")
     process = bench.process(["-m", "lm.train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=1800)
     return Outcome(process.returncode, output)

@@ -1,5 +1,6 @@
 """Sweeps that are killed, and sweeps whose files are damaged."""
 
+import itertools
 import json
 import random
 import shutil
@@ -12,25 +13,30 @@ from pathlib import Path
 from benchmarks.faults.damage import WAYS, damage, files_below
 from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import ROOT, Bench, call
+from benchmarks.faults.workdirs import shuffled
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 N_KILLS = 3
 
 
-def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Damage files of a finished sweep, rerun it, and write its report."""
-    from lm.sweeps.analysis import analyze
-
+def damaged_for_report(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage every file of a finished sweep in every way, and analyze it as lm.report does."""
     whole = _finished(bench)
-    for file in files_below(whole):
+    _, expected = _analyzed(whole)
+    for file, way in shuffled(itertools.product(files_below(whole), WAYS), draw):
         name = file.relative_to(whole)
-        for way in WAYS:
-            with bench.copy(whole) as workdir:
-                damage(workdir / name, way, draw)
-                outcome = call(_reporting(analyze), [str(workdir)])
-                yield judge(f"{name} {way}, then a report", outcome, names=(file.name, "sweep.json", "results"))
-        # Rerunning takes seconds: one way for each file and round.
-        way = draw.choice(WAYS)
+        with bench.copy(whole) as workdir:
+            damage(workdir / name, way, draw)
+            outcome, found = _analyzed(workdir)
+            changed = [] if found == expected else ["another report"]
+            yield judge(f"{name} {way}, then a report", outcome, changed, names=(file.name, "sweep.json", "results"))
+
+
+def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage files of a finished sweep, and rerun it."""
+    whole = _finished(bench)
+    for file in shuffled(files_below(whole), draw):
+        name, way = file.relative_to(whole), draw.choice(WAYS)
         with bench.copy(whole) as workdir:
             kept = (workdir / name).read_bytes()
             damage(workdir / name, way, draw)
@@ -88,18 +94,20 @@ def _finished(bench: Bench) -> Path:
 def _rerun(bench: Bench, workdir: Path) -> Outcome:
     program = ["-m", "lm.sweep", f"--config={SWEEP}", f"--workdir={workdir}"]
     process = bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output, _ = process.communicate(timeout=600)
+    output, _ = process.communicate(timeout=3600)
     return Outcome(process.returncode, output)
 
 
-def _reporting(analyze):
+def _analyzed(workdir: Path) -> tuple[Outcome, str]:
+    """Analyze a sweep as lm.report does; returns how that ended, and the answers and warnings of the report."""
     from lm.errors import run_command
+    from lm.sweeps.analysis import analyze
 
-    def main(arguments: list[str]) -> int:
-        def command() -> int:
-            analyze(Path(arguments[0]))
-            return 0
+    found = []
 
-        return run_command(command)
+    def command() -> int:
+        analysis = analyze(workdir)
+        found.append(f"{analysis.comparisons} {analysis.warnings} {analysis.failed} {analysis.variants}")
+        return 0
 
-    return main
+    return call(lambda _: run_command(command), []), "".join(found)
