@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from lm.errors import UserError
 from lm.files import refuse_links
 from lm.training.checkpoints import Checkpoints
+from lm.training.metrics import MetricsWriter
 from lm.training.orbax_errors import quieten_orbax
 
 
@@ -38,6 +40,24 @@ def test_a_changed_digit_in_val_losses_is_found(tmp_path, before, after):
     checkpoints.wait()
     assert checkpoints.steps() == [4, 12]  # the best one, and the newest
     checkpoints.close()
+
+
+def test_a_changed_digit_in_the_metrics_is_reported(tmp_path):
+    def resume(step=2):
+        return MetricsWriter(tmp_path, resume_step=step, tensorboard=False)
+
+    with closing(resume(None)) as writer:
+        for step in (1, 2, 3):
+            writer.write({"step": step, "loss": 2.5})
+        facts = writer.n_lines(2), writer.checksum(2)
+    with closing(resume()) as writer:
+        assert writer.gap(2, *facts) is None
+        writer.write({"step": 3, "loss": 2.5})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace("2.5", "2.6", 1))
+    with closing(resume()) as writer:
+        assert "its lines up to step 2 are not those that were written" in writer.gap(2, *facts)
+        assert writer.gap(2, facts[0]) is None  # a checkpoint of an earlier version has no checksum
 
 
 @pytest.mark.parametrize("content", ["[]", '{"item_handlers": 3}', '{"commit_timestamp_nsecs": 1' + "0" * 40 + "}"])
