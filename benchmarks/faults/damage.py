@@ -1,5 +1,6 @@
 """Damage one file in six ways."""
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -59,3 +60,11 @@ def _places(value) -> Iterator[tuple]:
     for key, item in items:
         yield value, key
         yield from _places(item)
+
+
+def fingerprint(directory: Path) -> str:
+    """Return a digest of all names and contents below a directory."""
+    found = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        found.update(f"{path.relative_to(directory)}\0".encode() + (path.read_bytes() if path.is_file() else b""))
+    return found.hexdigest()

@@ -1,6 +1,5 @@
 """Runs that are killed at aimed and at random moments, and resumed."""
 
-import hashlib
 import os
 import random
 import select
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.faults.damage import fingerprint
 from benchmarks.faults.judge import Trial, judge
 from benchmarks.faults.runs import Bench, differences
 
@@ -109,14 +109,6 @@ def _copied(process: subprocess.Popen, workdir: Path, copy: Path, seen: set[str]
     finally:
         if process.returncode is None:
             os.kill(process.pid, signal.SIGCONT)
-
-
-def fingerprint(directory: Path) -> str:
-    """Return a digest of all names and contents below a directory."""
-    found = hashlib.sha256()
-    for path in sorted(directory.rglob("*")):
-        found.update(f"{path.relative_to(directory)}\0".encode() + (path.read_bytes() if path.is_file() else b""))
-    return found.hexdigest()
 
 
 def at_random_moments(bench: Bench, draw: random.Random) -> Iterator[Trial]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+from benchmarks.faults.damage import fingerprint
 from benchmarks.faults.judge import Outcome, Trial, judge
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ class Bench:
     def resumed(self) -> Path:
         """Resume a copy of the interrupted run without a fault; returns its workdir."""
         shutil.copytree(self.interrupted, self.base / "resumed")
-        assert self.train(self.base / "resumed", "--resume").code == 0
+        assert self.train(self.base / "resumed", "--resume", seconds=COMPILING).code == 0
         assert not differences(self.base / "resumed", self.reference, steps=False)
         return self.base / "resumed"
 
@@ -112,11 +113,14 @@ class Bench:
             losses: called at the end; returns what was lost elsewhere.
         """
         with self.copy(self.interrupted) as workdir:
+            expected = self.resumed
             undo = injure(workdir)
-            gone = set(checkpoint_steps(self.interrupted)) - set(checkpoint_steps(workdir))
+            before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
+            steps = checkpoint_steps(self.interrupted)
+            gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
             outcome, found = self.train(workdir, "--resume"), []
             if outcome.code == 0:
-                found = differences(workdir, self.resumed, outcome.output, gone=gone)
+                found = differences(workdir, expected, outcome.output, gone=gone)
             lost = losses()
             if outcome.code in (1, 2):
                 undo()
@@ -124,7 +128,7 @@ class Bench:
                 if again.code:
                     lost.append(f"with the fault undone: exit code {again.code}: {again.last_line}")
                 else:
-                    lost += [f"with the fault undone: {text}" for text in differences(workdir, self.resumed)]
+                    lost += [f"with the fault undone: {text}" for text in differences(workdir, expected)]
             return judge(fault, outcome, found, lost, names)
 
 
@@ -186,7 +190,7 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
         expected: the workdir of the undisturbed run.
         output: what the run printed; if it warned that metrics.jsonl is damaged, only the new lines must be equal.
         steps: whether it must have all checkpoints of the other one.
-        gone: steps of checkpoints that the fault itself deleted.
+        gone: steps of checkpoints that the fault deleted or damaged.
     """
     from lm.training.metrics import read_metrics
 
