@@ -75,9 +75,13 @@ def quieten_orbax() -> None:
 
 
 def _drop_late_callbacks(hook, unraisable) -> None:
-    """Pass an exception to a hook unless it is of a TensorStore thread that ends after Orbax gave up a failed save."""
-    error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+    """Pass an exception to a hook unless it is a late one of a save or of reads that Orbax gave up.
+
+    These are of a TensorStore thread that ends afterwards, or of a read that nothing awaits.
+    """
+    error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
+    late_thread = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not (late_thread or (code and "orbax" in code.co_filename)):
         hook(unraisable)
 
 

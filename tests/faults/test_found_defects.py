@@ -3,8 +3,11 @@
 import asyncio
 import gc
 import json
+import logging
 import os
+import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +87,19 @@ def test_exceptions_of_a_failed_save_that_nothing_waited_for_are_not_logged(capl
     del future
     gc.collect()
     assert len([record for record in caplog.records if record.name == "asyncio"]) == logged
+
+
+@pytest.mark.parametrize(("file", "shown"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)])
+def test_reads_of_a_corrupted_checkpoint_that_nothing_awaits_print_nothing(monkeypatch, file, shown):
+    found, scope = [], {}
+    exec(compile("async def read(): pass", file, "exec"), scope)
+    monkeypatch.setattr(logging.getLogger("absl"), "filters", [])
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    quieten_orbax()
+    coroutine = scope["read"]()
+    sys.unraisablehook(SimpleNamespace(exc_value=Exception("a read failed"), object=coroutine))
+    coroutine.close()
+    assert len(found) == shown
 
 
 def test_a_named_pipe_in_a_workdir_is_refused(tmp_path):
