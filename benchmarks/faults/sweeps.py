@@ -29,7 +29,7 @@ def damaged_for_report(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             damage(workdir / name, way, draw)
             outcome, found = _analyzed(workdir)
             changed = [] if found == expected else ["another report"]
-            yield judge(f"{name} {way}, then a report", outcome, changed, names=(file.name, "sweep.json", "results"))
+            yield judge(f"{name} {way}, then a report", outcome, changed, names=(file.name, str(workdir)))
 
 
 def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
