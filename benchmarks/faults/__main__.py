@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
     "sigkill": ("a run killed by SIGKILL in a process of its own", kills.at_random_moments),
     "files": ("each file of a workdir damaged in six ways", workdirs.damaged_files),
     "directories": ("each directory of a workdir deleted or emptied", workdirs.damaged_directories),
-    "sample": ("each file of a workdir damaged in six ways, then `lm.sample`", workdirs.damaged_for_sampling),
+    "generate": ("each file of a workdir damaged in six ways, then `lm.generate`", workdirs.damaged_for_generation),
     "hostile": ("links, pipes and other entries in a workdir", workdirs.hostile_entries),
     "token_cache": ("each file of a token cache damaged in six ways", caches.damaged_tokens),
     "program_cache": ("a cached program of JAX damaged", caches.damaged_programs),

@@ -46,12 +46,12 @@ def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             yield bench.trial(f"{name}/ {way}", injure, names=(directory.name, "checkpoints"))
 
 
-def damaged_for_sampling(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Damage every file of a finished run that lm.sample may read, and sample from it."""
-    from lm import sample
+def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage every file of a finished run that lm.generate may read, and generate text with it."""
+    from lm import generate
 
     def text_of(workdir: Path) -> tuple[Outcome, str]:
-        outcome = call(sample.main, [f"--workdir={workdir}", "--tokens=5", "--prompt=the"])
+        outcome = call(generate.main, [f"--workdir={workdir}", "--tokens=5", "--prompt=the"])
         return outcome, outcome.output.replace(str(workdir), "WORKDIR")
 
     _, expected = text_of(bench.resumed)
@@ -60,8 +60,8 @@ def damaged_for_sampling(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         with bench.copy(bench.resumed) as workdir:
             damage(workdir / name, way, draw)
             outcome, text = text_of(workdir)
-            changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another sample"]
-            yield judge(f"{name} {way}, then lm.sample", outcome, changed, names=(file.name, "checkpoint"))
+            changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another text"]
+            yield judge(f"{name} {way}, then lm.generate", outcome, changed, names=(file.name, "checkpoint"))
 
 
 def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
