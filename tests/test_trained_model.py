@@ -55,10 +55,10 @@ def test_generate_returns_a_text_or_a_list(run):
     ("call", "message"),
     [
         (lambda run: run.logits(""), "0 tokens"),
-        (lambda run: run.logits("the cat " * 99), "792 tokens; this model sees 1 to"),
+        (lambda run: run.logits("the cat " * 99), "792 tokens; this model accepts 1 to"),
         (lambda run: run.loss("t"), "at least two"),
         (lambda run: run.logits([0, 10**6]), "integers from 0 to"),
-        (lambda run: run.generate("", 3), "makes no token"),
+        (lambda run: run.generate("", 3), "to no tokens"),
         (lambda run: run.logits("Zeus"), "'Z'"),
     ],
 )
