@@ -192,7 +192,7 @@ def test_a_mistake_ends_all_processes_with_exit_code_2(bench, alone, tmp_path):
     ("ids", "code", "expected"),
     [
         ((0, 2), 1, "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)"),
-        ((1,), 1, "process 1 did not find process 0 at 127.0.0.1:"),
+        ((1,), 1, "process 1 could not reach process 0 at 127.0.0.1:"),
         ((0, 1, 1), 2, "two processes have --process_id 1"),
     ],
 )

@@ -44,13 +44,13 @@ def test_missing_processes_are_named_in_all_others():
 def test_a_missing_process_0_is_named():
     (problem,) = meet_all((2, 1), timeout=0.3)
     assert isinstance(problem, TemporaryError)
-    assert "process 1 did not find process 0 at localhost:" in str(problem)
+    assert "process 1 could not reach process 0 at localhost:" in str(problem)
     assert "Connection refused" in str(problem)
 
 
 def test_an_unknown_host_is_named():
     (problem,) = meet_all((2, 1), address="nohost.invalid:1234", timeout=0.3)
-    assert "process 1 did not find process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
+    assert "process 1 could not reach process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
 
 
 def test_a_process_id_that_is_given_twice_ends_all():
@@ -63,7 +63,7 @@ def test_a_process_id_that_is_given_twice_ends_all():
 def test_a_process_id_that_does_not_exist_is_refused(process_id):
     (problem,) = meet_all((3, process_id))
     assert type(problem) is UserError
-    assert f"--process_id: {process_id} is not below --num_processes = 3" in str(problem)
+    assert f"--process_id: {process_id} must be less than --num_processes = 3" in str(problem)
 
 
 def test_different_numbers_of_processes_end_all():
@@ -78,7 +78,7 @@ def test_a_port_in_use_is_named():
         problems = meet_all((2, 0), (2, 1), address=f"127.0.0.1:{port}", timeout=0.3)
     assert all(isinstance(problem, TemporaryError) for problem in problems)
     assert f"process 0 cannot listen on port {port} (Address already in use)" in str(problems[0])
-    assert "process 1 did not find process 0" in str(problems[1])
+    assert "process 1 could not reach process 0" in str(problems[1])
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"[1]\n", b'["1", 2]\n'])
