@@ -275,7 +275,7 @@ def _record_digest(record: dict) -> str:
 def _read_record(directory: Path, step: int) -> dict:
     """Read and verify the JSON record of a checkpoint; raises Corrupted.
 
-    It is read without Orbax, whose reader waits for all processes of a run.
+    It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
         record = parse_json((directory / str(step) / "meta" / "metadata").read_bytes(), _RECORD)

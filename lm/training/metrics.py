@@ -27,7 +27,8 @@ from lm.training.tensorboard import EventFile
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-# Shapes of lines: training, evaluation and details of a run; training and evaluation of the stacked runs of a sweep.
+# Shapes of lines: training, evaluation and details of one run, and evaluation of the stacked runs of a sweep. A line of
+# training has one loss, or a list of losses for stacked runs.
 _TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
 _STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -47,7 +48,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a line other than the last is not JSON or has not the values of a line.
+        UserError: if a line other than the last is not JSON or lacks required values.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -213,7 +214,7 @@ def _start_wandb(workdir: Path, arguments: dict):
 
 
 def _wandb_id(path: Path) -> str:
-    """Return the id of the W&B run in this file; the first start makes it."""
+    """Return the id of the W&B run in this file; the first start of a run creates it."""
     if not path.exists():
         write_text(path, secrets.token_hex(4))
     found = path.read_text(encoding="utf-8", errors="replace")
