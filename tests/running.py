@@ -56,13 +56,13 @@ class Bench:
 
     def reference(self) -> Path:
         """Return the workdir of an uninterrupted run, which is trained once per session; its output is beside it."""
-        workdir, said = self.base / "reference", self.base / "reference.txt"
+        workdir, log = self.base / "reference", self.base / "reference.txt"
         with open(self.base / "reference.lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be training it
-            if not said.exists():
+            if not log.exists():
                 done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
                 assert done.returncode == 0, done.stderr
-                said.write_text(done.stdout + done.stderr)
+                log.write_text(done.stdout + done.stderr)
         return workdir
 
 

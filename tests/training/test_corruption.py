@@ -68,8 +68,8 @@ def big_state(step):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path, damage):
-    said = []
-    checkpoints = Checkpoints(tmp_path, say=said.append)
+    printed = []
+    checkpoints = Checkpoints(tmp_path, say=printed.append)
     for step in (1, 2, 3):
         checkpoints.save(step, big_state(step), {"data": f"position {step}"})
     checkpoints.close()
@@ -77,11 +77,11 @@ def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp
     with pytest.raises(UserError, match=r"step 3 .* is corrupted"):
         restore_params(tmp_path, 3)
 
-    checkpoints = Checkpoints(tmp_path, say=said.append)
+    checkpoints = Checkpoints(tmp_path, say=printed.append)
     step, state, meta = checkpoints.restore(jax.eval_shape(lambda: big_state(0)))
     assert (step, meta) == (2, {"data": "position 2"})
     assert_same(state, big_state(2))
-    (line,) = said
+    (line,) = printed
     assert "WARNING: corrupted checkpoint of step 3" in line
     assert "renamed to 3.corrupted-1" in line
     assert line.endswith("falling back to step 2")

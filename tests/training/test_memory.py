@@ -48,8 +48,8 @@ def test_what_cannot_fit_is_refused_with_its_keys(small_device, case):
     with pytest.raises(UserError, match=r"^out of memory: training needs at least .* which has 16.0 GB; ") as error:
         check_memory(tiny(**sections), ONE)
     assert error.value.code == 2
-    for words in expected:
-        assert words in str(error.value)
+    for text in expected:
+        assert text in str(error.value)
 
 
 def test_what_fits_is_not_refused(small_device, monkeypatch):
