@@ -36,7 +36,7 @@ def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def open_corpus(settings: dict) -> tuple[Outcome, dict]:
-    """Open a corpus as lm.train does; returns how that ended, and all of the corpus that a run depends on."""
+    """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run depends on."""
     from lm import data
     from lm.config import DataConfig
     from lm.errors import run_command

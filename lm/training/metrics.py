@@ -155,17 +155,17 @@ class MetricsWriter:
         return self._n_lines - sum(line["step"] > step for line in self._last)
 
     def checksum(self, step: int) -> int | None:
-        """Return the CRC-32 of all lines up to this step, the last one or the one before; None if it is not known."""
+        """Return the CRC-32 of all lines up to this step, which is one of the last two; None if unknown."""
         return self._checksums.get(max((known for known in self._checksums if known <= step), default=None))
 
     def gap(self, step: int, n_lines: int, checksum: int | None = None) -> str | None:
-        """Return how the lines up to `step` differ from those when it was saved, or None.
+        """Return how the lines up to `step` differ from those at the time of its checkpoint; None if they do not.
 
         Call it after a resume, before the first line is written.
 
         Args:
             step: the restored step.
-            n_lines: how many lines there were.
+            n_lines: number of lines at that time.
             checksum: what `checksum` returned then; None if it is not known.
         """
         if self._n_lines >= n_lines and (checksum is None or not self._file or checksum == self.checksum(step)):
