@@ -100,7 +100,7 @@ def no_network(tmp_path, monkeypatch) -> list[str]:
     """Return the arguments of a run on Tiny Shakespeare, which is not prepared and cannot be downloaded."""
     from lm.data import shakespeare
 
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # a port on which nothing listens
+    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # no server listens on this port
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 

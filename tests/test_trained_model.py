@@ -26,7 +26,7 @@ def test_logits_are_those_of_the_model(run):
 
 
 def test_the_loss_of_the_validation_text_is_that_of_the_evaluation(bench):
-    """Of the last step, whose validation loss is in summary.json."""
+    """summary.json has the validation loss of the last step."""
     run = lm.load(bench.reference(), "latest")
     corpus = open_corpus(run.config.data, seq_len=run.seq_len, say=print)
     text = run.tokenizer.decode(corpus.split("validation").tokens)

@@ -1,4 +1,4 @@
-"""Every process learns which one is missing, or which argument is wrong. Threads stand for the processes."""
+"""The error in each process names the missing process or the wrong argument. Threads simulate processes."""
 
 import socket
 import threading
@@ -53,7 +53,7 @@ def test_an_unknown_host_is_named():
     assert "process 1 could not reach process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
 
 
-def test_a_process_id_that_is_given_twice_ends_all():
+def test_a_duplicate_process_id_ends_all():
     problems = meet_all((3, 0), (3, 1), (3, 1))
     assert [type(problem) for problem in problems] == [UserError] * 3
     assert all(str(problem).startswith("two processes have --process_id 1") for problem in problems)
@@ -107,7 +107,7 @@ def test_connections_of_other_programs_are_ignored(sent):
     assert not first.is_alive()
 
 
-def test_a_process_that_was_restarted_before_all_had_come_can_connect_again():
+def test_a_process_that_restarts_before_all_have_connected_can_connect_again():
     address = f"127.0.0.1:{free_ports(1)[0]}"
     first = threading.Thread(target=meet, args=(address, 3, 0, 30))
     first.start()

@@ -1,4 +1,4 @@
-"""Damaged files of a sweep's directory: an error of one line, or a warning and the runs are trained again."""
+"""Damaged files of a sweep cause a one-line error, or a warning, after which the runs are trained again."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_a_damaged_description_is_an_error_that_names_the_file(tmp_path, capsys,
 
 
 def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path):
-    """Every value of the three files is replaced by each of four others, one at a time: nothing else is raised."""
+    """Replace each value of the three files by four others, one at a time; only UserError may be raised."""
     record, runs = sweep()
     workdir = write(tmp_path / "s", record, runs)
     speeds = json.loads((workdir / "speeds.json").read_text())
