@@ -25,7 +25,7 @@ WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG,
 RESTARTS_HELP = (
     "stop requeueing after this many restarts in a row without a new checkpoint or result (default: %(default)s)"
 )
-SBATCH_HELP = "further options of sbatch; they override those of the script"
+SBATCH_HELP = "further options of sbatch (the = is required); they override those of the script"
 
 SCRIPT = """\
 #!/bin/bash

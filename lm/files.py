@@ -58,7 +58,7 @@ def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete
 
     Raises:
         UserError: the file was read, but is not JSON or has another shape.
-        OSError: the file is missing or cannot be read, which says nothing about its content.
+        OSError: the file is missing or cannot be read; its content may be intact.
     """
     content = Path(path).read_bytes()
     try:

@@ -80,7 +80,7 @@ class Bench:
             return call(train.main, self.arguments(workdir, *more), seconds)
 
     def process(self, program: list[str], **options) -> subprocess.Popen:
-        """Start a Python program in a process of its own."""
+        """Start a Python program in a new process."""
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         return subprocess.Popen([sys.executable, *program], cwd=self.base, env=env, **options)
 

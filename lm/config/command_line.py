@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     parser.add_argument(
-        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
     several.add_argument(

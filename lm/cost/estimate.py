@@ -1,8 +1,8 @@
-"""Estimate memory, communication and step time on hardware that is not here.
+"""Estimate memory, communication and step time on other hardware.
 
-Nothing is allocated or compiled: all figures follow from formulas (lm/cost/memory.py, lm/cost/communication.py) and
-the vendors' figures (lm/cost/devices.py). What XLA really keeps in memory is only known once the step is compiled for
-the device. docs/plan.md compares the estimate with published runs.
+Nothing is allocated or compiled. All figures are computed by formulas (lm/cost/memory.py, lm/cost/communication.py)
+from the vendors' figures (lm/cost/devices.py). The memory that XLA needs is known only after it has compiled the step
+for the device. docs/plan.md compares the estimate with published runs.
 """
 
 import dataclasses

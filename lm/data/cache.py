@@ -93,7 +93,7 @@ def make_entry(
 
     Raises:
         UserError: the entry cannot be written.
-        OSError: the entry cannot be read, which says nothing about its content.
+        OSError: the entry cannot be read; its content may be intact.
     """
 
     def write_with_checksums(work: Path) -> None:
@@ -147,7 +147,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory at once, as others see it; what they have mapped of it stays readable to them."""
+    """Remove a directory atomically for other processes; files that they have mapped stay readable to them."""
     try:
         aside = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
         os.rename(directory, Path(aside, "damaged"))

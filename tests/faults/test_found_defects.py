@@ -103,7 +103,7 @@ def test_reads_of_a_corrupted_checkpoint_that_nothing_awaits_print_nothing(monke
 
 
 def test_a_named_pipe_in_a_workdir_is_refused(tmp_path):
-    """Reading it would wait for ever."""
+    """Reading a pipe would wait forever."""
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"config\.json is neither a file nor a directory"):
         refuse_links([tmp_path / "config.json"])
