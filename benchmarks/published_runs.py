@@ -1,7 +1,7 @@
 """Compare the estimate of --plan with published runs: python -m benchmarks.published_runs
 
-Prints a Markdown table, which is in docs/plan.md. Nothing is run: the predictions are those of lm/cost for this code
-with the same sizes, and the reported figures are those of the sources, which used other software.
+Prints the Markdown table of docs/plan.md. Nothing is run: lm/cost predicts memory and speed of this code with the same
+sizes. The sources reported their figures for other software.
 """
 
 import dataclasses
@@ -67,15 +67,15 @@ class Run:
         model: a key of MODELS.
         device: a key of DEVICES.
         mesh: sizes of replica, fsdp and tensor.
-        sequences: of a micro-batch, per device.
-        micro_batches: per step.
-        remat: the value of config.model.remat nearest to what the source recomputes.
+        sequences: sequences of a micro-batch per device.
+        micro_batches: micro-batches per step.
+        remat: the value of config.model.remat that recomputes most nearly what the source does.
         seq_len: tokens per sequence.
-        speed: reported tokens/s per device; 0: see tflops.
+        speed: reported tokens/s per device; 0 if the source reports tflops instead.
         tflops: reported model TFLOP/s per device, with all keys counted for every query.
         mfu: reported MFU in percent.
         memory: reported peak memory per device in GiB.
-        anchor: whether this run gives the device's `attained`, so that its error is 0 by construction.
+        anchor: whether `attained` of the device was fitted to this run, so that its error is 0 by construction.
     """
 
     source: str
@@ -141,8 +141,8 @@ RUNS = [
 class Comparison:
     """A run beside its prediction. Speeds are in tokens/s per device, MFU is in percent.
 
-    The MFU follows the source's count of operations; if the source has none, it counts them as PaLM does, with all keys
-    for every query (Chowdhery et al. 2022, appendix B).
+    The MFU uses the source's count of operations. If the source has none, operations are counted as in PaLM, with all
+    keys for every query (Chowdhery et al. 2022, appendix B).
     """
 
     run: Run
@@ -190,7 +190,7 @@ def compare(run: Run) -> Comparison:
 
 
 def reported(run: Run, config: Config) -> tuple[float, float]:
-    """Return the reported tokens/s per device, and the MFU in percent that follows from it by PaLM's count."""
+    """Return the reported tokens/s per device, and the MFU in percent by PaLM's count of operations."""
     per_token = flops.flops_per_token(config.model, run.seq_len, full_square=True)
     speed = run.speed or run.tflops * 1e12 / per_token
     return speed, 100 * flops.mfu(speed, per_token, 1, DEVICES[run.device].peak["bfloat16"])
@@ -224,7 +224,7 @@ def _row(c: Comparison) -> list[str]:
 
 
 def summary(found: list[Comparison]) -> Iterator[str]:
-    """Yield the errors of all runs but the anchors."""
+    """Yield lines with the errors of all runs except the anchors, and the number of runs predicted not to fit."""
     errors = [c.error for c in found if not c.run.anchor]
     yield (
         f"{len(found)} runs. Errors of the predicted speed without the {len(found) - len(errors)} anchors: median "

@@ -100,7 +100,7 @@ def jobset(args: argparse.Namespace) -> dict:
     }
     metadata = {"name": args.name}
     if args.tpu:
-        # A node pool of TPUs is one slice, for this job alone; a node pool of GPUs can serve several jobs.
+        # A node pool of TPUs is one slice and serves one job at a time. A node pool of GPUs can serve several jobs.
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     else:
         container["env"] = [{"name": "LD_LIBRARY_PATH", "value": DRIVER}]
@@ -109,7 +109,7 @@ def jobset(args: argparse.Namespace) -> dict:
 
 
 def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> dict:
-    # A wrong argument (2) and a loss that is not finite (3) would only repeat.
+    # Do not retry after a wrong argument (2) or a loss that is not finite (3): the error would repeat.
     permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
     job = {
         "parallelism": n_pods,

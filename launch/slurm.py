@@ -2,8 +2,9 @@
 
 The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX gives each task the
 GPU of its local index. When the job is preempted or its time limit is near, it saves a checkpoint, is requeued, and
-resumes. It is also requeued when a task dies, up to --restarts times in a row without progress, but not after a mistake
-in the config. With --array N the job is a sweep: N jobs of one task each, with all GPUs of their node, share its runs.
+resumes. It is also requeued when a task dies, up to --restarts times in a row without progress. It is not requeued
+after a mistake in the config. With --array N the job is a sweep: an array of N jobs shares its runs. Each of these jobs
+has one task and all GPUs of a node.
 """
 
 import argparse
@@ -24,7 +25,7 @@ WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG,
 RESTARTS_HELP = (
     "stop requeueing after this many restarts in a row without a new checkpoint or result (default: %(default)s)"
 )
-SBATCH_HELP = "further options of sbatch, after =; they override those of the script"
+SBATCH_HELP = "further options of sbatch (the = is required); they override those of the script"
 
 SCRIPT = """\
 #!/bin/bash
@@ -40,7 +41,7 @@ SCRIPT = """\
 workdir={workdir}
 mkdir -p "$workdir" || exit
 
-# This file holds the number of starts in a row that saved nothing, and its time is that of this start.
+# This file contains the number of starts in a row that saved nothing. Its modification time is that of this start.
 starts=$workdir/.slurm-$SLURM_JOB_ID
 saved() {{
   [ -n "$(find "$workdir" -regex '.*/\\(checkpoints/[0-9]+\\|results/[^/]*\\.json\\)' -newer "$starts" -print -quit)" ]
@@ -162,7 +163,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def log_path(workdir: Path, index: str | None = None) -> Path:
-    """Return the job's log file; `index` is that of a job in an array."""
+    """Return the log file of a job, or of the job with this index in an array."""
     return workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
 
 
@@ -182,7 +183,7 @@ def job_script(args: argparse.Namespace, argv: list[str]) -> str:
         time=quote_for_sbatch(args.time),
         seconds=SECONDS_TO_SAVE,
         log=quote_for_sbatch(str(log)),
-        options=f"#SBATCH {further}\n" if further else "",  # the last value of an option counts
+        options=f"#SBATCH {further}\n" if further else "",  # sbatch uses the last value of an option
         directory=shlex.quote(str(Path.cwd())),
         workdir=shlex.quote(str(args.workdir)),
         command=shlex.join(command),
@@ -193,7 +194,7 @@ def job_script(args: argparse.Namespace, argv: list[str]) -> str:
 
 
 def quote_for_sbatch(text: str) -> str:
-    r"""Quote a word of an #SBATCH line. Unlike a shell, sbatch reads a backslash as an escape within quotes, too.
+    r"""Quote an argument for an #SBATCH line. Unlike a shell, sbatch treats a backslash in single quotes as an escape.
 
     >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two argv"))
     --partition=gpu '--comment=it\'s two argv'

@@ -2,7 +2,7 @@
 # Train on Cloud TPU VMs, with one host or many:
 #
 #   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   create the TPU (zone and project: gcloud's, or ZONE=...)
-#   launch/tpu_vm.sh setup NAME                          copy the checkout, with its uncommitted edits, and install it
+#   launch/tpu_vm.sh setup NAME                          copy this checkout with its uncommitted edits, and install it
 #   launch/tpu_vm.sh start NAME BUCKET -- --config FILE  train on all hosts, in gs://BUCKET/NAME
 #   launch/tpu_vm.sh follow NAME                         follow the log of host 0
 #   launch/tpu_vm.sh stop NAME                           send SIGTERM: all hosts save the same step and exit
@@ -16,7 +16,7 @@ dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 run() { if [ -n "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
 tpu() { local what=$1; shift; run gcloud compute tpus tpu-vm "$what" "$@" ${ZONE:+--zone="$ZONE"}; }
 on_all() { tpu ssh "$1" --worker=all --command="$2"; }
-# Quote a word for a shell on the hosts.
+# Quote an argument for the shell of the hosts.
 quoted() { printf '%q' "$1"; }
 usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 
@@ -35,7 +35,7 @@ case $action in
     cd "$(dirname "$0")/.."
     scratch=$(mktemp -d)
     archive=$scratch/lm.tgz
-    # A copy of git's index, with all files that git does not ignore: `git archive HEAD` would omit uncommitted edits.
+    # Archive a copy of git's index with all files that git does not ignore: HEAD would lack uncommitted edits.
     cp "$(git rev-parse --git-path index)" "$scratch/index"
     tree=$(GIT_INDEX_FILE=$scratch/index bash -c 'git add --all && git write-tree')
     if [ -n "$(git status --short)" ]; then

@@ -31,9 +31,9 @@ class Unavailable(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's cause in one line: its type, and the first line of its message, shortened.
+    """Describe an error in one line: its type and the first line of its message, shortened.
 
-    Orbax wraps errors of TensorStore, whose messages have pages; `tokenizers` raises the bare type Exception.
+    Errors of TensorStore, which Orbax wraps, are pages long. `tokenizers` raises plain Exception.
 
     >>> first_line(ValueError("no such dtype" + chr(10) + "a page of details"))
     'ValueError: no such dtype'

@@ -16,7 +16,7 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
-# Shapes for `read_json`: a number of things, a size, a step; and a number that need not be finite.
+# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
 
@@ -58,7 +58,7 @@ def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete
 
     Raises:
         UserError: the file was read, but is not JSON or has another shape.
-        OSError: the file is missing or cannot be read, which says nothing about its content.
+        OSError: the file is missing or cannot be read; its content may be intact.
     """
     content = Path(path).read_bytes()
     try:
@@ -203,7 +203,7 @@ def check_in_place(file: int, path: Path) -> None:
 
 
 def refuse_url(path: str | Path | None, option: str) -> None:
-    """Raise UserError if a path is a URL such as gs://BUCKET/RUN; `option` is the one that the user gave it to.
+    """Raise UserError if the path given to `option` is a URL such as gs://BUCKET/RUN.
 
     Runs need directories that can be locked and files that can be appended to, which object stores do not offer.
     """
@@ -242,14 +242,14 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     return held
 
 
-LATE_SECONDS = 60  # how long a shared file system may hide what another host has just written
+LATE_SECONDS = 60  # how long a file of another host may stay invisible on a shared file system
 
 
 def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
     """Return whether a path exists, now or within some seconds.
 
-    A shared file system may show late what another host has written. Listing the parent directory makes NFS forget
-    that it did not exist before.
+    On a shared file system, what another host has written may appear late. Listing the parent directory makes NFS
+    discard its cached answer that the path does not exist.
     """
     deadline = time.monotonic() + seconds
     while not (exists := _is_listed(path)) and time.monotonic() < deadline:

@@ -20,7 +20,7 @@ examples:
   python -m lm.generate --workdir runs/mine --prompt-file prompts.txt --json > texts.jsonl
   echo "To be" | python -m lm.generate --workdir runs/mine --prompt-file -
 
-The model sees at most the context that it was trained with. The window on a longer text slides by half a context.
+The model sees at most train.seq_len tokens. On a longer text this window slides by half its length.
 
 exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
@@ -41,20 +41,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="the directory of the run")
-    add("--step", default="best", metavar="N|best|latest", help="which checkpoint (best)")
-    add("--prompt", action="append", metavar="TEXT", help="a text to continue; may be repeated (a newline)")
-    add("--prompt-file", metavar="FILE", help="a file of prompts, one per line; -: standard input, as one prompt")
-    add("--tokens", type=int, default=500, metavar="N", help="the most tokens to add to each prompt (500)")
-    add("--samples", type=int, default=1, metavar="N", help="texts for each prompt (1)")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+    add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
+    add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
+    add("--tokens", type=int, default=500, metavar="N", help="maximum number of new tokens for each prompt (500)")
+    add("--samples", type=int, default=1, metavar="N", help="number of texts for each prompt (1)")
     add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (0.8)")
     add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (all)")
-    add(
-        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have probability P together (all)"
-    )
+    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with total probability P (all)")
     add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the likeliest (all)")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--seed", type=int, default=0, metavar="N", help="another seed gives other texts (0)")
-    add("--batch-size", type=int, default=16, metavar="N", help="texts that are generated together (16)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
+    add("--seed", type=int, default=0, metavar="N", help="random seed (0)")
+    add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (16)")
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)
 
@@ -66,9 +64,9 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
     if a.prompt and a.prompt_file:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
-        yield "--prompt: it is empty, and a model continues at least one token"
+        yield "--prompt: is empty; the model needs at least one token to continue"
     if "" in a.stop:
-        yield "--stop: it is empty"
+        yield "--stop: is empty"
     for name in ("tokens", "samples", "batch_size"):
         if not 1 <= getattr(a, name) <= MAX_SAMPLE:
             option = name.replace("_", "-")
@@ -97,7 +95,9 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
     prompts = [text.removesuffix("\n")] if a.prompt_file == "-" else text.splitlines()
     if not all(prompts) or not prompts:
-        raise UserError(f"--prompt-file: {a.prompt_file} has an empty prompt, and a model continues at least one token")
+        raise UserError(
+            f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one token to continue"
+        )
     return prompts
 
 
@@ -126,7 +126,7 @@ def generate(a: argparse.Namespace) -> int:
 
 
 def print_growing(prompt: str, updates) -> None:
-    """Print one text while it is generated."""
+    """Print one text while it is being generated."""
     print(prompt, end="", flush=True)
     n_printed = 0
     for (row,) in updates:

@@ -57,7 +57,7 @@ class Context(NamedTuple):
     segments: jax.Array | None  # integers (B, T): tokens see their own segment only
     rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys
     dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
-    attend: Callable | None = None  # replaces attention over the tokens of this call: lm/generation/kv_cache.py
+    attend: Callable | None = None  # replaces the computation of attention; see lm/generation/kv_cache.py
 
     def mask(self, n_tokens: int, window) -> Mask:
         """Return which keys (of all devices that share a sequence) the n_tokens queries of this device see."""
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         positions: integers (T,) or (B, T); None: 0 .. T-1.
         segments: integers (B, T), documents that must not see each other; None: one document.
         dropout_keys_B: one key per example; None: no dropout.
-        attend: (module, q, k, v, window, **options) -> output, which replaces attention over the tokens of this call.
+        attend: a function (module, q, k, v, window, **options) -> output that replaces attention over the tokens.
     """
 
     config: ModelConfig

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from lm.errors import UserError
 
-ADVICE = {  # where JAX lacks a platform that was chosen
+ADVICE = {  # what to do if JAX does not find the platform
     "gpu": "install the extra [cuda] and a driver that supports its CUDA version, and check nvidia-smi; in a container "
     "LD_LIBRARY_PATH must include the driver's directory (on GKE /usr/local/nvidia/lib64)",
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
@@ -58,12 +58,12 @@ def start_jax(cache_dir: str | None = None, *, deterministic: bool = False):
 
 
 def require_platform(platform: str | None) -> None:
-    """Use the devices of this platform; raise UserError with JAX's reason if it has none.
+    """Raise UserError, with JAX's reason, unless JAX uses this platform. By default JAX falls back to the CPU.
 
-    Call it after `processes.connect` and before anything uses a device. By default JAX falls back to the CPU.
+    Call it after `processes.connect` and before anything uses a device.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; None: what JAX finds.
+        platform: "cpu", "gpu" or "tpu"; None: any that JAX finds.
     """
     import jax
 
@@ -74,7 +74,7 @@ def require_platform(platform: str | None) -> None:
         if platform in (None, found):
             return
         reason = _why_missing(platform)
-    except (RuntimeError, AssertionError) as error:  # an AssertionError if JAX_PLATFORMS=cuda, and there is no GPU
+    except (RuntimeError, AssertionError) as error:  # AssertionError: JAX_PLATFORMS=cuda without a GPU
         found, reason = "no device", str(error) or "JAX_PLATFORMS names one that does not exist"
     setting = os.environ.get("JAX_PLATFORMS")
     raise UserError(
@@ -85,7 +85,7 @@ def require_platform(platform: str | None) -> None:
 
 
 def _why_missing(platform: str) -> str:
-    """Return JAX's error for a platform; that of "gpu" does not say why CUDA was not initialized."""
+    """Return JAX's reason for not finding a platform. For GPUs only the error for "cuda" has it."""
     import jax
 
     try:
@@ -93,7 +93,7 @@ def _why_missing(platform: str) -> str:
     except RuntimeError as error:
         if "failed to initialize" in str(error):
             return str(error)
-    return "it sees no such device, or lacks the plugin for it"
+    return "no such device was found, or its plugin is not installed"
 
 
 @contextlib.contextmanager

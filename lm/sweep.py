@@ -69,7 +69,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
     )
     parser.add_argument(
-        "--platform", choices=runtime.PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+        "--platform", choices=runtime.PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     return parser.parse_args(argv)
 

@@ -35,7 +35,7 @@ def train(argv: list[str] | None) -> int:
 
 
 def show_estimate(config: Config, device: str) -> int:
-    """Print what a run needs on other hardware; returns the exit code, 2 if it does not fit into memory."""
+    """Print the estimate for other hardware; return the exit code: 2 if the run does not fit into memory."""
     jax = runtime.start_jax(config.data.cache_dir)
     jax.config.update("jax_platforms", "cpu")
     from lm.cost.devices import parse_device

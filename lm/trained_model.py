@@ -25,7 +25,7 @@ LOGITS = 2**26  # about this many logits are computed in one call of the model
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A trained model. Text arguments may also be sequences of token ids.
+    """A trained model. Methods accept a text or a sequence of token ids.
 
     Attributes:
         path: the directory of the run.
@@ -43,7 +43,7 @@ class TrainedModel:
 
     @property
     def seq_len(self) -> int:
-        """Return the length of the context: the number of tokens that the model sees."""
+        """Return the maximum number of tokens that the model sees at once."""
         return self.config.train.seq_len
 
     def encode(self, text: str | Sequence[int]) -> np.ndarray:
@@ -61,22 +61,22 @@ class TrainedModel:
         return ids
 
     def logits(self, text: str | Sequence[int]) -> np.ndarray:
-        """Return the logits (T, V) of the token after each token of a text, float32.
+        """Return the logits for the next token after each token of a text, float32 (T, V).
 
         Raises:
             UserError: if the text is empty or longer than the context.
         """
         ids = self.encode(text)
         if not 0 < len(ids) <= self.seq_len:
-            raise UserError(f"text: {len(ids)} tokens; this model sees 1 to {self.seq_len}")
-        padded_1T = np.zeros((1, self.seq_len), np.int32)  # so that texts of all lengths share one program
+            raise UserError(f"text: {len(ids)} tokens; this model accepts 1 to {self.seq_len}")
+        padded_1T = np.zeros((1, self.seq_len), np.int32)  # one compiled program for texts of all lengths
         padded_1T[0, : len(ids)] = ids
         return np.asarray(_logits(self.params, padded_1T, self.config.model)[0, : len(ids)])
 
     def loss(self, text: str | Sequence[int]) -> float:
         """Return the mean loss of a text in nats per token, over all tokens but the first.
 
-        Each token is predicted once, in windows of seq_len tokens, as in the evaluation of training.
+        Each token is predicted once, in windows of seq_len tokens, as in the evaluation of a run.
 
         Raises:
             UserError: if the text has fewer than two tokens.
@@ -95,7 +95,7 @@ class TrainedModel:
         return total / (len(ids) - 1)
 
     def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **options) -> str | list[str]:
-        """Return the continuation of a prompt, or a list with those of several. Arguments as for `stream`."""
+        """Return the continuation of a prompt, or a list of continuations. The arguments are those of `stream`."""
         *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **options)
         texts = [row.text for row in rows]
         return texts[0] if isinstance(prompts, str) and len(texts) == 1 else texts
@@ -114,14 +114,14 @@ class TrainedModel:
         stop: Sequence[str] = (),
         batch_size: int = 16,
     ) -> Iterator[list[Continuation]]:
-        """Continue prompts, and yield the continuations each time that they have grown.
+        """Continue prompts, and yield all continuations each time that some have grown.
 
         Args:
             prompts, n_tokens, n_samples, seed, stop, batch_size: see lm/generation/text.py.
             temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
 
         Raises:
-            UserError: if the tokenizer does not know a character of a prompt, or makes no token of it.
+            UserError: if the tokenizer does not know a character of a prompt, or encodes it to no tokens.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p)
         options = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
@@ -129,14 +129,14 @@ class TrainedModel:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """Return the model for generation; see lm/generation/decoding.py."""
+        """Return the model prepared for generation; see lm/generation/decoding.py."""
         n_ids = self.tokenizer and self.tokenizer.vocab_size
         return make_decoder(self.params, self.config.model, seq_len=self.seq_len, n_ids=n_ids)
 
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(f"{self.path}: this run trained on token ids, and has no tokenizer for text; give ids")
+            raise UserError(f"{self.path}: this run was trained on token ids and has no tokenizer; give token ids")
         return self.tokenizer
 
 
@@ -153,7 +153,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     step, params, meta = checkpoints.restore_params(path, step)
     check_meta(meta, f"{path}, step {step}")
     config = from_dict(meta["config"])
-    # The run's implementation of attention may not exist on this device.
+    # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
     return TrainedModel(Path(path), step, config, params, tokenizer)

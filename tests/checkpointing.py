@@ -1,4 +1,4 @@
-"""States of training, checkpoints of them, and what is on disk, for the tests of checkpoints."""
+"""Helpers for tests of checkpoints: make states, save them, and list the files on disk."""
 
 from pathlib import Path
 
@@ -52,5 +52,5 @@ def directories(workdir) -> set[str]:
 
 
 def data_file(step_directory: Path) -> Path:
-    """Return the file with the arrays, which is the largest."""
+    """Return the file with the arrays: the largest file."""
     return max(step_directory.glob("state/**/d/*"), key=lambda path: path.stat().st_size)

@@ -56,13 +56,13 @@ class Bench:
 
     def reference(self) -> Path:
         """Return the workdir of an uninterrupted run, which is trained once per session; its output is beside it."""
-        workdir, said = self.base / "reference", self.base / "reference.txt"
+        workdir, log = self.base / "reference", self.base / "reference.txt"
         with open(self.base / "reference.lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be training it
-            if not said.exists():
+            if not log.exists():
                 done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
                 assert done.returncode == 0, done.stderr
-                said.write_text(done.stdout + done.stderr)
+                log.write_text(done.stdout + done.stderr)
         return workdir
 
 
@@ -97,15 +97,15 @@ def free_ports(n: int) -> list[int]:
 
 @contextlib.contextmanager
 def several(bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[int, str] | None = None):
-    """Start processes of one run, and kill them on exit. The i-th one writes its output to WORKDIR.i.log.
+    """Start processes of one run, and kill them on exit. Process i writes its output to WORKDIR.i.log.
 
     Args:
-        bench: where they run.
-        workdir: their workdir.
+        bench: the directory to run in.
+        workdir: the workdir of the run.
         n: the number of processes of the run.
-        *more: arguments, in which {i} is replaced by the id of the process.
-        ids: the ids of the processes that are started; None: 0 to n - 1.
-        at: what happens at which moment, by id; see tests/at_moment.py.
+        *more: further arguments; {i} is replaced by the id of the process.
+        ids: the ids of the processes to start; None: 0 to n - 1.
+        at: an action and its moment for some ids; see tests/at_moment.py.
     """
     (port,), running = free_ports(1), []
     for place, i in enumerate(range(n) if ids is None else ids):

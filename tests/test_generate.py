@@ -41,8 +41,8 @@ def test_several_prompts_and_samples(bench, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_an_attention_that_this_device_lacks_generates(bench, tmp_path):
-    """A run that was trained with cuDNN on a GPU generates on a CPU."""
+def test_generation_replaces_attention_that_this_device_does_not_support(bench, tmp_path):
+    """A run that was trained with cuDNN on a GPU generates text on a CPU."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
     from lm.training import checkpoints

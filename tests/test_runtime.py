@@ -23,7 +23,7 @@ def only_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("platform", "backend"), [("gpu", "cuda"), ("tpu", "tpu")])
-def test_a_platform_that_jax_does_not_have_is_an_error_with_its_reason(only_cpu, platform, backend):
+def test_a_missing_platform_is_an_error_with_the_reason_of_jax(only_cpu, platform, backend):
     with pytest.raises(UserError) as caught:
         runtime.require_platform(platform)
     assert f"--platform {platform}: JAX found cpu: Backend '{backend}' failed to initialize: driver" in str(
@@ -39,7 +39,7 @@ def test_the_variable_that_excludes_a_platform_is_named(only_cpu, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])
-def test_a_platform_that_the_environment_names_and_jax_does_not_have_is_an_error(monkeypatch, error):
+def test_a_missing_platform_in_the_environment_is_an_error(monkeypatch, error):
     def default_backend():
         raise error
 
@@ -49,14 +49,14 @@ def test_a_platform_that_the_environment_names_and_jax_does_not_have_is_an_error
             runtime.require_platform(platform)
 
 
-def test_a_platform_that_jax_has_is_used(monkeypatch):
+def test_an_available_platform_is_used(monkeypatch):
     runtime.require_platform(None)
     for platform in ("gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
         runtime.require_platform(platform)
 
 
-def test_train_stops_before_the_workdir_is_made_without_the_platform(train, tmp_path, only_cpu):
+def test_train_stops_without_the_platform_before_it_creates_the_workdir(train, tmp_path, only_cpu):
     code, output = train(tmp_path / "run", "--platform=gpu")
     assert code == 2
     assert "--platform gpu: JAX found cpu" in output

@@ -127,8 +127,8 @@ def test_a_log_file_has_plain_lines(bench):
     output = (bench.base / "reference.txt").read_text()
     assert "\r" not in output
     assert "\x1b" not in output
-    for words in (f"{N_PARAMS:,} parameters", "unigram baseline", "step 12/12", "validation: loss", "lm.generate"):
-        assert words in output
+    for text in (f"{N_PARAMS:,} parameters", "unigram baseline", "step 12/12", "validation: loss", "lm.generate"):
+        assert text in output
     assert output.splitlines().index(next(line for line in output.splitlines() if line.startswith("step  1/"))) <= 8
     assert "Traceback" not in output
 

@@ -22,8 +22,8 @@ def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProce
 def test_help_lists_the_keys_and_needs_no_jax(bench, tmp_path):
     done = in_empty_directory(bench, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for words in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
-        assert words in done.stdout
+    for text in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
+        assert text in done.stdout
 
 
 TINY = f"--config={CONFIG}"
@@ -55,8 +55,8 @@ def test_mistakes_are_reported_without_jax_and_without_files(bench, tmp_path, ca
     done = in_empty_directory(bench, tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
-    for words in expected:
-        assert words in done.stderr
+    for text in expected:
+        assert text in done.stderr
 
 
 RUN_REFUSALS = {
@@ -78,8 +78,8 @@ def test_a_run_is_never_overwritten(bench, tmp_path, case):
     done = in_empty_directory(bench, tmp_path, *bench.arguments(reference, *arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
-    for words in expected:
-        assert words in done.stderr
+    for text in expected:
+        assert text in done.stderr
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
@@ -100,7 +100,7 @@ def no_network(tmp_path, monkeypatch) -> list[str]:
     """Return the arguments of a run on Tiny Shakespeare, which is not prepared and cannot be downloaded."""
     from lm.data import shakespeare
 
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # a port on which nothing listens
+    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # no server listens on this port
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 

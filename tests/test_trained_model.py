@@ -26,7 +26,7 @@ def test_logits_are_those_of_the_model(run):
 
 
 def test_the_loss_of_the_validation_text_is_that_of_the_evaluation(bench):
-    """Of the last step, whose validation loss is in summary.json."""
+    """summary.json has the validation loss of the last step."""
     run = lm.load(bench.reference(), "latest")
     corpus = open_corpus(run.config.data, seq_len=run.seq_len, say=print)
     text = run.tokenizer.decode(corpus.split("validation").tokens)
@@ -55,10 +55,10 @@ def test_generate_returns_a_text_or_a_list(run):
     ("call", "message"),
     [
         (lambda run: run.logits(""), "0 tokens"),
-        (lambda run: run.logits("the cat " * 99), "792 tokens; this model sees 1 to"),
+        (lambda run: run.logits("the cat " * 99), "792 tokens; this model accepts 1 to"),
         (lambda run: run.loss("t"), "at least two"),
         (lambda run: run.logits([0, 10**6]), "integers from 0 to"),
-        (lambda run: run.generate("", 3), "makes no token"),
+        (lambda run: run.generate("", 3), "to no tokens"),
         (lambda run: run.logits("Zeus"), "'Z'"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Inject faults into runs, caches, data, configs and sweeps, and judge automatically what the user is left with.
+"""Inject faults into runs, caches, data, configs and sweeps, and judge the outcomes automatically.
 
 `python -m benchmarks.faults --rounds N` runs the campaign; tests/faults/ runs a part of it. The verdicts:
 
-    survived    the command ended with a documented exit code, and its result equals that of an undisturbed run bit for
+    survived    the command ended with exit code 0, and its result equals that of an undisturbed run bit for
                 bit; or it ended with an error that names the cause (exit code 1 or 2), and nothing that was intact was
                 lost: once the fault is undone, the same command gives the undisturbed result
     lost        something that was intact was deleted or changed

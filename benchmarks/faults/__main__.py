@@ -73,8 +73,8 @@ def parse_arguments() -> argparse.Namespace:
         description=faults.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=1, help="how often to inject the faults (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; decides random faults (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="number of times to inject all faults (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the first round (%(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="inject at most N faults of each kind in each round")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(

@@ -36,7 +36,7 @@ def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def open_corpus(settings: dict) -> tuple[Outcome, dict]:
-    """Open a corpus as lm.train does; returns how that ended, and all of the corpus that a run depends on."""
+    """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run depends on."""
     from lm import data
     from lm.config import DataConfig
     from lm.errors import run_command
@@ -76,7 +76,7 @@ def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def train_apart(bench: Bench, workdir: Path, cache: Path) -> Outcome:
-    """Run lm.train in a process of its own, with its own cache directory."""
+    """Run lm.train in a new process with its own cache directory."""
     arguments = bench.arguments(workdir, f"--config.data.cache_dir={cache}")
     process = bench.process(["-m", "lm.train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = process.communicate(timeout=1800)

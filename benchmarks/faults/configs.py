@@ -48,7 +48,7 @@ def random_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
-    """Load a config; a config that was accepted must survive being saved and loaded."""
+    """Load a config. An accepted config must not change when it is saved and loaded."""
     from lm.config import from_dict, to_dict
     from lm.config.command_line import command_line
     from lm.errors import run_command
@@ -66,7 +66,7 @@ def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
         return run_command(command)
 
     outcome = call(loading, arguments)
-    # Ctrl-C in a config file is the only other documented end.
+    # A Ctrl-C inside a config file is the only other documented outcome.
     documented = outcome._replace(code=2) if outcome.code == 130 else outcome
     return judge(fault[:300], documented, changed, names=("config.", "--config", path.name, "interrupted", "error:"))
 

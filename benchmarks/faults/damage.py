@@ -11,7 +11,7 @@ OTHER_JSON = (None, 3, "text", [], [1, 2, 3], {}, {"steps": "many"}, [{}], [[]],
 
 
 def files_below(directory: Path) -> list[Path]:
-    """Return the files of a directory that have content, sorted; locks have none that matters."""
+    """Return the sorted non-empty files of a directory, except locks."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return [path for path in paths if path.name != ".lock" and not path.name.endswith(".lock") and path.stat().st_size]
 

@@ -12,7 +12,7 @@ from benchmarks.faults.runs import Bench
 from lm.text import markdown_table
 
 N_ROWS = 10
-# Many evaluations, checkpoints and lines: each is a chance to leak.
+# Many evaluations, checkpoints and lines of metrics, because each may leak memory or files.
 KEYS = ("eval.every=200", "checkpoint.every=200", "log.every=20", "log.tensorboard=true", "train.steps_per_dispatch=20")
 
 

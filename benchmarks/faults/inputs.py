@@ -70,7 +70,7 @@ def damaged_shards(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             verified = call(prepare.main, [f"--verify={shards}"])
             changed = [] if found == expected else ["other tokens"]
             if changed and outcome.code == 0 and verified.code and file.name in verified.output:
-                # Reading all shards before each run would be slow: only --verify promises to find changed content.
+                # A run does not read whole shards at its start: only --verify detects changed content.
                 outcome = outcome._replace(code=verified.code, output=verified.output)
             yield judge(f"{name} {way}", outcome, changed, names=(file.name, shards.name))
             shutil.rmtree(shards)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 VERDICTS = ("survived", "lost", "silent", "traceback")
-DOCUMENTED = (0, 1, 2)  # exit codes of commands that no signal stopped and whose loss is finite
+DOCUMENTED = (0, 1, 2)  # exit codes without a signal and with a finite loss
 
 
 class Outcome(NamedTuple):
-    """How a command ended: its exit code, None if an exception left it, and all that it printed."""
+    """The outcome of a command: its exit code (None after an uncaught exception) and its output."""
 
     code: int | None
     output: str
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One injected fault: what it was, its verdict, and for all but survived ones why."""
+    """One injected fault: its description, the verdict, and the reason unless it was survived."""
 
     fault: str
     verdict: str
@@ -53,7 +53,7 @@ def judge(
         fault: a description of the fault.
         outcome: how the command ended.
         differences: how its result differs from that of an undisturbed command; empty if it is the same.
-        losses: what was intact before and is not any more.
+        losses: intact things that were deleted or changed.
         names: an error must contain one of these, such as the name of the damaged file.
     """
     if outcome.code not in DOCUMENTED or "Traceback (most recent call last)" in outcome.output:

@@ -1,4 +1,4 @@
-"""Runs that are killed at aimed and at random moments, and resumed."""
+"""Runs that are killed at chosen and at random moments, and resumed."""
 
 import os
 import random
@@ -14,17 +14,17 @@ from benchmarks.faults.damage import fingerprint
 from benchmarks.faults.judge import Trial, judge
 from benchmarks.faults.runs import Bench, differences
 
-MAX_PAUSE = 0.02  # seconds between two random moments while a run works on no file
+MAX_PAUSE = 0.02  # maximum seconds between two random moments
 
 
 def before_each_operation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Kill a new run before each of its operations on files and at random moments, and resume what it left."""
+    """Kill a new run before each of its operations on files and at random moments, and resume it."""
     for state in states(bench, draw, None):
         yield resumed(bench, state, "new run killed", bench.reference)
 
 
 def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """The same for a resumed run, whose newest checkpoint is corrupted in every second round."""
+    """Kill a resumed run likewise. In every second round its newest checkpoint is corrupted before it resumes."""
     corrupted = draw.random() < 0.5
     expected, start = bench.resumed, bench.interrupted
     if corrupted:
@@ -40,7 +40,7 @@ def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> I
 
 
 def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: bool = True) -> Trial:
-    """Resume what a killed run left, and compare the result with that of an undisturbed run; `state` is deleted."""
+    """Resume a killed run from `state`, compare it with an undisturbed run, and delete `state`."""
     outcome = bench.train(state, "--resume")
     found = differences(state, expected, steps=steps) if outcome.code == 0 else []
     # A run that was killed can always be resumed.
@@ -50,7 +50,7 @@ def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: boo
 
 
 def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Path]:
-    """Run lm.train, and yield a copy of its workdir at every moment at which a kill would leave another one.
+    """Run lm.train, and yield a copy of each distinct workdir that a kill could leave.
 
     At these moments all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
     would leave the same files, because what a process has written survives it.
@@ -92,11 +92,11 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
 
 
 def _copied(process: subprocess.Popen, workdir: Path, copy: Path, seen: set[str]) -> bool:
-    """Copy the workdir of a stopped run, unless the same state was seen before; returns whether it was copied."""
+    """Copy the workdir of a stopped run, unless the same state was seen before; return whether it was copied."""
     os.kill(process.pid, signal.SIGSTOP)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):  # it had ended
+        if not os.WIFSTOPPED(status):  # it has ended
             process.returncode = os.waitstatus_to_exitcode(status)
             return False
         state = fingerprint(workdir)

@@ -1,4 +1,4 @@
-"""Run commands in this process, where a program is compiled once, and compare the results of runs."""
+"""Run commands in this process, which compiles each program once, and compare the results of runs."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ COMPILING = 600  # for the first commands, which compile
 
 
 class Bench:
-    """A directory with a text, caches, and runs, which are trained when they are first needed.
+    """A directory with a text, caches and runs. A run is trained when it is first needed.
 
     Attributes:
         base: the directory.
@@ -75,12 +75,12 @@ class Bench:
         from lm import train
         from lm.training import finish
 
-        # Half of the time of such a short run would be that of its figure.
+        # Drawing the figure would take half of the time of such a short run.
         with mock.patch.object(finish, "loss_curve_png", return_value=b"figure"):
             return call(train.main, self.arguments(workdir, *more), seconds)
 
     def process(self, program: list[str], **options) -> subprocess.Popen:
-        """Start a Python program in a process of its own."""
+        """Start a Python program in a new process."""
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         return subprocess.Popen([sys.executable, *program], cwd=self.base, env=env, **options)
 
@@ -104,7 +104,7 @@ class Bench:
     ) -> Trial:
         """Injure a copy of the interrupted run, resume it, and judge the result.
 
-        After an error, undo the fault and resume again: if the result differs now, something intact was lost.
+        After an error, undo the fault and resume again. If the result then differs, something intact was lost.
 
         Args:
             fault: a description of the fault.
@@ -183,7 +183,7 @@ def _exit_code(main, arguments) -> int | None:
 
 
 def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool = True, gone=()) -> list[str]:
-    """Return how the result of a run differs from that of another one, timing left out; [] if it does not.
+    """Return how the results of two runs differ, without times; [] if they are equal.
 
     Args:
         workdir: the run. It may have older checkpoints than the other one: a kill can prevent their deletion.

@@ -67,7 +67,7 @@ def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def changes(workdir: Path, expected: Path) -> list[str]:
-    """Return how the finished runs of two sweeps differ, their times left out."""
+    """Return how the finished runs of two sweeps differ, without times."""
     ours, theirs = _runs(workdir), _runs(expected)
     if ours.keys() != theirs.keys():
         return ["other runs"]
@@ -84,7 +84,7 @@ def _runs(workdir: Path) -> dict:
 
 
 def _finished(bench: Bench) -> Path:
-    """Return the directory of a finished sweep, which is run once."""
+    """Return the directory of a finished sweep; the first call runs it."""
     whole = bench.base / "sweep"
     if not whole.exists():
         assert _rerun(bench, whole).code == 0
@@ -99,7 +99,7 @@ def _rerun(bench: Bench, workdir: Path) -> Outcome:
 
 
 def _analyzed(workdir: Path) -> tuple[Outcome, str]:
-    """Analyze a sweep as lm.report does; returns how that ended, and the answers and warnings of the report."""
+    """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the report."""
     from lm.errors import run_command
     from lm.sweeps.analysis import analyze
 

@@ -21,7 +21,7 @@ examples:
 exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
-  2    a mistake in the arguments, the config or the data, or a --plan that does not fit: nothing was trained
+  2    a mistake in the arguments, config or data, or a --plan that does not fit into memory: nothing was trained
   3    the loss, a gradient or the update was not finite
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     parser.add_argument(
-        "--platform", choices=PLATFORMS, help="stop if JAX has no device of this kind (default: what JAX finds)"
+        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
     several.add_argument(

@@ -37,7 +37,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one dict with dotted names; an empty dict within is a value.
+    """Flatten nested dicts to one dict with dotted names; an empty nested dict is a value.
 
     >>> flatten({"name": "run", "train": {"steps": 20}})
     {'name': 'run', 'train.steps': 20}

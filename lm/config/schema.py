@@ -11,7 +11,7 @@ from typing import Any
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
-MAX_SAMPLE = 1_000_000  # tokens of a sample; each one takes a forward pass
+MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 
 def key(default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, execution=False):

@@ -133,7 +133,7 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a str; Python reads bytes of the command line that are not UTF-8 as others."""
+    """Return whether UTF-8 can encode a str. Python decodes invalid bytes of the command line to surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -206,7 +206,7 @@ def _clipped(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """Return the value's repr in one line, shortened to what fits an error message."""
+    """Return the repr of a value in one line, shortened for an error message."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:  # Python refuses to print an int of more than 4300 digits

@@ -27,8 +27,8 @@ class Transfer:
         axes: the mesh axes that take part.
         n: devices that take part.
         payload: bytes of the full array that a device starts or ends with, whichever is larger.
-        times: how often the payload is sent per step.
-        parts: collectives that send it together, one after the other: the layers.
+        times: number of times that the payload is sent per step.
+        parts: number of consecutive collectives that share the payload, such as one per layer.
     """
 
     what: str
@@ -61,12 +61,12 @@ HOP_SECONDS = {"gpu": (3.4e-6, 14e-6), "tpu": (1e-6, 14e-6)}
 
 
 def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
-    """Return the time of a transfer per step, with rings that enter and leave each group of devices once.
+    """Return the seconds per step of a transfer by rings that enter and leave each group of devices once.
 
     Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
-    builds as many rings as there are devices in the group, each with its own network port, so that a collective with m
-    devices in a group sends 1/m of its bytes through each port. The slower of the two parts determines the time, and
-    each hop adds its latency.
+    builds as many rings as there are devices in the group, each with its own network port: a collective with m
+    devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
+    time, and each hop adds its latency.
     """
     local = devices_per_group(device.group, sizes, transfer.axes)
     within = transfer.sent / device.link if local > 1 else 0.0
@@ -75,7 +75,10 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
 
 
 def latency(transfer: Transfer, device: Device, local: int) -> float:
-    """Return the latency of one collective with `local` devices in each group: of a ring, or a tree if all-reduce."""
+    """Return the seconds of latency of one collective with `local` devices per group.
+
+    An all-reduce is a tree, up and down. Other collectives are rings.
+    """
     n_groups = math.ceil(transfer.n / local)
     if transfer.kind == "all-reduce":
         within, beyond = 2 * math.ceil(math.log2(local)), 2 * math.ceil(math.log2(n_groups))
@@ -88,8 +91,8 @@ def latency(transfer: Transfer, device: Device, local: int) -> float:
 def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
     """Return how many devices of a collective over these axes share a group.
 
-    Devices are numbered with the last axis fastest, and a group has consecutive numbers. If groups have different
-    shares of a collective, the smallest share counts.
+    Device numbers increase fastest along the last axis, and a group has consecutive numbers. If the groups contain
+    different numbers of its devices, the smallest number is returned.
 
     >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
     >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))

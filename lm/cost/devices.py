@@ -39,9 +39,9 @@ class Device:
         network: bytes per second to devices outside of the group.
         per_host: devices per host.
         gke: None where this project has no launch recipe.
-        attained: fraction of `peak` that matrix products attain in training. Of the A100, H100, v5e and v5p it follows
-            from one published run each, the anchors of benchmarks/published_runs.py; the H200 computes as the H100
-            does. 0.6 is an assumption.
+        attained: fraction of `peak` that matrix products attain in training. For the A100, H100, v5e and v5p it is
+            fitted to one published run each (the anchors of benchmarks/published_runs.py). The H200 has the value of
+            the H100. The others have 0.6 by assumption.
     """
 
     kind: str

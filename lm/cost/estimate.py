@@ -1,8 +1,8 @@
-"""Estimate memory, communication and step time on hardware that is not here.
+"""Estimate memory, communication and step time on other hardware.
 
-Nothing is allocated or compiled: all figures follow from formulas (lm/cost/memory.py, lm/cost/communication.py) and
-the vendors' figures (lm/cost/devices.py). What XLA really keeps in memory is only known once the step is compiled for
-the device. docs/plan.md compares the estimate with published runs.
+Nothing is allocated or compiled. All figures are computed by formulas (lm/cost/memory.py, lm/cost/communication.py)
+from the vendors' figures (lm/cost/devices.py). The memory that XLA needs is known only after it has compiled the step
+for the device. docs/plan.md compares the estimate with published runs.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
-SLOWER = 0.4  # of the peak by matrix products, in the slower estimate
+SLOWER = 0.4  # fraction of the peak that matrix products attain in the slower estimate
 OVERLAPPING = ("replica", "fsdp")  # axes whose communication can run at the same time as matrix products
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a run needs on one mesh.
+    """The estimated memory, communication and step time of a run on one mesh.
 
     Attributes:
         config: the resolved config.
@@ -70,7 +70,7 @@ def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
     Args:
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
-        n_devices: the number of devices. None of them must be visible.
+        n_devices: the number of devices. They need not exist on this machine.
 
     Raises:
         UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in
@@ -113,10 +113,10 @@ def step_time(
 
     Args:
         config: a resolved config.
-        device: one of the devices.
+        device: the kind of device.
         overlapped: seconds of communication over replica and fsdp.
-        exposed: seconds of communication over tensor and sequence, for whose results the products wait.
-        activations: seconds in which activations and logits are moved between the device and its memory.
+        exposed: seconds of communication over tensor and sequence, which products wait for.
+        activations: seconds to move activations and logits between the device and its memory.
         update: seconds of the optimizer's reads and writes.
         n_devices: number of devices.
     """
@@ -137,11 +137,11 @@ def search_meshes(config: Config, device_name: str, n_devices: int) -> list[Esti
     """Estimate all meshes that the config can be sharded over.
 
     Returns:
-        Those that fit, the fastest first, then those that do not, the smallest first. Meshes whose expected times agree
-        to 1 % are ordered by their slower estimate, which counts all communication.
+        The meshes that fit, fastest first, then those that do not fit, least memory first. Meshes whose expected times
+        agree to 1 % are ordered by their slower estimate, which counts all communication.
 
     Raises:
-        UserError: there is no such mesh; lists the problems of pure data parallelism.
+        UserError: there is no such mesh; the error lists the problems of pure data parallelism.
     """
     found, first_error = [], None
     for sizes in factorizations(n_devices, len(MESH_AXES)):

@@ -126,7 +126,7 @@ def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> f
 
 
 def layer_activations(config: Config, sizes: dict[str, int]) -> float:
-    """Return how many numbers per token a device computes in one layer, without attention scores.
+    """Return the number of activations per token that a device computes in one layer, without attention scores.
 
     These are the inputs and outputs of both norms; queries, keys and values, twice if they are rotated or normalized;
     the output of attention; the products of the feed-forward layer before and after its activation.
@@ -146,8 +146,8 @@ def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float
 def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
     """Return the bytes of activations and logits that a device reads and writes in a step, outside of attention.
 
-    By assumption each number of a layer is moved 6 times: it is written and read in the forward pass, read in the
-    backward pass, and so is its gradient, which is written and read twice. Recomputing a block moves it 2 times more.
+    By assumption each activation of a layer is moved 6 times: it is written and read in the forward pass and read in
+    the backward pass; its gradient is written once and read twice. Recomputing a block moves it 2 more times.
     The float32 logits are moved 5 times.
     """
     m, times = config.model, 8 if config.model.remat == "block" else 6

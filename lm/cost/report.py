@@ -12,7 +12,7 @@ SHOWN = 5  # meshes
 
 
 def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, bool]:
-    """Describe what a run needs, on the config's mesh or, if all of its axes have their defaults, on the best mesh.
+    """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
 
     Args:
         config: a resolved config.

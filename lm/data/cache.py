@@ -83,17 +83,17 @@ def make_entry(
 ) -> None:
     """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
 
-    Processes that share the cache make the entry one after the other: all but the first find it made.
+    Of the processes that share the cache, the first to get the lock writes the entry. The others wait and then use it.
 
     Args:
         directory: the entry.
         write: writes the files of the entry into the temporary directory that it is called with.
-        say: receives one line if another process is making the entry.
-        warn: receives one warning if the entry is rebuilt.
+        say: called with one line if another process is writing the entry.
+        warn: called with one warning if the entry is rebuilt.
 
     Raises:
         UserError: the entry cannot be written.
-        OSError: the entry cannot be read, which says nothing about its content.
+        OSError: the entry cannot be read; its content may be intact.
     """
 
     def write_with_checksums(work: Path) -> None:
@@ -112,7 +112,7 @@ def make_entry(
 
 
 def _find_damage(directory: Path, seconds: float) -> str | None:
-    """Return what is wrong with an entry, unless it is whole within some seconds: its files may be shown late."""
+    """Return what is wrong with an entry; None if it is intact within some seconds, because files may appear late."""
     deadline = time.monotonic() + seconds
     while (damage := checksums.find_damage(directory)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -121,23 +121,23 @@ def _find_damage(directory: Path, seconds: float) -> str | None:
 
 @contextlib.contextmanager
 def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
-    """Return a context in which no other process makes this entry; its value is whether another process did before.
+    """Return a context that locks an entry; its value is whether this process waited for another one.
 
-    Where the file system has no locks, several processes may make an entry at the same time. This takes longer and
-    gives the same result: the entry of the first one is kept.
+    On a file system without locks, several processes may write the same entry at the same time. This takes longer and
+    gives the same result: the first entry is kept.
 
     Args:
         path: the entry.
-        say: receives one line if another process holds the lock.
+        say: called with one line if another process holds the lock.
     """
     held, waited = filelock.FileLock(path.with_name(f".{path.name}.lock")), False
-    # If the directory cannot be written, the caller's error says more.
+    # If the directory is not writable, the caller raises a more specific error.
     with contextlib.suppress(OSError, NotImplementedError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             held.acquire(timeout=0)
         except filelock.Timeout:
-            say(f"waiting for another process, which writes {path}")
+            say(f"waiting for another process to write {path}")
             waited = True
             held.acquire(poll_interval=_POLL_SECONDS)
     try:
@@ -147,7 +147,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory at once, as others see it; what they have mapped of it stays readable to them."""
+    """Remove a directory atomically for other processes; files that they have mapped stay readable to them."""
     try:
         aside = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
         os.rename(directory, Path(aside, "damaged"))

@@ -113,7 +113,7 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
             cached = cache.read_file(path)  # another process may have written it
             if cached is None:
                 if path.exists():
-                    warn(f"WARNING: the cached tokenizer {path} is corrupted; it is made again")
+                    warn(f"WARNING: the cached tokenizer {path} is corrupted; it is rebuilt")
                 cached = _learn_tokenizer(config, source, say).to_json()
                 cache.write_file(path, cached)
     return tokenizers.from_json(cached)

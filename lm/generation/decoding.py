@@ -1,10 +1,11 @@
 """Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and values.
 
-A model sees at most its context, the seq_len tokens of training. The window on a longer text slides by half a context
-at a time: it starts at a multiple of seq_len / 2, and is prefilled again, at positions from 0. So every position
-encoding is used as in training, and the model sees between half a context and a full one.
+A model sees at most seq_len tokens, the length of its training windows. If a text is longer, the window slides by half
+its length: it starts at a multiple of seq_len / 2, and is prefilled again at positions from 0. Positions are therefore
+used as in training, and the model sees at least the last seq_len / 2 tokens.
 
-The draw of a token depends on the seed, the number of the sample and of the token, not on the other texts of a batch.
+The random key of a token depends on the seed, the index of its sample and the index of the token. It does not depend on
+the other texts of the batch.
 """
 
 import dataclasses
@@ -23,20 +24,20 @@ from lm.generation.kv_cache import COLLECTION, Decode, Prefill
 from lm.layers.losses import head_logits
 from lm.parallel.sharding import replicate_inside
 
-SMALLEST = 16  # the shortest padded prompt, and the smallest cache
+SMALLEST = 16  # minimum length of a padded prompt and of a cache
 _static = functools.partial(flax.struct.field, pytree_node=False)
 
 
 @flax.struct.dataclass
 class State:
-    """The state between two tokens.
+    """The state of decoding between two tokens.
 
     Attributes:
         cache: keys and values of each layer.
-        time: the number of tokens of the longest text in the cache.
+        time: number of cached tokens of the longest text.
         starts_B: the time of the first token of each text.
-        tokens_B: the newest token of each text, which is not in the cache yet.
-        n_drawn: how many tokens of each text have been drawn.
+        tokens_B: the newest token of each text, not yet in the cache.
+        n_drawn: number of tokens drawn for each text.
     """
 
     cache: dict
@@ -48,13 +49,13 @@ class State:
 
 @flax.struct.dataclass
 class Decoder:
-    """A model that is ready to generate.
+    """A model prepared for generation.
 
     Attributes:
         params: unstacked parameters in the dtype of computation, as returned by `make_decoder`.
         config: the model section of a resolved config.
         seq_len: the length of the context.
-        n_ids: only ids below this are drawn: a vocabulary can be larger than its tokenizer's.
+        n_ids: only ids below this are drawn, because config.model.vocab_size can exceed that of the tokenizer.
     """
 
     params: dict
@@ -69,15 +70,15 @@ class Decoder:
     def stream(
         self, prompts: Sequence, n_tokens: int, sampling: Sampling, *, seed: int = 0, samples=None, every: int = 2**30
     ) -> Iterator[np.ndarray]:
-        """Yield the ids that continue each prompt, int32 (B, n) with n at most `every`, n_tokens in all.
+        """Yield n_tokens ids for each prompt, in arrays int32 (B, n) with n at most `every`.
 
         Args:
             prompts: sequences of at least one id each, of any lengths.
-            n_tokens: how many ids to draw for each prompt.
+            n_tokens: number of ids to draw for each prompt.
             sampling: the distribution to draw from.
-            seed: another seed gives other texts.
-            samples: integers (B,): the numbers of the samples, so that equal prompts get different texts; None: all 0.
-            every: how many ids to draw before they are yielded.
+            seed: random seed.
+            samples: sample indices (B,), which give equal prompts different texts; None: all 0.
+            every: number of ids to draw between two yields.
 
         Raises:
             ValueError: if a prompt is empty.
@@ -92,9 +93,8 @@ class Decoder:
             prompts_BT, lengths_B = self._windows(texts)
             state = _prefill(self, prompts_BT, lengths_B, np.int32(n_drawn), draws, n_slots=n_slots)
             ids_BT = np.asarray(state.tokens_B)[:, None]
-            n_more = min(
-                n_tokens - n_drawn - 1, self.seq_len - max(lengths_B)
-            )  # until the longest text fills the cache
+            # Decode until the longest text fills the cache.
+            n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))
             while True:
                 n_drawn += ids_BT.shape[1]
                 for text, ids in zip(texts, ids_BT.tolist(), strict=True):
@@ -107,7 +107,7 @@ class Decoder:
                 ids_BT, n_more = np.asarray(ids_BT)[:, :n], n_more - n
 
     def _windows(self, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the model sees of each text, padded to a common length, and the lengths."""
+        """Return the window of each text that the model sees, padded to a common length, and the lengths."""
         half = max(1, self.seq_len // 2)
         windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
         lengths_B = np.array([len(window) for window in windows], np.int32)
@@ -118,7 +118,7 @@ class Decoder:
 
 
 def make_decoder(params: dict, c: ModelConfig, *, seq_len: int, n_ids: int | None = None) -> Decoder:
-    """Prepare a model for generation: parameters are unstacked and cast once, not for every token.
+    """Prepare a model for generation: unstack and cast its parameters once instead of for every token.
 
     Args:
         params: nested dicts, as returned by parameters.init_params.
@@ -145,7 +145,7 @@ def _padded(n: int) -> int:
 
 @functools.partial(jax.jit, static_argnames="n_slots")
 def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots: int) -> State:
-    """Compute the prompts, fill a cache with n_slots positions, and draw the first token of each text."""
+    """Run the model on the prompts, fill a cache of n_slots positions, and draw the first token of each text."""
     h_BTD, cache = _apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
     time = jnp.max(lengths_B)
@@ -154,7 +154,7 @@ def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax.Array]:
-    """Draw n_tokens (a traced number) more tokens of each text; returns them as the first columns of (B, seq_len)."""
+    """Draw n_tokens (traced) more tokens of each text; return them in the first columns of an array (B, seq_len)."""
 
     def step(i, carry):
         state, ids_BT = carry
@@ -177,7 +177,7 @@ def _apply(decoder: Decoder, cache: dict, tokens_BT, **inputs):
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):
-    """Draw one token per text, int32 (B,), each with a key of the seed, its sample and the token's number."""
+    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token index."""
     sampling, seed, samples_B = draws
     logits_BV = head_logits(h_BD, model.head(decoder.params, decoder.config))[:, : decoder.n_ids]
     key = jax.random.key(seed)

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Sampling:
-    """How the next token is drawn. The filters apply in this order, each to what the one before leaves.
+    """How to draw the next token. The filters apply in this order, each to the tokens that the previous one keeps.
 
     Attributes:
         temperature: draw from softmax(logits / temperature); 0: take the likeliest token.
-        top_k: keep the k likeliest tokens, and those as likely as the last of them; None: all.
-        top_p: keep the likeliest tokens until their probability is at least this (Holtzman et al. 2019,
+        top_k: keep the k likeliest tokens, and all tokens as likely as the k-th; None: all.
+        top_p: keep the likeliest tokens until their total probability reaches this (Holtzman et al. 2019,
             arXiv:1904.09751); None: all.
-        min_p: keep tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024, arXiv:2407.01082);
-            None: all.
+        min_p: keep tokens with at least this fraction of the highest probability (Nguyen et al. 2024,
+            arXiv:2407.01082); None: all.
     """
 
     temperature: float = 1.0
@@ -25,7 +25,7 @@ class Sampling:
 
 
 def filter_logits(logits, sampling: Sampling):
-    """Return logits (..., V) over the temperature, and -inf for tokens that are never drawn.
+    """Divide logits (..., V) by the temperature, and set those of filtered tokens to -inf.
 
     >>> filter_logits(jnp.array([2.0, 1.0, 0.0, -1.0]), Sampling(temperature=0.5, top_k=2))
     Array([  4.,   2., -inf, -inf], dtype=float32)
@@ -37,7 +37,7 @@ def filter_logits(logits, sampling: Sampling):
     if sampling.top_p is not None:
         descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
         p = jax.nn.softmax(descending, axis=-1)
-        before = jnp.cumsum(p, axis=-1) - p  # the probability of all likelier tokens; 0 for the first, which stays
+        before = jnp.cumsum(p, axis=-1) - p  # total probability of all likelier tokens; the first token is always kept
         smallest = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
         logits = _keep(logits, logits >= smallest)
     if sampling.min_p is not None:

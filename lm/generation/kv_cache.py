@@ -1,15 +1,15 @@
-"""A cache of keys and values: each new token is computed for one position instead of the full context.
+"""A cache of keys and values, so that the model computes one position per new token instead of the full context.
 
-The cache is a pytree with the keys and the values (C, S, K) of each layer, where C = B G: key and value heads only,
-those of one text together. In this layout XLA:CPU reads and updates the cache where it is; with separate axes B and G
-it copies it twice for every token.
+The cache is a pytree with the keys and the values (C, S, K) of each layer, where S is the slot and C = B G combines the
+text and the key head. XLA's CPU compiler updates this layout in place. With separate axes B and G it would copy the
+cache twice for every token.
 
-The texts of a batch end at the same time: the last tokens of all prompts are at one time t, and a shorter text starts
-later. So all new keys are written to one slot. Slot s holds the newest time t with t % S == s. A layer with a window
-has as many slots as its window: the cache is a ring buffer, and a new token replaces one that the layer no longer sees.
-All other layers have a slot for every time.
+The texts of a batch are aligned at their ends: the last tokens of all prompts have the same time t, and a shorter text
+starts later. All keys of one step are therefore written to the same slot. Slot s holds the newest time t with
+t % S == s. In a layer with a window, S is at most the size of the window: the cache is a ring buffer, and a new token
+replaces one outside of the window. All other layers have a slot for every time.
 
-`Prefill` and `Decode` replace the attention of lm/model.py, and keep the cache in its variables.
+`Prefill` and `Decode` replace the attention of lm/model.py and store the cache in its variables.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ COLLECTION = "cache"  # the Linen collection that holds the cache
 
 
 def slot_times(last, n_slots: int):
-    """Return the time in each slot (S,) when `last` is the newest time; negative: the slot is empty.
+    """Return the time (S,) that each slot holds when `last` is the newest time; negative: the slot is empty.
 
     >>> slot_times(5, 4), slot_times(1, 4)
     (Array([4, 5, 2, 3], dtype=int32), Array([ 0,  1, -2, -1], dtype=int32))
@@ -34,9 +34,9 @@ def slot_times(last, n_slots: int):
 
 
 def fill(x_BTGK, lengths_B, n_slots: int):
-    """Return slots (C, S, K) with the keys or values of prompts, which are in the first lengths_B positions.
+    """Copy the keys or values at the first lengths_B positions of prompts to slots (C, S, K).
 
-    The longest prompt starts at time 0. Slots before the first token of a text hold an arbitrary one.
+    The longest prompt starts at time 0. Slots before the first token of a text hold arbitrary values.
     """
     n_times = jnp.max(lengths_B)
     positions_BS = slot_times(n_times - 1, n_slots) - (n_times - lengths_B)[:, None]
@@ -44,17 +44,17 @@ def fill(x_BTGK, lengths_B, n_slots: int):
 
 
 def _heads_first(x_BSGK):
-    """Return (C, S, K)."""
+    """Return the array with shape (C, S, K)."""
     return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefill:
-    """Attention over prompts, which fills the cache.
+    """Compute attention over prompts, and fill the cache.
 
     Attributes:
         lengths_B: the number of tokens of each prompt; tokens after them are padding.
-        n_slots: the number of times that the cache can hold.
+        n_slots: number of tokens per text that the cache can hold.
     """
 
     lengths_B: jax.Array
@@ -69,7 +69,7 @@ class Prefill:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    """Attention of one new token per text over the cache, to which its key and value are added.
+    """Add the key and value of one new token per text to the cache, and compute its attention over the cache.
 
     Attributes:
         time: the time of the new tokens.

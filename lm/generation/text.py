@@ -1,4 +1,4 @@
-"""Generate text: encode prompts, decode what the model draws, and stop at a string or at the end of a document."""
+"""Generate text: encode prompts, decode the drawn tokens, and end at a stop string or at the end of a document."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -8,20 +8,20 @@ from lm.errors import UserError
 from lm.generation.decoding import Decoder
 from lm.generation.filters import Sampling
 
-EVERY = 16  # tokens between two looks at the text
-INCOMPLETE = "\ufffd"  # what tokenizers decode from a part of a character
+EVERY = 16  # tokens to draw before the text is checked for stop strings
+INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
 
 
 @dataclasses.dataclass
 class Continuation:
-    """The continuation of one prompt, which grows while it is generated.
+    """The continuation of one prompt, which grows during generation.
 
     Attributes:
         prompt: the prompt.
-        sample: the number of the sample.
-        text: the text so far, without characters that the next tokens may still change.
-        ids: the ids that were drawn, up to the end of the text.
-        finish: None while the text grows, then "length", "stop" (a stop string, which is cut off) or "end_of_text".
+        sample: the index of the sample.
+        text: the text so far, without a last part that further tokens may change.
+        ids: the drawn ids, up to the end of the text.
+        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text".
     """
 
     prompt: str
@@ -52,7 +52,7 @@ class Continuation:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of the text with which the stop string may begin.
+    """Return the length of the longest suffix of the text that is a proper prefix of the stop string.
 
     >>> _overlap("one, t", ", two"), _overlap("one", "two")
     (3, 0)
@@ -61,7 +61,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _decode_after(tokenizer: Tokenizer, prompt: str, ids: Sequence[int]) -> str:
-    """Decode ids that follow a prompt; some tokenizers drop the space before the first word of a text."""
+    """Decode ids together with their prompt, because some tokenizers drop a space at the start of a text."""
     prompt_ids = tokenizer.encode(prompt).tolist()
     before, text = tokenizer.decode(prompt_ids), tokenizer.decode([*prompt_ids, *ids])
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(ids)
@@ -79,25 +79,25 @@ def stream_texts(
     stop: Sequence[str] = (),
     batch_size: int = 16,
 ) -> Iterator[list[Continuation]]:
-    """Continue prompts, and yield all continuations, those of one prompt together, each time that they have grown.
+    """Continue prompts, and yield all continuations, ordered by prompt, each time that some have grown.
 
     Args:
         decoder: the model.
         tokenizer: its tokenizer.
         prompts: texts of at least one token each.
-        n_tokens: the most tokens to add to each.
+        n_tokens: maximum number of tokens to generate for each.
         sampling: the distribution to draw from.
-        n_samples: how many continuations of each prompt.
-        seed: another seed gives other texts.
-        stop: a text ends before the first of these strings.
-        batch_size: how many texts are generated together.
+        n_samples: number of continuations of each prompt.
+        seed: random seed.
+        stop: strings before which a text ends.
+        batch_size: number of texts generated in one batch.
 
     Raises:
-        UserError: if the tokenizer makes no token of a prompt.
+        UserError: if the tokenizer encodes a prompt to no tokens.
     """
     for prompt in prompts:
         if len(tokenizer.encode(prompt)) == 0:
-            raise UserError(f"prompt: this tokenizer makes no token of {prompt!r}; use a word, for example")
+            raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
     rows = [Continuation(prompt, sample) for prompt in prompts for sample in range(n_samples)]
     for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
         ids, samples = [tokenizer.encode(row.prompt).tolist() for row in part], [row.sample for row in part]
@@ -112,6 +112,6 @@ def stream_texts(
 def generate_texts(
     decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options
 ) -> list[Continuation]:
-    """Return the finished continuations. Arguments as for `stream_texts`."""
+    """Return the finished continuations. The arguments are those of `stream_texts`."""
     *_, rows = stream_texts(decoder, tokenizer, prompts, *args, **options)
     return rows

@@ -109,7 +109,7 @@ def _all_gather(w, axis, tensor_spec, dtype, shard_dtype):
 
 
 def _all_gather_forward(w, *static):
-    # Not the function with a derivative: `save_all_but_gathered` recognizes the primitive all_gather.
+    # Call the primitive all_gather, which `save_all_but_gathered` recognizes, and not the function with a derivative.
     return _all_gather(w, *static), None
 
 
@@ -169,10 +169,10 @@ def save_all_but_gathered(primitive, *_, **options) -> bool:
 
 
 def gather_per_micro_batch(params, micro_batch):
-    """Return both arguments, with a barrier that keeps the gathers of parameters inside a loop over micro-batches.
+    """Return both arguments behind a barrier that keeps the gathers of parameters inside the loop over micro-batches.
 
-    Otherwise XLA may move the gathers of unrolled layers out of the loop, because the parameters do not change in it,
-    and keep the parameters of all layers as a whole. XLA's CPU compiler removes the barrier and does so.
+    The parameters do not change in the loop. Without the barrier XLA may therefore move the gathers of unrolled layers
+    out of the loop and keep the gathered parameters of all layers in memory. XLA's CPU compiler removes the barrier.
     """
     return jax.lax.optimization_barrier((params, micro_batch)) if gathers_parameters() else (params, micro_batch)
 

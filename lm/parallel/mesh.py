@@ -50,7 +50,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
-    """Return the mesh's sizes for a config. Keys that are unset, because the config is not resolved, are not checked.
+    """Return the mesh's sizes for a config. Keys that are unset in an unresolved config are not checked.
 
     Raises:
         UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.

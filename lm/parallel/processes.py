@@ -3,8 +3,8 @@
 jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0 alone writes files and
 prints. With one process every function here is trivial.
 
-Processes exchange small texts through the key-value store of JAX's coordination service, and not by collectives on the
-devices: those fail if one process comes later than others (Gloo, on CPUs, waits 30 s).
+Processes exchange small texts through the key-value store of JAX's coordination service. Collectives on devices would
+fail if one process is late: Gloo, on CPUs, waits 30 s.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from lm.files import to_json
 from lm.parallel import rendezvous
 
 HEARTBEAT_SECONDS = 30  # after this time without a heartbeat a process counts as lost, and all others end
-GRACE_SECONDS = 10  # how long process 0 waits before it ends, so that the others can print why they end
+GRACE_SECONDS = 10  # how long process 0 waits before it exits, so that the others can print their error
 WAIT_HOURS = 12  # how long a process waits for another one, which may be tokenizing a text
 POLL_SECONDS = 1
 QUIET_SECONDS = 10  # process 0 prints which process it waits for after this time
-_FAILURES = "lm/failures/"  # in the key-value store: the errors of processes that ended, by process
-_exchanges = itertools.count()  # all processes make the same exchanges in the same order
+_FAILURES = "lm/failures/"  # prefix in the key-value store of the errors of processes that exited
+_exchanges = itertools.count()  # numbers the exchanges; all processes make them in the same order
 
 
 # ---- Connecting ------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def connect(
         return
     try:
         address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
-    except Exception as error:  # each cluster has its own
+    except Exception as error:  # each cluster raises its own exceptions
         raise _not_found(str(error).partition("\n")[0] or type(error).__name__) from None
     if None in (address, n, i):
         raise _not_found("JAX recognizes no cluster here")
@@ -112,12 +112,12 @@ def is_first() -> bool:
 
 
 def from_first(function: Callable, *args, **kwargs) -> Any:
-    """Return function(*args, **kwargs) of process 0 in all processes; the others do not call it.
+    """Call function(*args, **kwargs) in process 0 only, and return its result in all processes.
 
     Args:
-        function: returns anything that JSON can hold.
-        *args: passed to it.
-        **kwargs: passed to it.
+        function: a function whose result can be encoded as JSON.
+        *args: arguments of the function.
+        **kwargs: keyword arguments of the function.
 
     Raises:
         UserError: in all processes, if the function raises one.
@@ -130,7 +130,7 @@ def from_first(function: Callable, *args, **kwargs) -> Any:
         answer = {"problems": ["process 0 was interrupted"], "temporary": True}
         try:
             answer = {"value": function(*args, **kwargs)}
-            answer = json.loads(to_json(answer))  # the same types as in the other processes
+            answer = json.loads(to_json(answer))  # gives the same types as in the other processes
         except UserError as error:
             answer = {"problems": error.problems, "temporary": isinstance(error, TemporaryError)}
             raise
@@ -147,7 +147,7 @@ def from_first(function: Callable, *args, **kwargs) -> Any:
 
 
 def gather(text: str) -> list[str]:
-    """Wait for all processes, and return their texts in all of them."""
+    """Wait for all processes, and return the list of their texts in each of them."""
     if jax.process_count() == 1:
         return [text]
     key = f"lm/{next(_exchanges)}"
@@ -156,7 +156,7 @@ def gather(text: str) -> list[str]:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Wait for all processes; raise UserError in all of them unless they have the same text. `what` names it."""
+    """Wait for all processes, and raise UserError in all of them if their texts differ; `what` names the text."""
     digests = gather(hashlib.sha256(text.encode()).hexdigest())
     if different := [i for i, digest in enumerate(digests) if digest != digests[0]]:
         raise UserError(
@@ -173,8 +173,8 @@ def _store():
 def _coordination():
     """Return JAX's record of the coordination service: client (None if not connected), process_id, num_processes.
 
-    It is private. Public are collectives, which fail if a process comes 30 s later than another, and
-    `jax.process_count()`, which raises an error if there is no device.
+    This is a private interface of JAX. The public ones do not suffice: collectives fail if a process is 30 s late, and
+    `jax.process_count()` raises an error if there is no device.
     """
     from jax._src.distributed import global_state
 
@@ -185,13 +185,13 @@ def _wait_for(key: str, sender: int) -> str:
     """Return the text that another process stores under a key.
 
     Raises:
-        UserError, TemporaryError: a process ended with an error (`leave`).
+        UserError, TemporaryError: another process exited with an error (see `leave`).
         TemporaryError: the connection was lost, or the process stored nothing for WAIT_HOURS.
     """
     began, printed = time.monotonic(), not is_first()
     while (waited := time.monotonic() - began) < WAIT_HOURS * 3600:
         try:
-            # In short calls: Python handles Ctrl-C between them.
+            # Wait in short calls, so that Python can handle Ctrl-C between them.
             return _store().blocking_key_value_get(key, POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
@@ -201,11 +201,11 @@ def _wait_for(key: str, sender: int) -> str:
         if not printed and waited > QUIET_SECONDS:
             print(f"waiting for process {sender}, at most {WAIT_HOURS} hours", flush=True)
             printed = True
-    raise TemporaryError(f"process {sender} did not come within {WAIT_HOURS} hours; see its output")
+    raise TemporaryError(f"process {sender} did not respond within {WAIT_HOURS} hours; see its output")
 
 
 def _raise_failure() -> None:
-    """Raise the error with which another process ended, if one did."""
+    """Raise the error of a process that exited with one, if there is such a process."""
     for key, text in _store().key_value_dir_get(_FAILURES):
         failure = json.loads(text)
         error = UserError if failure["code"] == UserError.code else TemporaryError
@@ -241,8 +241,8 @@ def are_several() -> bool:
 def leave(code: int, message: str) -> None:
     """End this process at once if it is one of several; otherwise do nothing.
 
-    JAX would wait at exit for the other processes, which may not end. Processes that wait for this one end with its
-    code and message. Process 0, to which all are connected, waits for GRACE_SECONDS, so that the others can print.
+    A normal exit would wait for the other processes, which may not exit. Processes that wait for this one exit with its
+    code and message. All are connected to process 0, which waits for GRACE_SECONDS so that they can print the message.
     """
     if are_several():
         with contextlib.suppress(jax.errors.JaxRuntimeError):

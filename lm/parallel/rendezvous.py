@@ -1,10 +1,11 @@
-"""Meet before JAX connects, so that every process learns which one is missing.
+"""Connect all processes of a run before JAX does, so that an error can name the missing ones.
 
 `jax.distributed.initialize` aborts with a C++ stack trace if a process is missing, or if the address or an id is wrong.
-Here every process first opens a TCP connection to process 0, at the address that JAX uses afterwards, and sends its id.
-Process 0 sends all of them the same answer, once they are complete or the time is over.
+Therefore each process first opens a TCP connection to process 0, at the address that JAX uses afterwards, and sends its
+id. Process 0 sends the same answer to all of them when all have connected or the time limit is reached.
 
-Messages are lines: GREETING from process 0, [process_id, num_processes] to it, and {"problems", "temporary"} back.
+Each message is one line: process 0 sends GREETING, the other process sends [process_id, num_processes], and process 0
+answers {"problems", "temporary"}.
 """
 
 import contextlib
@@ -17,28 +18,28 @@ from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, parse_json, to_json
 
 GREETING = b"lm.train: process 0\n"
-REPLY_SECONDS = 10  # how long a server has for its greeting, and process 0, beyond its own limit, for its answer
+REPLY_SECONDS = 10  # time limit for the greeting; added to the timeout, it is the limit for the answer
 RETRY_SECONDS = 0.2
 MAX_LINE = 2**16  # bytes
-MAX_LISTED = 8  # ids in a message
+MAX_LISTED = 8  # maximum number of ids in an error message
 
 
 def meet(address: str, num_processes: int, process_id: int, timeout: int) -> None:
-    """Wait until all processes of a run are there.
+    """Wait until all processes of a run have connected to process 0.
 
     Args:
-        address: HOST:PORT of process 0, where no other program listens.
-        num_processes: how many processes there are.
-        process_id: the number of this process.
+        address: HOST:PORT of process 0; no other program may use the port.
+        num_processes: the number of processes.
+        process_id: the id of this process.
         timeout: seconds to wait.
 
     Raises:
-        TemporaryError: the port is taken, or a process was not there in time.
-        UserError: an id is too large or was given twice, or processes disagree about `num_processes`.
+        TemporaryError: the port is in use, or a process did not connect in time.
+        UserError: an id is too large or used twice, or `num_processes` differs between processes.
     """
     if not 0 <= process_id < num_processes:
         raise UserError(
-            f"--process_id: {process_id} is not below --num_processes = {num_processes}; processes are numbered from 0"
+            f"--process_id: {process_id} must be less than --num_processes = {num_processes}; ids start at 0"
         )
     if process_id == 0:
         problem = _wait_for_others(address, num_processes, timeout)
@@ -64,7 +65,7 @@ def _wait_for_others(address: str, num_processes: int, timeout: int) -> UserErro
 
 
 def _listen(address: str) -> socket.socket:
-    """Return a server where JAX listens afterwards: on all interfaces, unless the environment names one."""
+    """Listen where JAX listens afterwards: on all interfaces, unless JAX_COORDINATOR_BIND_ADDRESS names one."""
     port = address.rpartition(":")[2]
     host, _, port = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}").rpartition(":")
     all_interfaces = host == "[::]"
@@ -82,8 +83,8 @@ def _listen(address: str) -> socket.socket:
 
 
 def _collect(server: socket.socket, selector, num_processes: int, timeout: int) -> UserError | None:
-    """Accept connections until all processes are there; return why this failed, or None."""
-    deadline, ids = time.monotonic() + timeout, {}  # of the connections
+    """Accept connections until all processes have connected; return the problem, or None."""
+    deadline, ids = time.monotonic() + timeout, {}  # process id by connection
     while missing := sorted(set(range(1, num_processes)) - set(ids.values())):
         if time.monotonic() > deadline:
             return TemporaryError(
@@ -91,7 +92,7 @@ def _collect(server: socket.socket, selector, num_processes: int, timeout: int) 
                 "(--connect_timeout); see their output, and check that they can reach --coordinator_address"
             )
         events = selector.select(max(0.0, deadline - time.monotonic()))
-        # Known connections first: the old one of a restarted process has ended.
+        # Handle known connections first: the old connection of a restarted process is then removed before the new one.
         for key, _ in sorted(events, key=lambda event: event[0].fileobj not in ids):
             connection = key.fileobj
             if connection is server:
@@ -116,7 +117,7 @@ def _accept(server: socket.socket, selector) -> None:
 
 
 def _read_introduction(connection: socket.socket) -> tuple[int, int] | None:
-    """Return (process_id, num_processes), or None if the connection was closed or is not of one of our processes."""
+    """Return (process_id, num_processes); None if the connection was closed or comes from another program."""
     try:
         process_id, count = parse_json(connection.recv(MAX_LINE), [COUNT])
     except (OSError, ValueError):
@@ -136,7 +137,7 @@ def _check_introduction(process_id: int, count: int, known: set[int], num_proces
 
 
 def _list(ids: list[int]) -> str:
-    """Return the names of some processes.
+    """Format the names of processes.
 
     >>> _list([3]), _list([1, 2])
     ('process 3', 'processes 1, 2')
@@ -160,7 +161,7 @@ def _wait_for_first(address: str, num_processes: int, process_id: int, timeout: 
             reason = getattr(error, "strerror", None) or error
         if time.monotonic() > deadline:
             return TemporaryError(
-                f"process {process_id} did not find process 0 at {address} within {timeout} s (--connect_timeout): "
+                f"process {process_id} could not reach process 0 at {address} within {timeout} s (--connect_timeout): "
                 f"{reason}; see the output of process 0, and check --coordinator_address"
             )
         time.sleep(RETRY_SECONDS)

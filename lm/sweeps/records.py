@@ -1,4 +1,4 @@
-"""The JSON files of a sweep's directory: what they contain, and readers that check it."""
+"""The JSON files of a sweep's directory: their shapes, and readers that check them."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ RERUN = "rerun the sweep to replace it"
 
 
 def read_sweep(path: Path) -> dict:
-    """Read sweep.json, as `lm.sweeps.results.sweep_record` describes it; raises UserError if it is corrupted."""
+    """Read sweep.json (see `lm.sweeps.results.sweep_record`); raises UserError if it is corrupted."""
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
@@ -85,7 +85,7 @@ def read_runs(path: Path) -> list[dict]:
         blocks = len(run["test_sums"] or ()) == len(run["test_counts"] or ())
         points = all(len(point) == 2 for point in run["validation"])
         if measured != [run["status"] == "finished"] * 4 or not (blocks and points):
-            raise UserError(f"{path} is corrupted: the losses of [{i}] are incomplete; {RERUN}")
+            raise UserError(f"{path} is corrupted: the losses of run {i} are incomplete; {RERUN}")
     return runs
 
 
@@ -99,5 +99,5 @@ def read_speeds(path: Path) -> dict:
 
 
 def read_failure(path: Path) -> dict:
-    """Read how runs failed; raises UserError if the file is corrupted."""
+    """Read the record of runs that failed; raises UserError if the file is corrupted."""
     return read_json(path, _FAILURE, RERUN)

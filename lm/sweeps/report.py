@@ -69,7 +69,7 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
-    """Return the tables and figures in the order of a report, as `table` and `figure` write them."""
+    """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
     rates = tables.rates(a)
     return [
         table(tables.comparisons(a)),

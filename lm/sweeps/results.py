@@ -127,7 +127,7 @@ def _evaluation(variant: dict) -> dict:
 class Results:
     """The finished runs of a sweep, shared by the processes that train it.
 
-    A corrupted file is renamed to NAME.corrupted with a warning, as if its runs were not trained.
+    A corrupted file is renamed to NAME.corrupted with a warning, and its runs are trained again.
 
     Args:
         workdir: the sweep's directory.
@@ -151,7 +151,7 @@ class Results:
                 self._read.add(path.name)
 
     def _intact(self, path: Path, read: Callable[[Path], Any]) -> Any:
-        """Return what `read` returns; None if there is no file, or after a corrupted one was renamed."""
+        """Read a file; return None if it does not exist, or if it is corrupted, after renaming it."""
         try:
             return read(path)
         except FileNotFoundError:

@@ -20,7 +20,7 @@ from lm.errors import UserError
 LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
 MIN_SEEDS = 5  # of the full budget
-FIRST_TUNING_SEED = 1_000_000  # the fresh seeds are below it
+FIRST_TUNING_SEED = 1_000_000  # final runs use smaller seeds
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]

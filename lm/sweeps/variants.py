@@ -81,7 +81,7 @@ def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
             resolved[name] = resolve_config(config, corpora[key]), corpora[key]
-            check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))  # each device trains runs of its own
+            check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath  # Orbax needs it, and takes no other paths here
+from etils import epath  # the only type of path that ocp.path.step.Metadata accepts
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
@@ -270,16 +270,16 @@ def _steps_on_disk(directory: Path) -> list[int]:
 
 
 def _wait_for(directory: Path, seconds: float = 60) -> None:
-    """Wait until a directory that process 0 sees is visible here: a shared file system may show it late."""
+    """Wait until a directory of process 0 is visible here: on a shared file system it may appear late."""
     end = time.monotonic() + seconds
     while not directory.is_dir() and time.monotonic() < end:
         time.sleep(0.1)
 
 
 def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
-    """Remove what Orbax records of a checkpoint's times if it is damaged.
+    """Remove damaged files in which Orbax records the times of a checkpoint.
 
-    Opening any checkpoint would fail because of one such file. Without the file Orbax takes the directory's time.
+    One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the directory.
     """
     for step in _steps_on_disk(directory):
         try:
@@ -303,7 +303,7 @@ def _record_digest(record: dict) -> str:
 def _read_record(directory: Path, step: int) -> dict:
     """Read and verify the JSON record of a checkpoint; raises Corrupted.
 
-    It is read without Orbax, whose reader waits for all processes of a run.
+    It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
         record = parse_json((directory / str(step) / "meta" / "metadata").read_bytes(), _RECORD)
@@ -336,7 +336,7 @@ def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[di
     measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
     losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
     losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-    # A changed digit leaves valid JSON: compare with the metrics.
+    # The JSON is still valid if a digit was changed, so compare it with the metrics.
     not_evaluated = {line["step"] for line in lines} - {line["step"] for line in evaluations}
     changed = any(stored.get(step, loss) != loss for step, loss in losses.items()) or stored.keys() & not_evaluated
     if stored and not changed:

@@ -99,7 +99,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
 
 def check_resumed(directory: str, run: Run) -> None:
-    """Raise UserError if a checkpoint in the directory is of another experiment or other data."""
+    """Raise UserError if a checkpoint in the directory belongs to another experiment or other data."""
     check_checkpoints(directory, read_metas(directory), run.config, run.data_facts)
 
 

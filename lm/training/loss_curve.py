@@ -19,7 +19,7 @@ def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
     import matplotlib.figure
 
     lines = read_metrics(metrics)
-    # A line of stacked runs has a list of losses.
+    # Skip lines of stacked runs, which have a list of losses.
     training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
     validation = [(line["step"], line["loss"]) for line in lines if line.get("split") == "validation"]
     figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")

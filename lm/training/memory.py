@@ -1,6 +1,6 @@
-"""Refuse a config that needs more memory than there is, before anything is allocated.
+"""Refuse a config that needs more memory than is available, before anything is allocated.
 
-The error is a mistake in the config (exit code 2), so that a scheduler does not start the run again.
+The exit code is 2, as for other mistakes in the config, so that a scheduler does not restart the run.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from lm.cost.memory import (
 from lm.cost.units import si
 from lm.errors import UserError, first_line
 
-# On a CPU the estimate was 0.65 to 1.10 of what XLA allocates for training (10 configs), and 0.48 to 1.10 of what it
-# allocates for evaluation (7 configs). Refuse only what cannot fit, and suggest what surely fits.
+# On a CPU the estimate was 0.65 to 1.10 times what XLA allocates for training (10 configs), and 0.48 to 1.10 times what
+# it allocates for evaluation (7 configs). So a config is refused only above MARGIN times the available memory, and a
+# smaller batch is suggested only if it needs at most SURE times the available memory.
 MARGIN, SURE = 1.25, 0.5
 _MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
 _KEYS = {
@@ -41,7 +42,7 @@ _OF_BATCHES = ("activations", "logits", "evaluation", "the windows of a dispatch
 
 
 def check_memory(config: Config, sizes: dict[str, int]) -> None:
-    """Raise UserError if a device has too little memory for training; it names the keys and what would fit.
+    """Raise UserError if a device has too little memory for training. The error names the keys to reduce.
 
     Args:
         config: a resolved config.
@@ -53,20 +54,20 @@ def check_memory(config: Config, sizes: dict[str, int]) -> None:
         return
     limit = MARGIN * available
     needed = least_state_bytes(config, sizes)
-    if sum(needed.values()) <= limit:  # else JAX may refuse the shapes
+    if sum(needed.values()) <= limit:  # for larger parameters JAX may refuse the shapes
         needed = state_bytes(config, sizes) | batch_bytes(config, device, sizes)
     if sum(needed.values()) <= limit:
         return
     use = max(needed, key=needed.__getitem__)
     raise UserError(
         f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, which has "
-        f"{si(available, 'B')}; {si(needed[use], 'B')} are for {use}, which follow from {_KEYS[use]}"
+        f"{si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce {_KEYS[use]}"
         + (_smaller_batches(config, device, sizes, available) if use in _OF_BATCHES else "")
     )
 
 
 def least_state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
-    """Return what one device holds at least of parameters and gradients, by use: the first keys of _KEYS."""
+    """Return a lower bound of the bytes of parameters and gradients on one device, by use (a key of _KEYS)."""
     uses = [use for use in _KEYS if use not in _OF_BATCHES]
     found = dict.fromkeys(uses, 0.0)
     itemsize, n_shards = jnp.dtype(config.model.param_dtype).itemsize, sizes["fsdp"] * sizes["tensor"]
@@ -77,19 +78,19 @@ def least_state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]
 
 
 def state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
-    """Return what one device holds of parameters, gradients and optimizer state, by use."""
+    """Return the bytes of parameters, gradients and optimizer state on one device, by use (a key of _KEYS)."""
     least = least_state_bytes(config, sizes)
     params, optimizer = train_state_bytes(config, sizes)
     total = params + optimizer
     if config.train.steps:
-        summed = micro_batches_per_step(config, sizes) > 1  # in float32
+        summed = micro_batches_per_step(config, sizes) > 1  # a float32 sum of gradients
         n_params = params / jnp.dtype(config.model.param_dtype).itemsize
         total += params + summed * 4 * n_params + gathered_parameter_bytes(config, sizes)
     return {use: total * n / sum(least.values()) for use, n in least.items()}
 
 
 def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, float]:
-    """Return what one device holds of a batch, by use; of training and evaluation, the larger one."""
+    """Return the bytes of a batch on one device, by use: those of training or of evaluation, whichever is more."""
     m, t = config.model, config.train
     windows = {"the windows of a dispatch": 12.0 * t.steps_per_dispatch * t.batch_size}  # int64 and int32
     evaluated = dataclasses.replace(
@@ -97,7 +98,7 @@ def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, floa
         model=dataclasses.replace(m, n_layers=1, remat="none"),
         train=dataclasses.replace(t, batch_size=config.eval.batch_size or t.batch_size, micro_batch_size=None),
     )
-    # Half of what a block keeps for the backward pass is in use at a time, and logits have no gradients.
+    # An evaluation keeps about half of the activations that training keeps of a block, and no gradients of logits.
     evaluation = (activation_bytes(evaluated, device, sizes) + logit_bytes(evaluated, sizes)) / 2
     training = {}
     if t.steps:
@@ -106,7 +107,7 @@ def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, floa
 
 
 def _smaller_batches(config: Config, device, sizes: dict[str, int], available: float) -> str:
-    """Return "; KEY = VALUE would fit" for the largest power of two of micro_batch_size that fits, else nothing."""
+    """Return "; KEY = VALUE would fit" with the largest power of two of micro_batch_size that fits, or ""."""
     n_parts, t = sizes["replica"] * sizes["fsdp"], config.train
 
     def with_size(size: int) -> Config:
@@ -127,7 +128,7 @@ def _smaller_batches(config: Config, device, sizes: dict[str, int], available: f
 def device_memory(device) -> float | None:
     """Return the bytes that programs can allocate on a device; None if they are not known.
 
-    The devices of a CPU share the memory of the machine, of which the process may be granted only a part.
+    CPU devices share the memory of the machine, or the part of it that the process may use.
     """
     if device.platform == "cpu":
         total = host_memory()
@@ -136,21 +137,21 @@ def device_memory(device) -> float | None:
 
 
 def host_memory() -> int | None:
-    """Return the bytes of memory of this machine, or of the control group of this process; None if not known."""
+    """Return the bytes of memory of this machine, or the limit of its control group if lower; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError):
         group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip())
         for directory in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no limit there, or the word "max"
+            with contextlib.suppress(OSError, ValueError):  # no such file, or it contains "max"
                 limits.append(int((directory / "memory.max").read_text()))
     return min(limits, default=None)
 
 
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
-    """Raise UserError where the host or a device cannot allocate memory."""
+    """Return a context that raises UserError if the host or a device runs out of memory."""
     try:
         yield
     except Exception as error:

@@ -28,7 +28,8 @@ from lm.training.tensorboard import EventFile
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-# Shapes of lines: training, evaluation and details of a run; training and evaluation of the stacked runs of a sweep.
+# Shapes of lines: training, evaluation and details of one run, and evaluation of the stacked runs of a sweep. A line of
+# training has one loss, or a list of losses for stacked runs.
 _TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
 _STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -48,7 +49,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a line other than the last is not JSON or has not the values of a line.
+        UserError: if a line other than the last is not JSON or lacks required values.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -154,17 +155,17 @@ class MetricsWriter:
         return self._n_lines - sum(line["step"] > step for line in self._last)
 
     def checksum(self, step: int) -> int | None:
-        """Return the CRC-32 of all lines up to this step, the last one or the one before; None if it is not known."""
+        """Return the CRC-32 of all lines up to this step, which is one of the last two; None if unknown."""
         return self._checksums.get(max((known for known in self._checksums if known <= step), default=None))
 
     def gap(self, step: int, n_lines: int, checksum: int | None = None) -> str | None:
-        """Return how the lines up to `step` differ from those when it was saved, or None.
+        """Return how the lines up to `step` differ from those at the time of its checkpoint; None if they do not.
 
         Call it after a resume, before the first line is written.
 
         Args:
             step: the restored step.
-            n_lines: how many lines there were.
+            n_lines: number of lines at that time.
             checksum: what `checksum` returned then; None if it is not known.
         """
         if self._n_lines >= n_lines and (checksum is None or not self._file or checksum == self.checksum(step)):
@@ -231,7 +232,7 @@ def _start_wandb(workdir: Path, arguments: dict):
 
 
 def _wandb_id(path: Path) -> str:
-    """Return the id of the W&B run in this file; the first start makes it."""
+    """Return the id of the W&B run in this file; the first start of a run creates it."""
     if not path.exists():
         write_text(path, secrets.token_hex(4))
     found = path.read_text(encoding="utf-8", errors="replace")

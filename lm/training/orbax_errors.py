@@ -75,9 +75,9 @@ def quieten_orbax() -> None:
 
 
 def _drop_late_callbacks(hook, unraisable) -> None:
-    """Pass an exception to a hook unless it is a late one of a save or of reads that Orbax gave up.
+    """Pass an exception to a hook, except late exceptions of a save or read that Orbax has given up.
 
-    These are of a TensorStore thread that ends afterwards, or of a read that nothing awaits.
+    Late exceptions come from a TensorStore thread that ends afterwards, or from a read that nothing awaits.
     """
     error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
     late_thread = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"

@@ -62,7 +62,7 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
         UserError: if the devices have too little memory, if the data is missing or does not fit the config, if the mesh
             does not fit the devices, or if the processes of the run have different data or configs.
     """
-    # Before the data is read, which may take hours, and again once its tokenizer gives the size of the vocabulary.
+    # Check before reading the data, which may take hours, and again once the size of the vocabulary is known.
     smallest = parameters.resolve(config, vocab_size=2)
     check_memory(smallest, check_mesh(smallest, jax.device_count()))
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
@@ -109,7 +109,9 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
         return [f"config.eval.sample_prompt: {error}"]
     if n_tokens:
         return []
-    return [f"config.eval.sample_prompt: this tokenizer makes no token of {config.eval.sample_prompt!r}; use a word"]
+    return [
+        f"config.eval.sample_prompt: this tokenizer encodes {config.eval.sample_prompt!r} to no tokens; use another"
+    ]
 
 
 def training_attention(config: Config, corpus: Corpus) -> tuple[str, str]:

@@ -31,14 +31,14 @@ _WRITTEN = (
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
-# Shapes of what a run records; see `lm.files.read_json`.
+# Shapes of the JSON files of a run; see `lm.files.read_json`.
 _CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [{"versions": {str: (str, None)}}]}
 _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
 
 
 def check_meta(meta: dict, where: str) -> None:
-    """Raise UserError if the record of a checkpoint is not that of a run; stacked runs of a sweep have others."""
+    """Raise UserError if the record of a checkpoint is not that of a run, but of the stacked runs of a sweep."""
     try:
         check_shape(meta, _META)
     except ValueError as error:
@@ -200,7 +200,7 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
 
     Raises:
         UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
-            symbolic link where a run writes; or if it is a URL.
+            symbolic link where a run writes, or if the workdir is a URL.
     """
     refuse_url(workdir, "--workdir")
     workdir = Path(workdir)

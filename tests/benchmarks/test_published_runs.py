@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 
 
 def test_sizes_of_the_models():
-    """Parameters as published: LLM Foundry's tables; model cards of Llama 2 and 3. Up to 0.1 %."""
+    """Compare numbers of parameters with LLM Foundry's tables and the model cards of Llama 2 and 3, to 0.1 %."""
     published = {
         "MPT 125M": 125_311_488, "MPT 1B": 1_315_950_592, "MPT 3B": 2_651_837_440, "MPT 7B": 6_658_859_008,
         "MPT 13B": 12_853_954_560, "MPT 30B": 29_975_214_080, "MPT 70B": 64_862_437_376, "Llama 2 7B": 6_738_415_616,
@@ -31,7 +31,7 @@ def test_each_device_has_one_anchor_and_each_entry_is_used():
 
 
 def test_reported_throughput_agrees_with_reported_mfu():
-    """Sources round, and LLM Foundry counts the position table. torchtitan also counts the embedding table."""
+    """Reported figures are rounded. LLM Foundry counts the position table, torchtitan also the embedding table."""
     for run in RUNS:
         if run.mfu:
             _, mfu = reported(run, config_of(run))
@@ -46,7 +46,7 @@ def test_a_ring_over_whole_nodes_is_as_fast_as_published(n_devices):
 
 
 @pytest.mark.slow
-def test_the_published_table_is_the_one_that_the_command_prints():
+def test_the_command_prints_the_table_of_the_page():
     found = [compare(run) for run in RUNS]
     text = PAGE.read_text()
     assert table(found) in text

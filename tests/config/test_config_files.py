@@ -52,7 +52,7 @@ def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count
 def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(memory, "device_memory", lambda device: None)  # on this machine they may not fit
+    monkeypatch.setattr(memory, "device_memory", lambda device: None)  # some configs may not fit on this machine
     assert main(arguments(name)) == 2
     printed = capsys.readouterr().err
     assert len(printed.splitlines()) == 1

@@ -205,7 +205,7 @@ def test_a_config_file_can_neither_end_the_command_nor_give_a_traceback(tmp_path
         ("config.model.window_pattern = (10**400,)", "config.model.window_pattern: 100000000000000000000000000000"),
     ],
 )
-def test_values_without_content_and_numbers_of_any_length_are_reported(config_file, the_problem, line, message):
+def test_empty_values_and_numbers_of_any_length_are_reported(config_file, the_problem, line, message):
     assert the_problem(config_file(line)).startswith(message)
 
 

@@ -1,4 +1,4 @@
-"""Times of collectives, by hand."""
+"""Times of collectives against calculations by hand."""
 
 import pytest
 

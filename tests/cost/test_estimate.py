@@ -130,7 +130,7 @@ def test_the_best_mesh_is_the_fastest_that_fits():
     assert f"Meshes: {len(fitting)} of {len(found)} fit" in text
 
 
-def test_a_mesh_that_is_given_is_the_only_one_estimated():
+def test_only_the_given_mesh_is_estimated():
     text, fits = plan(seven_billion(mesh={"replica": 1, "fsdp": 2, "tensor": 8}), "h100", 16)
     assert fits
     assert "mesh replica 1 x fsdp 2 x tensor 8 x sequence 1" in text
@@ -153,7 +153,7 @@ def test_no_mesh_divides_the_batch():
 
 
 @pytest.mark.parametrize(("d_ff", "code"), [(3072, 0), (10**9, 2)])
-def test_the_exit_code_says_whether_the_plan_fits(capsys, d_ff, code):
+def test_the_exit_code_depends_on_whether_the_run_fits(capsys, d_ff, code):
     arguments = ["--config", str(ROOT / "configs" / "gpt2_124m.py"), "--plan", "--device", "h100:1"]
     assert main([*arguments, f"--config.model.d_ff={d_ff}"]) == code
     assert capsys.readouterr().out.startswith("DOES NOT FIT: " if code else "Fits: ")

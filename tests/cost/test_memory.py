@@ -84,7 +84,7 @@ print(compiled, m.gradients + m.gathered + m.activations + m.logits, layers)
 
 
 @pytest.mark.slow
-def test_unrolled_layers_are_not_kept_as_a_whole():
+def test_unrolled_layers_are_not_gathered_at_once():
     """Temporary memory is within the estimate, and far less than the gathered parameters of all layers."""
     command = [sys.executable, "-c", UNROLLED]
     done = subprocess.run(command, env=ENV | {"XLA_FLAGS": FLAGS}, capture_output=True, text=True, timeout=900)

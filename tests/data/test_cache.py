@@ -74,7 +74,7 @@ def test_processes_that_find_the_same_damage_rebuild_the_entry_once(tmp_path):
 
 
 def test_processes_that_share_the_cache_make_an_entry_once(tmp_path):
-    """Threads stand for processes: each opens the lock file itself, and flock distinguishes open files."""
+    """Threads simulate processes: each opens the lock file itself, and flock locks open files, not processes."""
     target, made, lines = tmp_path / "entry", [], []
     waiting = threading.Event()
 
@@ -84,7 +84,7 @@ def test_processes_that_share_the_cache_make_an_entry_once(tmp_path):
 
     def write(work):
         made.append(work)
-        assert waiting.wait(timeout=60)  # the other one has come
+        assert waiting.wait(timeout=60)  # the other thread waits for the lock
         (work / "a").write_text("whole")
 
     makers = [threading.Thread(target=cache.make_entry, args=(target, write, say, pytest.fail)) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_processes_that_share_the_cache_make_an_entry_once(tmp_path):
     for maker in makers:
         maker.join(60)
     assert len(made) == 1
-    assert lines == [f"waiting for another process, which writes {target}"]
+    assert lines == [f"waiting for another process to write {target}"]
     assert (target / "a").read_text() == "whole"
 
 
@@ -106,8 +106,8 @@ def test_without_locks_an_entry_is_still_made(tmp_path, monkeypatch):
     assert (tmp_path / "entry" / "a").read_text() == "whole"
 
 
-def test_an_entry_that_a_shared_file_system_shows_late_is_kept(tmp_path, monkeypatch):
-    """Another host has published it: renaming fails because it is there, and it appears a moment later."""
+def test_an_entry_that_appears_late_on_a_shared_file_system_is_kept(tmp_path, monkeypatch):
+    """Another host has published it: renaming fails because the entry exists, and it becomes visible a moment later."""
     target, answers = tmp_path / "entry", iter([False, False, True])
     cache.publish(target, lambda work: (work / "a").write_text("first"))
     monkeypatch.setattr(cache.files, "_is_listed", lambda _: next(answers))
@@ -115,7 +115,7 @@ def test_an_entry_that_a_shared_file_system_shows_late_is_kept(tmp_path, monkeyp
     assert (target / "a").read_text() == "first"
 
 
-def test_files_of_an_entry_that_a_shared_file_system_shows_late_are_not_damage(tmp_path, monkeypatch):
+def test_files_that_appear_late_on_a_shared_file_system_are_not_damage(tmp_path, monkeypatch):
     """Another process made the entry while this one waited for it."""
     target, waiting = tmp_path / "entry", threading.Event()
     answers = iter(["a is missing", "a is missing", None])

@@ -270,7 +270,7 @@ def test_a_damaged_cached_tokenizer_is_made_again_with_one_warning(config, tmp_p
     DAMAGES[damage](path)
     after = quiet(config())
     (warning,) = after.notices
-    assert warning == f"WARNING: the cached tokenizer {path} is corrupted; it is made again"
+    assert warning == f"WARNING: the cached tokenizer {path} is corrupted; it is rebuilt"
     assert after.tokenizer.to_json() == before.tokenizer.to_json()
     assert quiet(config()).notices == ()
 

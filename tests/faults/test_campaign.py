@@ -1,4 +1,4 @@
-"""A part of the campaign of faults: nothing is silent, and nobody sees a traceback."""
+"""A part of the campaign of faults: no silent change and no traceback."""
 
 import itertools
 import os
@@ -37,9 +37,11 @@ def test_all_faults_are_survived(faults, kind, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "full_disk"])
+@pytest.mark.parametrize(
+    "kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "full_disk"]
+)
 def test_runs_survive(tmp_path, kind):
-    """In processes of their own: the campaign needs a compilation cache, which the other tests switch off."""
+    """The campaign runs in its own process, because it needs a compilation cache and other tests switch it off."""
     command = [sys.executable, "-m", "benchmarks.faults", "--kinds", kind, "--limit", "10"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

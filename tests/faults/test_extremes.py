@@ -1,4 +1,4 @@
-"""The smallest models and batches, 16-bit numbers everywhere, a clock that jumps, and a file system that lags."""
+"""The smallest models and batches, all numbers in 16 bits, a clock that jumps, and a slow shared file system."""
 
 import itertools
 import math
@@ -79,7 +79,7 @@ def test_the_remaining_time_does_not_depend_on_the_wall_clock(monkeypatch, capsy
 
 @pytest.mark.slow
 def test_a_checkpoint_that_appears_late_is_not_overwritten(bench, train, tmp_path, monkeypatch):
-    """A run that resumed before it could see its newest checkpoint stops with one line, and resumes with it later."""
+    """A run that resumes before its newest checkpoint is visible stops with one line, and later resumes with it."""
     workdir, hidden = shutil.copytree(bench.reference(), tmp_path / "run"), tmp_path / "hidden"
     (workdir / "summary.json").unlink()
     (workdir / "checkpoints" / "12").rename(hidden)
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_appears_late_is_not_overwritten(bench, train, tmp_pat
 
 
 def test_another_process_waits_for_a_checkpoint_that_it_sees_late(tmp_path, monkeypatch):
-    """Process 0 lists the checkpoints. To a process that does not see one yet, it is not corrupted."""
+    """Process 0 lists the checkpoints. Another process that does not see one yet must not call it corrupted."""
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(4, {"x": np.float32(4)}, {})
     checkpoints.wait()

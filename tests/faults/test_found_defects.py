@@ -1,4 +1,4 @@
-"""Defects that the campaign found stay corrected. Each test fails without its correction."""
+"""Defects that the campaign found. Each test fails without its correction."""
 
 import asyncio
 import gc
@@ -77,7 +77,7 @@ def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
 
 @pytest.mark.parametrize(("file", "logged"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)])
 def test_exceptions_of_a_failed_save_that_nothing_waited_for_are_not_logged(caplog, file, logged):
-    """asyncio logs them when they are collected, which may be after the command has reported the full disk."""
+    """asyncio logs them at garbage collection, possibly after the command has reported the full disk."""
     quieten_orbax()
     try:
         exec(compile("raise FileNotFoundError", file, "exec"))
@@ -103,7 +103,7 @@ def test_reads_of_a_corrupted_checkpoint_that_nothing_awaits_print_nothing(monke
 
 
 def test_a_named_pipe_in_a_workdir_is_refused(tmp_path):
-    """Reading it would wait for ever."""
+    """Reading a pipe would wait forever."""
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"config\.json is neither a file nor a directory"):
         refuse_links([tmp_path / "config.json"])

@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values against the model without one."""
+"""Decoding with a cache of keys and values, compared with the model without a cache."""
 
 import functools
 
@@ -18,7 +18,7 @@ GREEDY, RANDOM = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[1, 2, 3], [5], [4, 0, 18, 7, 7, 2]]
 LONG = list(range(11))  # longer than the context
 
-# Every pair of values of two keys is somewhere; "slow" marks what the default suite leaves out.
+# Each pair of values of two keys occurs in one of these configs. "slow" ones are not in the default suite.
 MODELS = {
     "slow_rope": {},
     "slow_window": {"window_pattern": (3,), "n_kv_heads": 4, "norm_placement": "post", "attn_softcap": 5.0},
@@ -107,7 +107,7 @@ def test_greedy_ids_equal_those_of_a_plain_loop(name):
 
 
 @pytest.mark.slow
-def test_a_prompt_of_a_batch_gets_what_it_gets_alone():
+def test_a_prompt_in_a_batch_gets_the_same_text_as_alone():
     *_, decoder = built("learned")
     together = decoder.generate([*PROMPTS, LONG], 20, RANDOM, seed=3)
     for prompt, ids in zip([*PROMPTS, LONG], together, strict=True):
@@ -132,8 +132,8 @@ def test_seed_and_sample_number_determine_the_text():
 
 
 @pytest.mark.slow
-def test_ids_that_the_tokenizer_does_not_have_are_never_drawn():
-    """A vocabulary may be larger than its tokenizer's."""
+def test_ids_outside_of_the_tokenizer_are_never_drawn():
+    """config.model.vocab_size may exceed that of the tokenizer."""
     config, params, _ = built("learned")
     for n_ids, largest in ((3, 2), (None, 18)):
         decoder = make_decoder(params, config.model, seq_len=config.train.seq_len, n_ids=n_ids)
@@ -149,10 +149,10 @@ def test_texts_of_different_lengths_and_temperatures_share_one_program():
     assert [f._cache_size() for f in (decoding._prefill, decoding._decode)] == compiled
 
 
-def test_the_cache_is_no_larger_than_it_must_be():
+def test_the_cache_has_the_minimum_size():
     """Key and value heads only, no more slots than the layer's window, in the dtype of computation."""
     for dtype in ("float32", "bfloat16"):
-        _, _, decoder = built("learned", compute_dtype=dtype)  # windows 3 and none, one key head of two
+        _, _, decoder = built("learned", compute_dtype=dtype)  # with and without a window of 3; one key head
 
         def prefill(prompts_BT, lengths_B, decoder=decoder):
             return decoding._apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, 8))[1]

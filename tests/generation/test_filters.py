@@ -1,4 +1,4 @@
-"""The distribution of drawn tokens, against one that is computed in another way."""
+"""The distribution of drawn tokens, compared with a plain implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def expected(temperature=1.0, top_k=None, top_p=None, min_p=None):
     ids=str,
 )
 def test_frequencies_match_the_distribution(options):
-    """A chi-square test over 20,000 draws, and nothing is drawn that a filter removes."""
+    """A chi-square test over 20,000 draws. Tokens that a filter removes are never drawn."""
     n, p = 20_000, expected(**options)
     keys = jax.random.split(jax.random.key(0), n)
     counts = np.bincount(draw(keys, jnp.tile(jnp.asarray(LOGITS), (n, 1)), Sampling(**options)), minlength=len(p))
@@ -60,7 +60,7 @@ def test_temperature_0_takes_the_likeliest_token():
     assert set(draw(keys, jnp.tile(jnp.asarray(LOGITS), (50, 1)), Sampling(temperature=0.0)).tolist()) == {0}
 
 
-def test_a_filter_keeps_at_least_the_likeliest_token_and_all_that_are_as_likely():
+def test_a_filter_keeps_all_tokens_with_the_highest_probability():
     tied = jnp.array([1.0, 3.0, 3.0, 0.0])
     for options in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
         assert jnp.isfinite(filter_logits(tied, Sampling(**options))).tolist() == [False, True, True, False]

@@ -1,4 +1,4 @@
-"""Texts from drawn ids: where they end, and what is shown while they grow."""
+"""Texts from drawn ids: where they end, and which part is shown during generation."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from lm.generation.text import Continuation, generate_texts
 
 
 def grow(pieces, tokenizer=None, stop=(), n_tokens=100):
-    """Add pieces of UTF-8 to a continuation; returns it, and its text after each piece."""
+    """Add pieces of UTF-8 to a continuation; return it, and its text after each piece."""
     row, shown = Continuation("prompt", 0), []
     for piece in pieces:
         row.add(list(piece), tokenizer or ByteTokenizer(), stop, n_tokens)
@@ -22,9 +22,9 @@ def grow(pieces, tokenizer=None, stop=(), n_tokens=100):
     return row, shown
 
 
-def test_a_text_ends_before_a_stop_string_that_several_pieces_make():
+def test_a_text_ends_before_a_stop_string_that_spans_several_pieces():
     row, shown = grow([b"one t", b"wo thr", b"ee four"], stop=("three", "four"))
-    assert shown == ["one ", "one two ", "one two "]  # "t" may begin "three"
+    assert shown == ["one ", "one two ", "one two "]  # "t" may be the start of "three"
     assert (row.text, row.finish) == ("one two ", "stop")
 
 

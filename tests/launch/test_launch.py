@@ -105,14 +105,14 @@ def test_jobset_follows_the_published_schema(launch, machines, pods, devices):
     assert container["command"][-len(CONFIG) + 1 :] == list(CONFIG[1:])
 
 
-def test_gke_mounts_the_nvidia_driver_where_the_loader_looks(launch):
+def test_gke_sets_the_library_path_to_the_nvidia_driver(launch):
     manifest = yaml.safe_load(launch("gke", *GPUS, *CONFIG).stdout)
     (container,) = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     assert container["env"] == [{"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}]
 
 
 @pytest.mark.parametrize(("machines", "exclusive"), [(GPUS, False), (TPUS, True)])
-def test_only_a_tpu_slice_is_a_node_pool_of_its_own(launch, machines, exclusive):
+def test_only_tpu_jobs_use_a_node_pool_exclusively(launch, machines, exclusive):
     metadata = yaml.safe_load(launch("gke", *machines, *CONFIG).stdout)["metadata"]
     assert ("alpha.jobset.sigs.k8s.io/exclusive-topology" in metadata.get("annotations", {})) == exclusive
 
@@ -253,7 +253,7 @@ def test_tpu_vm_commands():
 
 
 def test_tpu_vm_quotes_names_for_the_shell_of_the_hosts(tmp_path):
-    """A stand-in for gcloud runs the command as a host does; the host's programs print their arguments."""
+    """A stub of gcloud runs the command as a host does; stubs of the host's programs print their arguments."""
     programs = dict.fromkeys(("gcsfuse", "nohup"), """printf '<%s>' "$@" >> $HOME/called""")
     programs |= {"mountpoint": "exit 1", "gcloud": 'for last; do :; done; eval "${last#--command=}"; wait'}
     for name, text in programs.items():
@@ -269,7 +269,7 @@ def test_tpu_vm_quotes_names_for_the_shell_of_the_hosts(tmp_path):
     assert f"<--config><it's $HOME><--workdir><{tmp_path}/runs/a b;c>" in called
 
 
-def test_tpu_vm_takes_the_bare_name_of_a_bucket():
+def test_tpu_vm_refuses_a_bucket_that_is_not_a_bare_name():
     done = tpu_vm("start", "x", "gs://bucket", "--", "--config", "configs/gpt2_124m.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "without gs://" in done.stderr

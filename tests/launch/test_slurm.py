@@ -1,4 +1,4 @@
-"""On a real SLURM with two nodes on this machine, jobs are requeued and resume if that can help, and share a sweep.
+"""On a real SLURM with two nodes on this machine, jobs are requeued if a restart can help, resume, and share a sweep.
 
 Needs Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). All files of the cluster are in one temporary
 directory.
@@ -148,7 +148,7 @@ def test_a_preempted_job_is_requeued_and_equals_an_uninterrupted_run(bench, slur
     assert checksums(workdir, 300) == checksums(whole, 300)
 
 
-def test_sbatch_reads_options_as_they_were_given(bench, slurm, tmp_path):
+def test_sbatch_receives_options_unchanged(bench, slurm, tmp_path):
     env, comment = bench.env | slurm, r"it's 'two' words, a \ and a #"
     further = shlex.join(["--hold", f"--comment={comment}", "--no-requeue", "--time=30"])
     job = submit(bench, env, tmp_path / "it's a run", f"--sbatch={further}", "--", f"--config={CONFIG}")
@@ -179,7 +179,7 @@ def submit_with_failing_task(bench, env, tmp_path: Path, action: str) -> str:
 
 
 def test_a_mistake_of_one_task_ends_the_job(bench, slurm, tmp_path):
-    """The other task is stopped while it imports jax; its 143 is the code of srun."""
+    """The other task is stopped while it imports jax, and srun exits with its code 143."""
     env, log = bench.env | slurm, tmp_path / "50%j" / "slurm.log"
     job = submit_with_failing_task(bench, env, tmp_path, 'raise UserError("wrong on this node")')
     wait_until(lambda: "JobState=FAILED" in state_of(env, job, log), 120, lambda: state_of(env, job, log))

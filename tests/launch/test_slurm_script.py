@@ -1,6 +1,6 @@
-"""The job script of launch.slurm requeues a job that a restart can finish, and no other.
+"""The job script of launch.slurm requeues a job only if a restart can finish it.
 
-The script runs with stand-ins for srun, scontrol and Python; a task is a line of bash.
+The script runs with stubs of srun, scontrol and Python; a task is a line of bash.
 """
 
 import os
@@ -28,7 +28,7 @@ done < "$HERE/tasks"
 exit $highest
 """
 STAND_INS = {"srun": SRUN, "scontrol": 'echo "$@" >> "$HERE/requeued"', "python": 'eval "$TASK"'}
-STOPPED = "kill -TERM $$"  # a task that srun stops because another one failed
+STOPPED = "kill -TERM $$"  # a task that srun stops because another task failed
 SAVE = 'sleep 0.02; mkdir -p "$HERE/a run/checkpoints/$RANDOM"'
 SAVE_RESULT = 'sleep 0.02; mkdir -p "$HERE/a run/results"; touch "$HERE/a run/results/$RANDOM.json"'
 
@@ -43,7 +43,7 @@ def script_of(capsys, *options: str, command=TRAIN) -> str:
 
 @pytest.fixture
 def job(tmp_path, monkeypatch, capsys):
-    """Return job(*options, command=...), which returns start(*tasks): each call starts the same job once more."""
+    """Return job(*options, command=...), which returns start(*tasks). Each call of start starts the same job again."""
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -57,7 +57,7 @@ def job(tmp_path, monkeypatch, capsys):
         env |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
 
         def start(*tasks: str, **environment: str) -> tuple[int, str | None, str]:
-            """Start the job; returns its exit code, what it requeued, and its log."""
+            """Start the job; return its exit code, the command with which it was requeued, and its log."""
             (tmp_path / "tasks").write_text("".join(f"{task}\n" for task in tasks))
             (tmp_path / "requeued").unlink(missing_ok=True)
             run = subprocess.run(["bash"], input=script, env=env | environment, capture_output=True, text=True)
@@ -71,7 +71,7 @@ def job(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_mistake_or_a_loss_that_is_not_finite_is_not_requeued(job, code):
-    """Its code is lower than that of a task that srun stopped, which is the code of srun."""
+    """srun exits with the highest code, here that of another task, which it stopped."""
     found, requeued, log = job()(f"exit {code}", STOPPED)
     assert (found, requeued) == (code, None)
     assert f"exit code {code}: a restart would fail again" in log
@@ -83,7 +83,7 @@ def test_a_run_that_saves_is_requeued_any_number_of_times(job):
         assert start(f"{SAVE}; exit 143", "exit 143")[:2] == (143, "requeue 7\n")
 
 
-def test_a_dead_task_is_restarted_until_nothing_was_saved_for_too_long(job):
+def test_a_job_whose_task_dies_is_requeued_a_limited_number_of_times(job):
     start = job("--restarts", "2")
     dead = ("kill -KILL $$", STOPPED)
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_dead_task_is_restarted_until_nothing_was_saved_for_too_long(job):
     code, requeued, log = start(*dead)
     assert (code, requeued) == (143, None)
     assert "3 starts in a row saved no checkpoint or result" in log
-    assert start(*dead)[1] == "requeue 7\n"  # requeued by hand, it counts anew
+    assert start(*dead)[1] == "requeue 7\n"  # the count starts again after a requeue by hand
 
 
 def test_a_checkpoint_resets_the_count_of_restarts(job):
@@ -102,7 +102,7 @@ def test_a_checkpoint_resets_the_count_of_restarts(job):
 
 
 def test_a_job_that_cannot_count_its_starts_is_not_requeued(job, tmp_path):
-    """A full disk would otherwise requeue it for ever; here a directory is where the count belongs."""
+    """Otherwise a full disk would requeue it forever. Here a directory has the name of the file with the count."""
     (tmp_path / "a run" / ".slurm-7").mkdir(parents=True)
     code, requeued, log = job()("exit 1")
     assert (code, requeued) == (1, None)
@@ -121,7 +121,7 @@ def test_a_finished_run_is_not_requeued_and_leaves_no_files(job, tmp_path):
 
 
 def test_a_task_can_save_when_it_is_stopped(job):
-    """SIGTERM goes to all processes of a task, including the shell that notes its exit code."""
+    """SIGTERM goes to all processes of a task, including the shell that records its exit code."""
     saves = f"trap '{SAVE}; exit 2' TERM; kill -TERM $PPID; kill -TERM $$; exit 9"
     assert job()(saves)[0] == 2
 

@@ -1,4 +1,4 @@
-"""What processes exchange through the key-value store: results of process 0, and errors. One after the other here."""
+"""Exchange of results and errors through the key-value store. The processes of a test run one after the other."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ class Store(dict):
 
 @pytest.fixture
 def process(monkeypatch):
-    """Return process(i, function, *args), which calls it as process i of three, each of which calls it once."""
+    """Return process(i, function, *args), which calls the function as process i of three. Each i is used once."""
     service = types.SimpleNamespace(client=Store(), num_processes=3)
     monkeypatch.setattr(processes, "_coordination", lambda: service)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
@@ -71,7 +71,7 @@ def test_any_other_exception_in_process_0_ends_all_processes(process, error):
         process(1, processes.from_first, fail, AssertionError("called in process 1"))
 
 
-def test_a_result_that_is_no_json_ends_all_processes(process):
+def test_a_result_that_is_not_json_ends_all_processes(process):
     with pytest.raises(TypeError):
         process(0, processes.from_first, object)
     with pytest.raises(TemporaryError, match="process 0 failed: TypeError"):
@@ -79,7 +79,7 @@ def test_a_result_that_is_no_json_ends_all_processes(process):
 
 
 @pytest.mark.parametrize(("code", "kind"), [(1, TemporaryError), (2, UserError), (130, TemporaryError)])
-def test_processes_that_wait_for_one_that_ended_get_its_error(process, monkeypatch, code, kind):
+def test_waiting_processes_get_the_error_of_a_process_that_exited(process, monkeypatch, code, kind):
     monkeypatch.setattr(processes.os, "_exit", lambda code: None)
     process(2, processes.leave, code, "text.txt is missing")
     with pytest.raises(UserError, match=r"^process 2 ended: text.txt is missing") as raised:
@@ -91,14 +91,14 @@ def test_a_defect_in_one_of_several_processes_is_printed_and_ends_it(process, mo
     """Otherwise Python would wait at exit for the other processes, which wait for this one."""
     ended = []
     monkeypatch.setattr(processes.os, "_exit", ended.append)
-    with pytest.raises(KeyError):  # only because the process does not end here
+    with pytest.raises(KeyError):  # in this test the process is not ended
         process(1, errors.run_command, lambda: {}["key"])
     assert ended == [1]
     assert "KeyError: 'key'" in capsys.readouterr().err
 
 
 def test_a_process_without_devices_ends(process, monkeypatch):
-    """An error of --platform: jax.process_count() would raise an error too."""
+    """After an error of --platform, jax.process_count() would raise an error too."""
 
     def process_count():
         raise RuntimeError("Unable to initialize backend 'cuda'")
@@ -120,9 +120,9 @@ def test_processes_with_different_texts_are_named(process):
     assert other.value.problems == first.value.problems
 
 
-def test_a_process_that_never_comes_is_named(process, monkeypatch):
+def test_a_process_that_does_not_respond_is_named(process, monkeypatch):
     monkeypatch.setattr(processes, "WAIT_HOURS", 1e-6)
-    with pytest.raises(TemporaryError, match="process 1 did not come within 1e-06 hours"):
+    with pytest.raises(TemporaryError, match="process 1 did not respond within 1e-06 hours"):
         process(0, processes.check_equal, "the data", "a")
 
 

@@ -192,11 +192,11 @@ def test_a_mistake_ends_all_processes_with_exit_code_2(bench, alone, tmp_path):
     ("ids", "code", "expected"),
     [
         ((0, 2), 1, "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)"),
-        ((1,), 1, "process 1 did not find process 0 at 127.0.0.1:"),
+        ((1,), 1, "process 1 could not reach process 0 at 127.0.0.1:"),
         ((0, 1, 1), 2, "two processes have --process_id 1"),
     ],
 )
-def test_a_process_that_is_missing_or_given_twice_ends_all_others(bench, tmp_path, ids, code, expected):
+def test_a_missing_or_duplicate_process_ends_all_others(bench, tmp_path, ids, code, expected):
     with processes(bench, tmp_path / "run", 3, "--connect_timeout=30", ids=ids) as running:
         assert [process.wait(timeout=120) for process in running] == [code] * len(ids)
     for place in range(len(ids)):
@@ -207,7 +207,7 @@ def test_a_process_that_is_missing_or_given_twice_ends_all_others(bench, tmp_pat
 
 @pytest.mark.slow
 def test_processes_wait_for_one_that_opens_its_data_late(bench, tmp_path):
-    """Longer than the 30 s that a collective of Gloo waits."""
+    """The delay is longer than the 30 s after which a collective of Gloo fails."""
     short = ("--config.train.steps=2", "--config.optimizer.schedule=constant")
     with processes(bench, tmp_path / "run", 2, *short, at={1: "SLEEP=40 data 1"}) as running:
         assert [process.wait(timeout=300) for process in running] == [0, 0], output_of(tmp_path / "run", 0)[-2000:]

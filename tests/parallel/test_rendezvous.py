@@ -1,4 +1,4 @@
-"""Every process learns which one is missing, or which argument is wrong. Threads stand for the processes."""
+"""The error in each process names the missing process or the wrong argument. Threads simulate processes."""
 
 import socket
 import threading
@@ -44,16 +44,16 @@ def test_missing_processes_are_named_in_all_others():
 def test_a_missing_process_0_is_named():
     (problem,) = meet_all((2, 1), timeout=0.3)
     assert isinstance(problem, TemporaryError)
-    assert "process 1 did not find process 0 at localhost:" in str(problem)
+    assert "process 1 could not reach process 0 at localhost:" in str(problem)
     assert "Connection refused" in str(problem)
 
 
 def test_an_unknown_host_is_named():
     (problem,) = meet_all((2, 1), address="nohost.invalid:1234", timeout=0.3)
-    assert "process 1 did not find process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
+    assert "process 1 could not reach process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
 
 
-def test_a_process_id_that_is_given_twice_ends_all():
+def test_a_duplicate_process_id_ends_all():
     problems = meet_all((3, 0), (3, 1), (3, 1))
     assert [type(problem) for problem in problems] == [UserError] * 3
     assert all(str(problem).startswith("two processes have --process_id 1") for problem in problems)
@@ -63,7 +63,7 @@ def test_a_process_id_that_is_given_twice_ends_all():
 def test_a_process_id_that_does_not_exist_is_refused(process_id):
     (problem,) = meet_all((3, process_id))
     assert type(problem) is UserError
-    assert f"--process_id: {process_id} is not below --num_processes = 3" in str(problem)
+    assert f"--process_id: {process_id} must be less than --num_processes = 3" in str(problem)
 
 
 def test_different_numbers_of_processes_end_all():
@@ -78,7 +78,7 @@ def test_a_port_in_use_is_named():
         problems = meet_all((2, 0), (2, 1), address=f"127.0.0.1:{port}", timeout=0.3)
     assert all(isinstance(problem, TemporaryError) for problem in problems)
     assert f"process 0 cannot listen on port {port} (Address already in use)" in str(problems[0])
-    assert "process 1 did not find process 0" in str(problems[1])
+    assert "process 1 could not reach process 0" in str(problems[1])
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"[1]\n", b'["1", 2]\n'])
@@ -107,7 +107,7 @@ def test_connections_of_other_programs_are_ignored(sent):
     assert not first.is_alive()
 
 
-def test_a_process_that_was_restarted_before_all_had_come_can_connect_again():
+def test_a_process_that_restarts_before_all_have_connected_can_connect_again():
     address = f"127.0.0.1:{free_ports(1)[0]}"
     first = threading.Thread(target=meet, args=(address, 3, 0, 30))
     first.start()

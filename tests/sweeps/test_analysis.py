@@ -1,4 +1,4 @@
-"""The analysis of a small synthetic sweep: numbers against scipy and by hand, answers, warnings and tables."""
+"""The analysis of a small synthetic sweep: numbers checked with scipy and by hand, answers, warnings and tables."""
 
 import math
 

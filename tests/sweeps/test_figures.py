@@ -58,11 +58,11 @@ def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
         assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
-@pytest.mark.parametrize("how", ["all together", "in a panel of its own"])
+@pytest.mark.parametrize("how", ["all together", "in its own panel"])
 def test_diverged_variants_are_listed_once(tmp_path, how):
     record, runs = sweep()
     lost = select(runs, "final", "wide")
-    if how == "in a panel of its own":
+    if how == "in its own panel":
         record["variants"]["wide"]["grid"], lost = [0.002], lost[:1]
         runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
     for r in lost:

@@ -1,4 +1,4 @@
-"""Damaged files of a sweep's directory: an error of one line, or a warning and the runs are trained again."""
+"""Damaged files of a sweep cause a one-line error, or a warning, after which the runs are trained again."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_a_damaged_description_is_an_error_that_names_the_file(tmp_path, capsys,
 
 
 def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path):
-    """Every value of the three files is replaced by each of four others, one at a time: nothing else is raised."""
+    """Replace each value of the three files by four others, one at a time; only UserError may be raised."""
     record, runs = sweep()
     workdir = write(tmp_path / "s", record, runs)
     speeds = json.loads((workdir / "speeds.json").read_text())
@@ -68,16 +68,16 @@ def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path):
 @pytest.mark.parametrize("content", [*WRONG_JSON, b"[3]", b'[{"phase": "final"}]'])
 def test_runs_of_a_damaged_file_are_trained_again(tmp_path, content):
     record, runs = sweep()
-    workdir, said = write(tmp_path / "s", record, runs), []
+    workdir, printed = write(tmp_path / "s", record, runs), []
     whole = len(Results(workdir).runs)
     path = workdir / "results" / "000.json"
     intact = path.read_bytes()
     path.write_bytes(content)
-    results = Results(workdir, said.append)
+    results = Results(workdir, printed.append)
     assert len(results.runs) == whole - 4
     assert sum(map(len, missing_runs(results, record).values())) > 0
     results.reload()
-    (line,) = said
+    (line,) = printed
     assert line.startswith(f"WARNING: {path} is corrupted: ")
     assert line.endswith("; rerun the sweep to replace it (renamed to 000.json.corrupted)")
     assert path.with_name("000.json.corrupted").read_bytes() == content
@@ -97,12 +97,12 @@ def test_damaged_speeds_are_measured_again(tmp_path, capsys, content):
 
 
 def test_a_damaged_record_of_a_failure_is_ignored_with_a_warning(tmp_path):
-    workdir, said = write(tmp_path / "s", *sweep()), []
-    results = Results(workdir, said.append)
+    workdir, printed = write(tmp_path / "s", *sweep()), []
+    results = Results(workdir, printed.append)
     results.add_failure("good", [("final", "plain", 0.002, 0)], "MemoryError")
     (workdir / "failed" / "bad.json").write_text('{"runs": [3]}')
     assert results.failures() == {("final", "plain", 0.002, 0): "MemoryError"}
-    assert len(said) == 1
+    assert len(printed) == 1
 
 
 def test_results_of_another_sweep_are_refused(tmp_path):

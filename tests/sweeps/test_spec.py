@@ -183,7 +183,7 @@ def test_the_wrong_kind_of_file_names_the_right_command():
         load_config(str(sweep), [])
 
 
-def test_a_file_in_another_encoding_that_it_declares(tmp_path):
+def test_a_file_that_declares_another_encoding(tmp_path):
     path, text = tmp_path / "sweep.py", TINY.read_text().replace("__file__", repr(str(TINY)))
     assert text.startswith('"""')
     path.write_bytes(("# -*- coding: latin-1 -*-\n" + text.replace('"""', '"""L\u00e4nge: ', 1)).encode("latin-1"))

@@ -207,15 +207,15 @@ def check_kills(workdir: Path, kills: int) -> None:
     before = 0
     for _ in range(kills):
         assert killed_while_saving(workdir) == before
-        said = []
-        checkpoints = Checkpoints(workdir, say=said.append)
+        printed = []
+        checkpoints = Checkpoints(workdir, say=printed.append)
         before, state, meta = checkpoints.restore(target)
         checkpoints.close()
         assert before >= 1
         assert meta == {"step": before}
         assert int(state["step"]) == before
         assert (np.asarray(state["params"]["w"]) == before).all()
-        assert said == []  # an unfinished save is no corruption: the one before it is the newest
+        assert printed == []  # an unfinished save is no corruption: the one before it is the newest
         assert not any("tmp" in name for name in directories(workdir))
 
 

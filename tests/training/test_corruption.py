@@ -1,4 +1,4 @@
-"""Checkpoints: every kind of corruption is detected, and a failure of the system is not called corruption."""
+"""Checkpoints: every kind of corruption is detected, and system failures are not reported as corruption."""
 
 import errno
 import os
@@ -68,8 +68,8 @@ def big_state(step):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path, damage):
-    said = []
-    checkpoints = Checkpoints(tmp_path, say=said.append)
+    printed = []
+    checkpoints = Checkpoints(tmp_path, say=printed.append)
     for step in (1, 2, 3):
         checkpoints.save(step, big_state(step), {"data": f"position {step}"})
     checkpoints.close()
@@ -77,11 +77,11 @@ def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp
     with pytest.raises(UserError, match=r"step 3 .* is corrupted"):
         restore_params(tmp_path, 3)
 
-    checkpoints = Checkpoints(tmp_path, say=said.append)
+    checkpoints = Checkpoints(tmp_path, say=printed.append)
     step, state, meta = checkpoints.restore(jax.eval_shape(lambda: big_state(0)))
     assert (step, meta) == (2, {"data": "position 2"})
     assert_same(state, big_state(2))
-    (line,) = said
+    (line,) = printed
     assert "WARNING: corrupted checkpoint of step 3" in line
     assert "renamed to 3.corrupted-1" in line
     assert line.endswith("falling back to step 2")
@@ -116,8 +116,8 @@ READ_FAILURES = [
 
 @pytest.mark.parametrize("error", READ_FAILURES, ids=repr)
 @pytest.mark.parametrize("read", [(Path, "read_bytes"), (ocp.PyTreeCheckpointHandler, "restore")])
-def test_a_checkpoint_that_the_system_cannot_read_is_not_called_corrupted(tmp_path, monkeypatch, read, error):
-    """The record of a checkpoint is a small file, and Orbax reads the arrays."""
+def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(tmp_path, monkeypatch, read, error):
+    """We read the record of a checkpoint, and Orbax reads the arrays: either can fail."""
     save_steps(tmp_path, [1, 2])
 
     def fail(*_, **__):
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
     path = data_file(tmp_path / "checkpoints" / "2")
     content = path.read_bytes()
     path.unlink()
-    path.symlink_to(path.name)  # opening it is the error ELOOP, for root too
+    path.symlink_to(path.name)  # opening it fails with ELOOP, for root too
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(TemporaryError, match="could not be read"):
         checkpoints.restore(make_state())
@@ -163,7 +163,7 @@ def test_orbaxs_own_metadata_is_not_needed(tmp_path):
     checkpoints.close()
 
 
-def test_when_none_is_intact_nothing_is_renamed(tmp_path):
+def test_nothing_is_renamed_if_no_checkpoint_is_intact(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, big_state(step), {})

@@ -1,4 +1,4 @@
-"""A workdir whose files are damaged: an error of one line names the file, or the run continues without it."""
+"""Damaged files of a workdir: a one-line error names the file, or the run continues without it."""
 
 import dataclasses
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_damaged_summary_is_written_again(tmp_path, content):
     assert not is_finished(tmp_path, config)
 
 
-def test_a_lock_that_is_not_text_is_a_lock(tmp_path):
+def test_a_lock_with_binary_content_still_locks(tmp_path):
     holder = Workdir(started(tmp_path, tiny()))
     holder.start(tiny(), data=DATA, resume=True)
     (tmp_path / ".lock").write_bytes(b"\xff" * 1000)
@@ -64,7 +64,7 @@ def test_a_lock_that_is_not_text_is_a_lock(tmp_path):
     holder.close()
 
 
-def test_directories_without_the_number_of_a_step_are_no_checkpoints(tmp_path):
+def test_directories_not_named_by_a_step_are_not_checkpoints(tmp_path):
     save_steps(tmp_path, [2])
     for name in ("\u00b2", "\u0663", "latest", "3.corrupted-1"):
         (tmp_path / "checkpoints" / name).mkdir()
@@ -93,7 +93,7 @@ META = {"config": {"train": {"steps": 20}, "checkpoint": {"every": 5}}, "data": 
 
 @pytest.mark.parametrize("lost", [None, "config", "data", "data_fingerprint", "tokenizer"])
 def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path, lost):
-    """Such are those of the stacked runs of a sweep."""
+    """The checkpoints of the stacked runs of a sweep have no such record."""
     meta = META | {"tokenizer": None}
     check_meta(meta, "here")
     meta = {"seconds": 3.0} if lost is None else {key: value for key, value in meta.items() if key != lost}

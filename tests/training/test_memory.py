@@ -48,14 +48,14 @@ def test_what_cannot_fit_is_refused_with_its_keys(small_device, case):
     with pytest.raises(UserError, match=r"^out of memory: training needs at least .* which has 16.0 GB; ") as error:
         check_memory(tiny(**sections), ONE)
     assert error.value.code == 2
-    for words in expected:
-        assert words in str(error.value)
+    for text in expected:
+        assert text in str(error.value)
 
 
 def test_what_fits_is_not_refused(small_device, monkeypatch):
     check_memory(tiny(), ONE)
     check_memory(tiny(model={"d_model": 4096, "d_ff": 4096}), ONE)
-    monkeypatch.setattr(memory, "device_memory", lambda device: None)  # not known
+    monkeypatch.setattr(memory, "device_memory", lambda device: None)  # the memory is unknown
     check_memory(tiny(model={"vocab_size": 2 * 10**9}), ONE)
 
 
@@ -77,7 +77,7 @@ def test_the_micro_batch_size_that_would_fit_is_named(small_device, batch_size):
         check_memory(with_size(8 * micro), ONE)
 
 
-def test_an_evaluation_alone_needs_no_gradients(small_device):
+def test_evaluation_without_training_needs_no_gradients(small_device):
     sizes = {"vocab_size": 9 * 10**7, "tie_embeddings": True}  # 5.8 GB of parameters
     optimizer = {"name": "sgd"}
     with pytest.raises(UserError, match="out of memory"):
@@ -114,7 +114,7 @@ def test_other_errors_are_not_changed(error):
         raise error
 
 
-# ---- Numbers of any size are checked and planned in little time and memory -----------------------------------------
+# ---- Very large numbers are checked and planned in little time and memory -----------------------------------------
 
 
 def test_divisors_and_micro_batches_equal_a_search_of_all_numbers():

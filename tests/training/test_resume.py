@@ -145,10 +145,10 @@ def test_a_corrupted_checkpoint_is_skipped(bench, train, tmp_path):
     reference = bench.reference()
     workdir = unfinished_copy(reference, tmp_path / "run")
     damage(workdir / "checkpoints" / "12")
-    code, said = train(workdir, "--resume")
+    code, output = train(workdir, "--resume")
     assert code == 0
-    assert said.count("corrupted checkpoint of step 12") == 1
-    assert "falling back to step 8" in said
+    assert output.count("corrupted checkpoint of step 12") == 1
+    assert "falling back to step 8" in output
     assert_same_run(workdir, reference)
 
 
@@ -166,9 +166,9 @@ def test_resuming_a_finished_run_changes_nothing(bench):
 def test_a_run_with_a_constant_schedule_can_be_extended(train, tmp_path):
     constant = "--config.optimizer.schedule=constant"
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
-        code, said = train(tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume")
+        code, output = train(tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume")
         assert code == 0
-        assert ("config.train.steps: 6 -> 12" in said) == ((workdir, steps) == ("grown", 12))
+        assert ("config.train.steps: 6 -> 12" in output) == ((workdir, steps) == ("grown", 12))
     assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
     assert steps_logged(tmp_path / "grown") == list(range(1, 13))
     assert summary_of(tmp_path / "grown")["val_loss"] == summary_of(tmp_path / "whole")["val_loss"]
@@ -211,9 +211,9 @@ def test_other_data_is_refused(bench, train, tmp_path):
     config = (workdir / "config.json").read_text()
     (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
     before = (workdir / "metrics.jsonl").read_bytes()
-    code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
+    code, output = train(workdir, "--resume", f"--config.data.source=text:{text}")
     assert code == 2
-    assert "other text or other tokens" in said
+    assert "other text or other tokens" in output
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
@@ -229,20 +229,20 @@ def test_other_data_is_refused_without_the_record_of_the_run(bench, train, tmp_p
         edit_meta(workdir, step, lambda meta: meta["config"]["data"].update(source=f"text:{text}"))
     config = (workdir / "config.json").read_text()
     (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
-    code, said = train(workdir, "--resume", f"--config.data.source=text:{text}")
+    code, output = train(workdir, "--resume", f"--config.data.source=text:{text}")
     assert code == 2
-    assert "the checkpoint of step 8" in said
-    assert "other text or other tokens" in said
+    assert "the checkpoint of step 8" in output
+    assert "other text or other tokens" in output
 
 
 def test_a_checkpoint_of_another_seed_is_refused(bench, train, tmp_path):
     workdir = unfinished_copy(bench.reference(), tmp_path / "run")
     edit_meta(workdir, 12, lambda meta: meta["config"]["train"].update(seed=1))
     before = (workdir / "run.json").read_bytes()
-    code, said = train(workdir, "--resume")
+    code, output = train(workdir, "--resume")
     assert code == 2
-    assert "the checkpoint of step 12" in said
-    assert "config.train.seed: 1 -> 0" in said
+    assert "the checkpoint of step 12" in output
+    assert "config.train.seed: 1 -> 0" in output
     assert (workdir / "run.json").read_bytes() == before
 
 
@@ -267,11 +267,11 @@ def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
         path.unlink()
     else:
         path.write_bytes(bytes(len(content)) if damage == "zeroed" else b"".join(content.splitlines(True)[:3]) + b"{")
-    code, said = train(workdir, "--resume")
+    code, output = train(workdir, "--resume")
     assert code == 0
     missing = "3 of the 16 lines up to step 12; lines of steps 4 to 12" if damage == "cut" else "0 of the 16 lines"
-    assert missing in said
-    assert "WARNING: " in said
+    assert missing in output
+    assert "WARNING: " in output
     assert checksums(workdir, 12) == checksums(bench.reference(), 12)
 
 
@@ -286,9 +286,9 @@ def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path,
     if "emptied" in damage:
         (workdir / "checkpoints").mkdir()
     before = (workdir / "metrics.jsonl").read_bytes()
-    code, said = train(workdir, "--resume")
+    code, output = train(workdir, "--resume")
     assert code == 2
-    assert "made 12 steps, and its checkpoints were deleted" in said
+    assert "made 12 steps, and its checkpoints were deleted" in output
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
@@ -301,9 +301,9 @@ def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monk
 
     save = Loop.save
     monkeypatch.setattr(Loop, "save", delete_and_save)
-    code, said = train(tmp_path / "run")
+    code, output = train(tmp_path / "run")
     assert code == 1
-    assert "run/metrics.jsonl was deleted, moved or replaced" in said.splitlines()[-1]
+    assert "run/metrics.jsonl was deleted, moved or replaced" in output.splitlines()[-1]
     assert (tmp_path / "run").exists() == (lost != "run")
 
 

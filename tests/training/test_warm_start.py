@@ -20,11 +20,11 @@ def evaluated(workdir) -> list[float]:
 @pytest.mark.slow
 def test_a_run_without_steps_evaluates_the_loaded_parameters(bench, train, tmp_path):
     reference = bench.reference()
-    code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")
+    code, output = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")
     assert code == 0
-    assert "step 12:" in said
-    assert "newly initialized: -" in said
-    assert "not used: -" in said
+    assert "step 12:" in output
+    assert "newly initialized: -" in output
+    assert "not used: -" in output
     final = [line["loss"] for line in metrics_of(reference) if "split" in line and line["step"] == 12]
     assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
     assert summary_of(tmp_path / "run")["steps"] == 0
@@ -36,9 +36,9 @@ def test_a_run_without_steps_evaluates_the_loaded_parameters(bench, train, tmp_p
 def test_the_architecture_may_change_and_every_parameter_is_reported(bench, train, tmp_path):
     reference = bench.reference()
     switches = ("--config.model.ffn=mlp", "--config.model.d_ff=64", "--config.model.qk_norm=true")
-    code, said = train(tmp_path / "run", *ONCE, *switches, f"--config.init_from={reference}")
+    code, output = train(tmp_path / "run", *ONCE, *switches, f"--config.init_from={reference}")
     assert code == 0
-    reported = {line.partition(":")[0].strip(): line for line in said.splitlines() if line.startswith("  ")}
+    reported = {line.partition(":")[0].strip(): line for line in output.splitlines() if line.startswith("  ")}
     assert "layers/ffn/w_in_DF, layers/ffn/w_out_FD" in reported["newly initialized"]
     assert "layers/attention/q_scale_K" in reported["newly initialized"]
     assert "layers/ffn/w_gate_DF" in reported["not used"]
@@ -51,17 +51,17 @@ def test_the_architecture_may_change_and_every_parameter_is_reported(bench, trai
 
 @pytest.mark.slow
 def test_a_parameter_of_another_shape_is_reported_with_both_shapes(bench, train, tmp_path):
-    code, said = train(tmp_path / "run", *ONCE, "--config.model.d_ff=32", f"--config.init_from={bench.reference()}")
+    code, output = train(tmp_path / "run", *ONCE, "--config.model.d_ff=32", f"--config.init_from={bench.reference()}")
     assert code == 0
-    assert "layers/ffn/w_gate_DF (1, 16, 64) -> (1, 16, 32)" in said
+    assert "layers/ffn/w_gate_DF (1, 16, 64) -> (1, 16, 32)" in output
 
 
 def test_a_source_without_checkpoints_or_with_another_tokenizer_is_refused(bench, train, tmp_path):
-    code, said = train(tmp_path / "run", *ONCE, f"--config.init_from={tmp_path}")
-    assert (code, "holds no checkpoints" in said) == (2, True)
+    code, output = train(tmp_path / "run", *ONCE, f"--config.init_from={tmp_path}")
+    assert (code, "holds no checkpoints" in output) == (2, True)
     other = ("--config.data.tokenizer=byte", f"--config.init_from={bench.reference()}")
-    code, said = train(tmp_path / "run", *ONCE, *other)
-    assert (code, "another tokenizer" in said) == (2, True)
+    code, output = train(tmp_path / "run", *ONCE, *other)
+    assert (code, "another tokenizer" in output) == (2, True)
     assert not (tmp_path / "run").exists()
 
 
