@@ -95,8 +95,9 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
         raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
-    prompts = [text.removesuffix("\n")] if a.prompt_file == "-" else text.splitlines()
-    if not all(prompts) or not prompts:
+    text = text.replace("\r\n", "\n").removesuffix("\n")
+    prompts = [text] if a.prompt_file == "-" else text.split("\n")  # splitlines() ends lines at form feeds, too
+    if not all(prompts):
         raise UserError(f"--prompt-file: {a.prompt_file} has an empty prompt, and a model continues at least one token")
     return prompts
 
@@ -120,8 +121,9 @@ def generate(a: argparse.Namespace) -> int:
         print_growing(prompts[0], updates)
     else:
         *_, rows = updates
-        for row in rows:
-            print(f"---- prompt {prompts.index(row.prompt) + 1}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
+        for i, row in enumerate(rows):
+            number = i // a.samples + 1  # of the prompt, which may have been given twice
+            print(f"---- prompt {number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
     return 0
 
 
