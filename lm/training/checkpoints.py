@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,9 @@ def _choose(directory: Path, step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest if none was evaluated
-        best = _best(steps, _val_losses(directory)[0])
+        # Standard output may hold what the model generates.
+        losses, _ = _val_losses(directory, functools.partial(print, file=sys.stderr))
+        best = _best(steps, losses)
         return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
@@ -287,7 +290,7 @@ def _read_record(directory: Path, step: int) -> dict:
     return record
 
 
-def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[dict[int, float], bool]:
+def _val_losses(directory: Path, say: Callable[[str], None]) -> tuple[dict[int, float], bool]:
     """Return the validation losses by step, and whether they are complete.
 
     If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
