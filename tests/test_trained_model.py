@@ -1,5 +1,6 @@
 """lm.load: logits, loss and text of a run."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -59,6 +60,10 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.loss("t"), "at least two"),
         (lambda run: run.logits([0, 10**6]), "integers from 0 to"),
         (lambda run: run.generate("", 3), "makes no token"),
+        (
+            lambda run: dataclasses.replace(run, tokenizer=None).generate("the", 3),
+            r"only logits\(\) and loss\(\) take ids",
+        ),
         (lambda run: run.logits("Zeus"), "'Z'"),
     ],
 )
