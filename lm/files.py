@@ -265,7 +265,10 @@ def _is_listed(path: Path) -> bool:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths, or anything below it, is a symbolic link: it can lead outside."""
+    """Raise UserError if one of the paths, or anything below it, is a symbolic link, a named pipe or a device.
+
+    A link can lead outside, and opening a pipe waits for its other end.
+    """
     for path in paths:
         for found in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
             if found.is_symlink():
@@ -273,3 +276,5 @@ def refuse_links(paths: Iterable[Path]) -> None:
                     f"{found} is a symbolic link: writing or deleting there could change files elsewhere; "
                     "replace it by what it names, or remove it"
                 )
+            if os.path.lexists(found) and not (found.is_file() or found.is_dir()):
+                raise UserError(f"{found} is neither a file nor a directory; remove it")

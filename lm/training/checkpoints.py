@@ -14,12 +14,14 @@ import json
 import math
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath  # Orbax needs it, and takes no other paths here
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
@@ -56,6 +58,7 @@ class Checkpoints:
         # The best checkpoint may be one whose loss was lost: keep all of them.
         unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
         self._protected = set() if complete else unscored
+        from_first(lambda: _remove_damaged_times(self._directory, say))
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
@@ -139,6 +142,8 @@ class Checkpoints:
         candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
         corrupted: dict[int, str] = {}
         for candidate in candidates:
+            if jax.process_index() > 0:
+                _wait_for(self._directory / str(candidate))
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
@@ -267,6 +272,29 @@ def _steps_on_disk(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
+def _wait_for(directory: Path, seconds: float = 60) -> None:
+    """Wait until a directory that process 0 sees is visible here: a shared file system may show it late."""
+    end = time.monotonic() + seconds
+    while not directory.is_dir() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
+    """Remove what Orbax records of a checkpoint's times if it is damaged.
+
+    Opening any checkpoint would fail because of one such file. Without the file Orbax takes the directory's time.
+    """
+    for step in _steps_on_disk(directory):
+        try:
+            _ = ocp.path.step.Metadata(step=step, path=epath.Path(directory / str(step))).commit_timestamp
+        except OSError:
+            continue
+        except Exception as error:
+            path = directory / str(step) / "_CHECKPOINT_METADATA"
+            path.unlink()
+            say(f"WARNING: {path} is damaged ({first_line(error)}); removed, as it only holds times")
+
+
 def _description(leaf) -> dict:
     return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
 
@@ -296,10 +324,9 @@ def _val_losses(directory: Path, say: Callable[[str], None]) -> tuple[dict[int, 
     If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
     are damaged or missing too, or if evaluations have `batches`: the one of the last step is not in the metrics then.
     """
-    path, damaged = directory.parent / VAL_LOSSES, False
+    path, damaged, stored = directory.parent / VAL_LOSSES, False, {}
     try:
-        if losses := {int(step): float(loss) for step, loss in read_json(path, {str: float}).items()}:
-            return losses, True
+        stored = {int(step): float(loss) for step, loss in read_json(path, {str: float}).items()}
     except FileNotFoundError:
         pass
     except (UserError, ValueError):
@@ -312,7 +339,12 @@ def _val_losses(directory: Path, say: Callable[[str], None]) -> tuple[dict[int, 
     measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
     losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
     losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-    if damaged:
+    # A changed digit leaves valid JSON: compare with the metrics.
+    not_evaluated = {line["step"] for line in lines} - {line["step"] for line in evaluations}
+    changed = any(stored.get(step, loss) != loss for step, loss in losses.items()) or stored.keys() & not_evaluated
+    if stored and not changed:
+        return losses | stored, True
+    if damaged or changed:
         say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
     return losses, bool(lines) and not measure and not (damaged and not losses)
 

@@ -74,7 +74,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             if record:
                 progress.say(f"resuming at step {resumed_at}")
             with closing(open_metrics(run, workdir, resumed_at)) as writer:
-                if record and (gap := writer.gap(resumed_at, record.get("metrics_lines", 1))):
+                written = record.get("metrics_lines", 1), record.get("metrics_checksum")
+                if record and (gap := writer.gap(resumed_at, *written)):
                     progress.say(f"WARNING: {gap}")
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())

@@ -135,7 +135,9 @@ class Loop:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
         self.outputs.writer.fsync()
         state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-        facts = {"wall_seconds": self.wall_seconds(), "metrics_lines": self.outputs.writer.n_lines(step)}
+        writer = self.outputs.writer
+        facts = {"metrics_lines": writer.n_lines(step), "metrics_checksum": writer.checksum(step)}
+        facts["wall_seconds"] = self.wall_seconds()
         self.outputs.checkpoints.save(step, state, self.record | facts)
 
     def wall_seconds(self) -> float:

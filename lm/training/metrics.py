@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import zlib
 from pathlib import Path
 
 from lm.errors import UserError
@@ -112,11 +113,14 @@ class MetricsWriter:
         lines = read_metrics(path) if path.exists() else []
         self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
         self._n_lines = len(self._last)
+        self._checksums = {last_kept: 0}  # of all lines up to a step, for the last two steps
         self._tensorboard = self._open_tensorboard = self._wandb = None
         if not writes:
             return
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
         cut_back(path, last_kept)
+        if path.exists():
+            self._checksums = {last_kept: zlib.crc32(path.read_bytes())}
         self._file = open(path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
         # Opened by the first line, so that the first step does not wait for an import of half a second.
         self._open_tensorboard = (lambda: EventFile(workdir, last_kept + 1)) if tensorboard else None
@@ -127,8 +131,11 @@ class MetricsWriter:
         self._n_lines += 1
         if self._file is None:
             return
+        text, last = to_json(line) + "\n", max(self._checksums)
+        kept = {step: self._checksums[step] for step in (last,) if step != line["step"]}
+        self._checksums = kept | {line["step"]: zlib.crc32(text.encode(), self._checksums[last])}
         with name_errors(self._path):
-            self._file.write(to_json(line) + "\n")
+            self._file.write(text)
             self._file.flush()
         scalars = dict(_scalars(line))
         if self._open_tensorboard:
@@ -146,13 +153,24 @@ class MetricsWriter:
         """Return the number of lines up to this step, which must be at least the last one but one."""
         return self._n_lines - sum(line["step"] > step for line in self._last)
 
-    def gap(self, step: int, n_lines: int) -> str | None:
-        """Return what is missing from the lines up to `step`, of which there were n_lines, or None.
+    def checksum(self, step: int) -> int | None:
+        """Return the CRC-32 of all lines up to this step, the last one or the one before; None if it is not known."""
+        return self._checksums.get(max((known for known in self._checksums if known <= step), default=None))
+
+    def gap(self, step: int, n_lines: int, checksum: int | None = None) -> str | None:
+        """Return how the lines up to `step` differ from those when it was saved, or None.
 
         Call it after a resume, before the first line is written.
+
+        Args:
+            step: the restored step.
+            n_lines: how many lines there were.
+            checksum: what `checksum` returned then; None if it is not known.
         """
-        if self._n_lines >= n_lines:
+        if self._n_lines >= n_lines and (checksum is None or not self._file or checksum == self.checksum(step)):
             return None
+        if self._n_lines >= n_lines:
+            return f"{self._path} is damaged: its lines up to step {step} are not those that were written"
         last = max((line["step"] for line in self._last), default=0)
         steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
         return (

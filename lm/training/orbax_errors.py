@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 from lm.errors import TemporaryError, first_line
@@ -74,13 +75,22 @@ def quieten_orbax() -> None:
 
 
 def _drop_late_callbacks(hook, unraisable) -> None:
-    """Pass an exception to a hook unless it is of a TensorStore thread that ends after Orbax gave up a failed save."""
-    error = unraisable.exc_value
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+    """Pass an exception to a hook unless it is a late one of a save or of reads that Orbax gave up.
+
+    These are of a TensorStore thread that ends afterwards, or of a read that nothing awaits.
+    """
+    error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
+    late_thread = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not (late_thread or (code and "orbax" in code.co_filename)):
         hook(unraisable)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
     # asyncio logs the exceptions of Orbax's tasks that nothing waited for after the first one failed.
-    late_task = record.name == "asyncio" and "orbax" in record.getMessage()
-    return not late_task and "orbax" not in record.pathname
+    return not (record.name == "asyncio" and _raised_by_orbax(record)) and "orbax" not in record.pathname
+
+
+def _raised_by_orbax(record: logging.LogRecord) -> bool:
+    """Return whether a record is about a task or an exception of Orbax."""
+    frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
+    return "orbax" in record.getMessage() or any("orbax" in frame.f_code.co_filename for frame, _ in frames)

@@ -1,0 +1,83 @@
+"""Damaged caches: of tokens and tokenizers, and of JAX's compiled programs."""
+
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.faults.damage import WAYS, damage, files_below
+from benchmarks.faults.judge import Outcome, Trial, judge
+from benchmarks.faults.runs import Bench, call, differences
+
+VARIANTS = ({"tokenizer": "char"}, {"tokenizer": "bpe:300"}, {"tokenizer": "word", "packing": "documents"})
+
+
+def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage every file of a token cache in every way, and open the corpus."""
+    for number, variant in enumerate(VARIANTS):
+        cache = bench.base / f"tokens_{number}"
+        settings = {"source": f"text:{bench.text}", "vocabulary_from": "all", "cache_dir": str(cache)} | variant
+        _, expected = open_corpus(settings)
+        whole = bench.base / f"tokens_{number}_whole"
+        shutil.rmtree(whole, ignore_errors=True)
+        shutil.copytree(cache, whole)
+        for file in files_below(whole):
+            name = file.relative_to(whole)
+            for way in WAYS:
+                damage(cache / name, way, draw)
+                outcome, found = open_corpus(settings)
+                changed = [] if found == expected else ["other tokens"]
+                yield judge(f"{settings['tokenizer']}: {name} {way}", outcome, changed, names=(str(cache),))
+                shutil.rmtree(cache)
+                shutil.copytree(whole, cache)
+
+
+def open_corpus(settings: dict) -> tuple[Outcome, dict]:
+    """Open a corpus as lm.train does; returns how that ended, and all of the corpus that a run depends on."""
+    from lm import data
+    from lm.config import DataConfig
+    from lm.errors import run_command
+
+    found = {}
+
+    def opening(_) -> int:
+        def command() -> int:
+            corpus = data.open_corpus(DataConfig(**settings), seq_len=16, say=print)
+            found["fingerprint"] = corpus.fingerprint
+            found["tokenizer"] = corpus.tokenizer and corpus.tokenizer.to_json()
+            for name, split in corpus.splits.items():
+                arrays = {key: np.asarray(array[:]).tobytes() for key, array in split.arrays.items()}
+                found[name] = (arrays, split.n_tokens, split.n_bytes)
+            return 0
+
+        return run_command(command)
+
+    return call(opening, []), found
+
+
+def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage all compiled programs in JAX's cache in every way, and train in a new process."""
+    whole = bench.base / "programs_whole"
+    if bench.reference and not whole.exists():
+        shutil.copytree(bench.base / "cache", whole)
+    for way in WAYS:
+        cache, workdir = bench.base / "programs" / "lm", bench.base / "programs_run"
+        shutil.rmtree(cache.parent, ignore_errors=True)
+        shutil.rmtree(workdir, ignore_errors=True)
+        shutil.copytree(whole, cache.parent)
+        for file in files_below(cache / "jax"):
+            damage(file, way, draw)
+        outcome = train_apart(bench, workdir, cache)
+        found = differences(workdir, bench.reference) if outcome.code == 0 else []
+        yield judge(f"compiled programs {way}", outcome, found, names=(str(cache),))
+
+
+def train_apart(bench: Bench, workdir: Path, cache: Path) -> Outcome:
+    """Run lm.train in a process of its own, with its own cache directory."""
+    arguments = bench.arguments(workdir, f"--config.data.cache_dir={cache}")
+    process = bench.process(["-m", "lm.train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output, _ = process.communicate(timeout=1800)
+    return Outcome(process.returncode, output)

@@ -1,0 +1,67 @@
+"""Judge what a command did after a fault. The package's docstring defines the verdicts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+VERDICTS = ("survived", "lost", "silent", "traceback")
+DOCUMENTED = (0, 1, 2)  # exit codes of commands that no signal stopped and whose loss is finite
+
+
+class Outcome(NamedTuple):
+    """How a command ended: its exit code, None if an exception left it, and all that it printed."""
+
+    code: int | None
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        return (self.output.strip().splitlines() or ["(no output)"])[-1]
+
+    @property
+    def exception(self) -> str:
+        """Return the line before the first traceback, its last frame, and its exception; "" if there is none."""
+        before, traceback, after = self.output.partition("Traceback (most recent call last)")
+        if not traceback:
+            return ""
+        frames, ends = [], ""
+        for line in after.splitlines()[1:]:
+            if not line.startswith(" "):
+                ends = line
+                break
+            frames += [line.strip()] if line.startswith("  File") else []
+        return " | ".join([*before.splitlines()[-1:], *frames[-1:], ends])
+
+
+class Trial(NamedTuple):
+    """One injected fault: what it was, its verdict, and for all but survived ones why."""
+
+    fault: str
+    verdict: str
+    reason: str = ""
+
+
+def judge(
+    fault: str,
+    outcome: Outcome,
+    differences: Sequence[str] = (),
+    losses: Sequence[str] = (),
+    names: Sequence[str] = ("",),
+) -> Trial:
+    """Return the verdict on a command that ran after a fault.
+
+    Args:
+        fault: a description of the fault.
+        outcome: how the command ended.
+        differences: how its result differs from that of an undisturbed command; empty if it is the same.
+        losses: what was intact before and is not any more.
+        names: an error must contain one of these, such as the name of the damaged file.
+    """
+    if outcome.code not in DOCUMENTED or "Traceback (most recent call last)" in outcome.output:
+        return Trial(fault, "traceback", f"exit code {outcome.code}: {outcome.exception or outcome.last_line}")
+    if losses:
+        return Trial(fault, "lost", losses[0])
+    if outcome.code == 0 and differences:
+        return Trial(fault, "lost" if "WARNING" in outcome.output else "silent", differences[0])
+    if outcome.code and not any(name in outcome.output for name in names):
+        return Trial(fault, "traceback", f"the error names none of {', '.join(names)}: {outcome.last_line}")
+    return Trial(fault, "survived")

@@ -1,0 +1,126 @@
+"""Runs that are killed at aimed and at random moments, and resumed."""
+
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.faults.damage import fingerprint
+from benchmarks.faults.judge import Trial, judge
+from benchmarks.faults.runs import Bench, differences
+
+MAX_PAUSE = 0.02  # seconds between two random moments while a run works on no file
+
+
+def before_each_operation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Kill a new run before each of its operations on files and at random moments, and resume what it left."""
+    for state in states(bench, draw, None):
+        yield resumed(bench, state, "new run killed", bench.reference)
+
+
+def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """The same for a resumed run, whose newest checkpoint is corrupted in every second round."""
+    corrupted = draw.random() < 0.5
+    expected, start = bench.resumed, bench.interrupted
+    if corrupted:
+        start, expected = bench.base / "corrupted", bench.base / "corrupted_resumed"
+        for directory in (start, expected):
+            shutil.rmtree(directory, ignore_errors=True)
+            shutil.copytree(bench.interrupted, directory)
+            next((directory / "checkpoints" / "10" / "state" / "d").iterdir()).write_bytes(b"")
+        assert bench.train(expected, "--resume").code == 0
+    for state in states(bench, draw, start):
+        # A run that fell back saves step 10 only if it is interrupted there again.
+        yield resumed(bench, state, "resumed run killed", expected, steps=not corrupted)
+
+
+def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: bool = True) -> Trial:
+    """Resume what a killed run left, and compare the result with that of an undisturbed run; `state` is deleted."""
+    outcome = bench.train(state, "--resume")
+    found = differences(state, expected, steps=steps) if outcome.code == 0 else []
+    # A run that was killed can always be resumed.
+    lost = [] if outcome.code == 0 else [f"it cannot be resumed: {outcome.last_line}"]
+    shutil.rmtree(state, ignore_errors=True)
+    return judge(fault, outcome, found, lost)
+
+
+def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Path]:
+    """Run lm.train, and yield a copy of its workdir at every moment at which a kill would leave another one.
+
+    At these moments all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
+    would leave the same files, because what a process has written survives it.
+
+    Args:
+        bench: where to run.
+        draw: decides the random moments.
+        start: a workdir to resume a copy of; None: start a new run.
+    """
+    home = bench.base / "kills"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    workdir, copy, seen = home / "run", home / "state", set()
+    if start:
+        shutil.copytree(start, workdir)
+    (events, out), (replies, reply) = os.pipe(), os.pipe()
+    arguments = bench.arguments(workdir, "--resume")
+    program = ["-m", "benchmarks.faults.pausing", str(out), str(replies), *arguments]
+    output = open(home / "output", "w")  # noqa: SIM115 - closed below
+    process = bench.process(program, pass_fds=(out, replies), stdout=output, stderr=output)
+    os.close(out)
+    os.close(replies)
+    with output, process:
+        try:
+            while True:
+                ready, _, _ = select.select([events], [], [], draw.random() * MAX_PAUSE)
+                if ready and not os.read(events, 1):
+                    break
+                if workdir.exists() and _copied(process, workdir, copy, seen):
+                    yield copy
+                if ready:
+                    os.write(reply, b".")
+        finally:
+            os.close(events)
+            os.close(reply)
+            process.kill()
+    if differences(workdir, bench.reference, steps=False):
+        raise RuntimeError(f"the run itself failed: {(home / 'output').read_text()}")
+
+
+def _copied(process: subprocess.Popen, workdir: Path, copy: Path, seen: set[str]) -> bool:
+    """Copy the workdir of a stopped run, unless the same state was seen before; returns whether it was copied."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):  # it had ended
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return False
+        state = fingerprint(workdir)
+        if state in seen:
+            return False
+        seen.add(state)
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(workdir, copy, symlinks=True)
+        return True
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def at_random_moments(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Kill runs with SIGKILL, at random moments after they opened their workdir, and resume them."""
+    for i in range(5):
+        workdir = bench.base / f"killed_{i}"
+        shutil.rmtree(workdir, ignore_errors=True)
+        program = ["-m", "lm.train", *bench.arguments(workdir)]
+        with bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            for line in process.stdout:
+                if line.startswith("workdir"):
+                    time.sleep(draw.random() * 4)
+                    break
+            process.kill()
+        yield resumed(bench, workdir, "SIGKILL at a random moment", bench.reference)

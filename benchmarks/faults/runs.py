@@ -1,0 +1,233 @@
+"""Run commands in this process, where a program is compiled once, and compare the results of runs."""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from benchmarks.faults.damage import fingerprint
+from benchmarks.faults.judge import Outcome, Trial, judge
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "tests" / "configs" / "tiny.py"
+LAST_STEP = 12
+SECONDS = 120  # after which a command counts as hung
+COMPILING = 600  # for the first commands, which compile
+
+
+class Bench:
+    """A directory with a text, caches, and runs, which are trained when they are first needed.
+
+    Attributes:
+        base: the directory.
+        text: the text that runs train on.
+    """
+
+    def __init__(self, base: Path):
+        self.base, self.text = base, base / "text.txt"
+        base.mkdir(parents=True, exist_ok=True)
+        draw = random.Random(0)
+        words = ("the", "cat", "sat", "on", "a", "mat", "and", "ran", "far", "home")
+        self.text.write_text("".join(draw.choice(words) + draw.choice("  \n") for _ in range(800)))
+        os.environ["XDG_CACHE_HOME"] = str(base / "cache")
+        self._n_copies = 0
+
+    @functools.cached_property
+    def reference(self) -> Path:
+        """Train a run that is never disturbed; returns its workdir."""
+        assert self.train(self.base / "reference", seconds=COMPILING).code == 0
+        return self.base / "reference"
+
+    @functools.cached_property
+    def interrupted(self) -> Path:
+        """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns its workdir."""
+        keys = ("--config.train.steps_per_dispatch=1",)  # step 10 is sent to the device before step 9 is logged
+        with stopped_at(9):
+            outcome = self.train(self.base / "interrupted", *keys, seconds=COMPILING)
+        assert outcome.code == 128 + signal.SIGTERM, outcome.output
+        return self.base / "interrupted"
+
+    @functools.cached_property
+    def resumed(self) -> Path:
+        """Resume a copy of the interrupted run without a fault; returns its workdir."""
+        shutil.copytree(self.interrupted, self.base / "resumed")
+        assert self.train(self.base / "resumed", "--resume", seconds=COMPILING).code == 0
+        assert not differences(self.base / "resumed", self.reference, steps=False)
+        return self.base / "resumed"
+
+    def arguments(self, workdir: Path, *more: str) -> list[str]:
+        """Return the arguments of lm.train for the tiny config on the text of this directory."""
+        return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", f"--workdir={workdir}", *more]
+
+    def train(self, workdir: Path, *more: str, seconds: int = SECONDS) -> Outcome:
+        """Run lm.train in this process."""
+        from lm import train
+        from lm.training import finish
+
+        # Half of the time of such a short run would be that of its figure.
+        with mock.patch.object(finish, "loss_curve_png", return_value=b"figure"):
+            return call(train.main, self.arguments(workdir, *more), seconds)
+
+    def process(self, program: list[str], **options) -> subprocess.Popen:
+        """Start a Python program in a process of its own."""
+        env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        return subprocess.Popen([sys.executable, *program], cwd=self.base, env=env, **options)
+
+    @contextlib.contextmanager
+    def copy(self, source: Path) -> Iterator[Path]:
+        """Copy a directory for one trial; the copy is deleted afterwards."""
+        self._n_copies += 1
+        target = self.base / "trials" / str(self._n_copies)
+        shutil.copytree(source, target, symlinks=True)
+        try:
+            yield target
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+    def trial(
+        self,
+        fault: str,
+        injure: Callable[[Path], Callable[[], None]],
+        names: tuple[str, ...],
+        losses: Callable[[], list[str]] = list,
+    ) -> Trial:
+        """Injure a copy of the interrupted run, resume it, and judge the result.
+
+        After an error, undo the fault and resume again: if the result differs now, something intact was lost.
+
+        Args:
+            fault: a description of the fault.
+            injure: called with the workdir; returns a function that undoes the fault.
+            names: an error must contain one of these.
+            losses: called at the end; returns what was lost elsewhere.
+        """
+        with self.copy(self.interrupted) as workdir:
+            expected = self.resumed
+            undo = injure(workdir)
+            before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
+            steps = checkpoint_steps(self.interrupted)
+            gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
+            outcome, found = self.train(workdir, "--resume"), []
+            if outcome.code == 0:
+                found = differences(workdir, expected, outcome.output, gone=gone)
+            lost = losses()
+            if outcome.code in (1, 2):
+                undo()
+                again = self.train(workdir, "--resume")
+                if again.code:
+                    lost.append(f"with the fault undone: exit code {again.code}: {again.last_line}")
+                else:
+                    lost += [f"with the fault undone: {text}" for text in differences(workdir, expected)]
+            return judge(fault, outcome, found, lost, names)
+
+
+@contextlib.contextmanager
+def stopped_at(step: int) -> Iterator[None]:
+    """Send SIGTERM to this process before the metrics of a step are written."""
+    from lm.training.metrics import MetricsWriter
+
+    write = MetricsWriter.write
+
+    def writing(self, line: dict) -> None:
+        if line["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        write(self, line)
+
+    with mock.patch.object(MetricsWriter, "write", writing):
+        yield
+
+
+def call(main: Callable[[list[str]], int], arguments: list[str], seconds: int = SECONDS) -> Outcome:
+    """Call a command's main function with arguments, and capture what it and the libraries print."""
+
+    def hung(*_):
+        raise TimeoutError(f"the command hung for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    with tempfile.TemporaryFile("w+", errors="replace", buffering=1) as file:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            signal.alarm(seconds)
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                code = _exit_code(main, arguments)
+        finally:
+            signal.alarm(0)
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            signal.signal(signal.SIGALRM, before)
+        file.seek(0)
+        return Outcome(code, file.read())
+
+
+def _exit_code(main, arguments) -> int | None:
+    try:
+        return main(arguments)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return None
+
+
+def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool = True, gone=()) -> list[str]:
+    """Return how the result of a run differs from that of another one, timing left out; [] if it does not.
+
+    Args:
+        workdir: the run. It may have older checkpoints than the other one: a kill can prevent their deletion.
+        expected: the workdir of the undisturbed run.
+        output: what the run printed; if it warned that metrics.jsonl is damaged, only the new lines must be equal.
+        steps: whether it must have all checkpoints of the other one.
+        gone: steps of checkpoints that the fault deleted or damaged.
+    """
+    from lm.training.metrics import read_metrics
+
+    found = []
+    ours, theirs = (read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected))
+    if "metrics.jsonl is damaged" in output:
+        resumed_at = int(re.search(r"resuming at step (\d+)", output)[1])
+        ours, theirs = ([line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs))
+    for name, read in {
+        "the last state": _last_checksums,
+        "val_losses.json": lambda path: json.loads((path / "val_losses.json").read_text()),
+        "summary.json": _summary,
+        "config.json": lambda path: (path / "config.json").read_text(),
+        "tokenizer.json": lambda path: (path / "tokenizer.json").read_text(),
+    }.items():
+        try:
+            if read(workdir) != read(expected):
+                found.append(f"{name} differs")
+        except (OSError, ValueError, KeyError) as error:
+            found.append(f"{name}: {error!r}")
+    if ours != theirs:
+        found.append("metrics.jsonl differs")
+    if steps and (missing := set(checkpoint_steps(expected)) - set(checkpoint_steps(workdir)) - set(gone)):
+        found.append(f"the checkpoints of steps {sorted(missing)} are missing")
+    return found
+
+
+def checkpoint_steps(workdir: Path) -> list[int]:
+    """Return the steps of the checkpoints on disk, in ascending order."""
+    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def _last_checksums(workdir: Path) -> dict:
+    record = json.loads((workdir / "checkpoints" / str(LAST_STEP) / "meta" / "metadata").read_text())
+    return {path: leaf["checksum"] for path, leaf in record["leaves"].items()}
+
+
+def _summary(workdir: Path) -> dict:
+    summary = json.loads((workdir / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if key != "wall_seconds"}

@@ -1,0 +1,125 @@
+"""Damaged files and hostile entries in the directory of a run."""
+
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from benchmarks.faults.damage import WAYS, damage, files_below
+from benchmarks.faults.judge import Outcome, Trial, judge
+from benchmarks.faults.runs import Bench, call
+
+TOP_LEVEL = (
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
+    "loss.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+)  # fmt: skip
+
+
+def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage every file of an interrupted run in every way, and resume it."""
+    for file, way in shuffled(itertools.product(files_below(bench.interrupted), WAYS), draw):
+        name = file.relative_to(bench.interrupted)
+
+        def injure(workdir: Path, name=name, way=way) -> Callable[[], None]:
+            path = workdir / name
+            content = path.read_bytes()
+            damage(path, way, draw)
+            return lambda: path.write_bytes(content)
+
+        yield bench.trial(f"{name} {way}", injure, names=(file.name, "checkpoints"))
+
+
+def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Delete or empty every directory of an interrupted run, and resume it."""
+    for directory in sorted(path for path in bench.interrupted.rglob("*") if path.is_dir()):
+        name = directory.relative_to(bench.interrupted)
+        for way in ("deleted", "emptied"):
+
+            def injure(workdir: Path, directory=directory, name=name, way=way) -> Callable[[], None]:
+                shutil.rmtree(workdir / name)
+                if way == "emptied":
+                    (workdir / name).mkdir()
+                return lambda: shutil.copytree(directory, workdir / name, dirs_exist_ok=True)
+
+            yield bench.trial(f"{name}/ {way}", injure, names=(directory.name, "checkpoints"))
+
+
+def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Damage every file of a finished run that lm.generate may read, and generate text with it."""
+    from lm import generate
+
+    def text_of(workdir: Path) -> tuple[Outcome, str]:
+        outcome = call(generate.main, [f"--workdir={workdir}", "--tokens=5", "--prompt=the"])
+        return outcome, outcome.output.replace(str(workdir), "WORKDIR")
+
+    _, expected = text_of(bench.resumed)
+    for file, way in shuffled(itertools.product(files_below(bench.resumed), WAYS), draw):
+        name = file.relative_to(bench.resumed)
+        with bench.copy(bench.resumed) as workdir:
+            damage(workdir / name, way, draw)
+            outcome, text = text_of(workdir)
+            changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another text"]
+            yield judge(f"{name} {way}, then lm.generate", outcome, changed, names=(file.name, "checkpoint"))
+
+
+def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
+    """Replace every entry of a run's directory by links, pipes, and entries of another kind, and resume it."""
+    names = [Path(name) for name in TOP_LEVEL]
+    below = sorted(path.relative_to(bench.interrupted) for path in (bench.interrupted / "checkpoints").rglob("*"))
+    names += draw.sample(below, min(8, len(below)))
+    for name, (kind, place) in shuffled(itertools.product(names, KINDS.items()), draw):
+        outside = bench.base / "outside"
+        shutil.rmtree(outside, ignore_errors=True)
+        outside.mkdir()
+        (outside / "file").write_text("valuable")
+        (outside / "directory").mkdir()
+        (outside / "directory" / "file").write_text("valuable")
+        before = _listing(outside)
+
+        def injure(workdir: Path, name=name, place=place, outside=outside) -> Callable[[], None]:
+            path, kept = workdir / name, workdir.with_name("kept")
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir()
+            existed = path.exists()
+            if existed:
+                os.rename(path, kept / "entry")
+            place(path, outside)
+            return lambda: _restore(path, kept / "entry", existed)
+
+        def losses(outside=outside, before=before) -> list[str]:
+            return [] if _listing(outside) == before else ["a file outside of the workdir was changed"]
+
+        yield bench.trial(f"{name} is {kind}", injure, (name.name, "checkpoints"), losses)
+
+
+KINDS: dict[str, Callable[[Path, Path], None]] = {
+    "a link to a file": lambda path, outside: path.symlink_to(outside / "file"),
+    "a link to a directory": lambda path, outside: path.symlink_to(outside / "directory"),
+    "a link to nothing": lambda path, outside: path.symlink_to(outside / "nothing"),
+    "a link to itself": lambda path, outside: path.symlink_to(path),
+    "a file": lambda path, outside: path.write_text("{}"),
+    "a directory": lambda path, outside: (path / "inside").mkdir(parents=True),
+    "a named pipe": lambda path, outside: os.mkfifo(path),
+}
+
+
+def _restore(path: Path, kept: Path, existed: bool) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
+    if existed:
+        os.rename(kept, path)
+
+
+def shuffled(pairs: Iterable, draw: random.Random) -> list:
+    """Return the pairs in a random order, so that the first ones are a sample."""
+    pairs = list(pairs)
+    draw.shuffle(pairs)
+    return pairs
+
+
+def _listing(directory: Path) -> dict[str, str]:
+    return {str(path): path.read_text() if path.is_file() else "" for path in sorted(directory.rglob("*"))}

@@ -1,0 +1,116 @@
+"""The smallest models and batches, 16-bit numbers everywhere, a clock that jumps, and a file system that lags."""
+
+import itertools
+import math
+import random
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from running import assert_same_run, checkpoint_steps, metrics_of, summary_of
+
+from benchmarks.faults.runs import stopped_at
+from lm.training import checkpoints as checkpoints_module
+from lm.training.checkpoints import Checkpoints
+from lm.training.metrics import MetricsWriter
+from lm.training.progress import Progress
+
+EXTREMES = {
+    "vocabulary of 2": {"data.tokenizer": "char"},
+    "sequence length of 1": {"train.seq_len": 1},
+    "batch of 1": {"train.batch_size": 1},
+    "one layer, one head": {"model.n_layers": 1, "model.n_heads": 1, "model.n_kv_heads": 1},
+    "bfloat16 everywhere": {"model.param_dtype": "bfloat16", "model.compute_dtype": "bfloat16"},
+}
+EXTREMES["all at once"] = {key: value for keys in EXTREMES.values() for key, value in keys.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extreme_sizes_train_and_resume(train, tmp_path, name):
+    """A run that is stopped at step 9 and resumed equals an uninterrupted one."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(random.Random(0).choice("ab") for _ in range(4000)))
+    keys = [f"--config.data.source=text:{text}"]
+    keys += [f"--config.{key}={value}" for key, value in EXTREMES[name].items()]
+    code, output = train(tmp_path / "whole", *keys)
+    assert code == 0, output
+    assert math.isfinite(summary_of(tmp_path / "whole")["val_loss"])
+    with stopped_at(9):
+        assert train(tmp_path / "run", *keys, "--config.train.steps_per_dispatch=1")[0] == 143
+    code, output = train(tmp_path / "run", *keys, "--resume")
+    assert (code, "resuming at step 10" in output) == (0, True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def jumping(monkeypatch) -> None:
+    """Make the wall clock jump by minutes, backwards and forwards, at every call.
+
+    Orbax measures its limit of ten minutes for a save with this clock: a longer jump ends a run with exit code 1.
+    """
+    draw, now = random.Random(0), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + draw.uniform(-250, 250))
+
+
+@pytest.mark.slow
+def test_a_run_does_not_depend_on_the_wall_clock(bench, train, tmp_path, monkeypatch):
+    jumping(monkeypatch)
+    with stopped_at(9):
+        assert train(tmp_path / "run", "--config.train.steps_per_dispatch=1")[0] == 143
+    code, output = train(tmp_path / "run", "--resume")
+    assert code == 0
+    assert "-" not in "".join(line.partition("ETA ")[2] for line in output.splitlines())
+    assert all(line.get("tokens_per_second", 1) > 0 for line in metrics_of(tmp_path / "run"))
+    assert 0 < summary_of(tmp_path / "run")["wall_seconds"] < 600
+    assert_same_run(tmp_path / "run", bench.reference())
+
+
+def test_the_remaining_time_does_not_depend_on_the_wall_clock(monkeypatch, capsys):
+    jumping(monkeypatch)
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
+    progress = Progress(100, clock=time.monotonic)
+    for step in range(1, 11):
+        progress.update({"step": step, "loss": 1.0})
+    assert capsys.readouterr().err.splitlines()[-1].endswith("ETA 1:30")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_appears_late_is_not_overwritten(bench, train, tmp_path, monkeypatch):
+    """A run that resumed before it could see its newest checkpoint stops with one line, and resumes with it later."""
+    workdir, hidden = shutil.copytree(bench.reference(), tmp_path / "run"), tmp_path / "hidden"
+    (workdir / "summary.json").unlink()
+    (workdir / "checkpoints" / "12").rename(hidden)
+    write = MetricsWriter.write
+
+    def appearing(self, line):
+        if hidden.exists():
+            hidden.rename(workdir / "checkpoints" / "12")
+        write(self, line)
+
+    monkeypatch.setattr(MetricsWriter, "write", appearing)
+    code, output = train(workdir, "--resume")
+    assert (code, "resuming at step 8" in output) in ((0, True), (1, True)), output
+    assert "Traceback" not in output
+    if code:
+        assert str(workdir / "checkpoints") in output.splitlines()[-1]
+        assert train(workdir, "--resume")[0] == 0
+    assert checkpoint_steps(workdir) == checkpoint_steps(bench.reference())
+    assert_same_run(workdir, bench.reference())
+
+
+def test_another_process_waits_for_a_checkpoint_that_it_sees_late(tmp_path, monkeypatch):
+    """Process 0 lists the checkpoints. To a process that does not see one yet, it is not corrupted."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(4, {"x": np.float32(4)}, {})
+    checkpoints.wait()
+    (tmp_path / "checkpoints" / "4").rename(tmp_path / "hidden")
+    monkeypatch.setattr(checkpoints_module.jax, "process_index", lambda: 1)
+    later = threading.Timer(0.3, lambda: (tmp_path / "hidden").rename(tmp_path / "checkpoints" / "4"))
+    later.start()
+    assert checkpoints.restore({"x": np.float32(0)})[0] == 4
+    later.join()
+    monkeypatch.undo()
+    checkpoints.close()
