@@ -37,7 +37,9 @@ def test_all_faults_are_survived(faults, kind, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "full_disk"])
+@pytest.mark.parametrize(
+    "kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "full_disk"]
+)
 def test_runs_survive(tmp_path, kind):
     """In processes of their own: the campaign needs a compilation cache, which the other tests switch off."""
     command = [sys.executable, "-m", "benchmarks.faults", "--kinds", kind, "--limit", "10"]
