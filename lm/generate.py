@@ -111,7 +111,15 @@ def generate(a: argparse.Namespace) -> int:
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
     names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
     options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
-    updates = run.stream(prompts, a.tokens, **options)
+    from lm.training.memory import report_out_of_memory  # imports jax
+
+    with report_out_of_memory("use a smaller --batch-size or --tokens"):
+        show(a, prompts, run.stream(prompts, a.tokens, **options))
+    return 0
+
+
+def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
+    """Print the continuations of all prompts, the only one while it is generated."""
     if a.json:
         *_, rows = updates
         for row in rows:
@@ -124,7 +132,6 @@ def generate(a: argparse.Namespace) -> int:
         for i, row in enumerate(rows):
             number = i // a.samples + 1  # of the prompt, which may have been given twice
             print(f"---- prompt {number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
-    return 0
 
 
 def print_growing(prompt: str, updates) -> None:

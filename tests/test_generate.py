@@ -108,6 +108,17 @@ def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp
     assert [row["prompt"] for row in rows] == ["one\f\u2028still", "two"]
 
 
+def test_running_out_of_memory_is_an_error(capsys, monkeypatch):
+    def stream(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+        yield
+
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    monkeypatch.setattr(Echo, "stream", stream)
+    assert main(["--workdir=run"]) == 2
+    assert capsys.readouterr().err.endswith("allocating 9 bytes.; use a smaller --batch-size or --tokens\n")
+
+
 def test_a_platform_that_jax_lacks_is_an_error(bench):
     command = [sys.executable, "-m", "lm.generate", "--workdir=absent"]
     done = subprocess.run(
