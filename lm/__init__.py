@@ -14,6 +14,7 @@ def load(path, step="best"):
     from lm import runtime
 
     runtime.start_jax()
+    runtime.require_platform(None)
     from lm import trained_model
 
     return trained_model.load(path, step)

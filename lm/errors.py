@@ -37,10 +37,13 @@ def first_line(error: BaseException) -> str:
 
     >>> first_line(ValueError("no such dtype" + chr(10) + "a page of details"))
     'ValueError: no such dtype'
+    >>> first_line(MemoryError())
+    'MemoryError'
     """
     error = error.__cause__ or error
     line = f"{error}".strip().partition("\n")[0][:300]
-    return line if line and type(error) is Exception else f"{type(error).__name__}: {line}"
+    name = type(error).__name__
+    return (line if type(error) is Exception else f"{name}: {line}") if line else name
 
 
 def run_command(command: Callable[[], int]) -> int:

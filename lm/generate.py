@@ -93,8 +93,9 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
         raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
-    prompts = [text.removesuffix("\n")] if a.prompt_file == "-" else text.splitlines()
-    if not all(prompts) or not prompts:
+    text = text.replace("\r\n", "\n").removesuffix("\n")
+    prompts = [text] if a.prompt_file == "-" else text.split("\n")  # splitlines() ends lines at form feeds, too
+    if not all(prompts):
         raise UserError(
             f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one token to continue"
         )
@@ -110,7 +111,15 @@ def generate(a: argparse.Namespace) -> int:
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
     names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
     options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
-    updates = run.stream(prompts, a.tokens, **options)
+    from lm.training.memory import report_out_of_memory  # imports jax
+
+    with report_out_of_memory("use a smaller --batch-size or --tokens"):
+        show(a, prompts, run.stream(prompts, a.tokens, **options))
+    return 0
+
+
+def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
+    """Print the continuations of all prompts, the only one while it is generated."""
     if a.json:
         *_, rows = updates
         for row in rows:
@@ -120,9 +129,9 @@ def generate(a: argparse.Namespace) -> int:
         print_growing(prompts[0], updates)
     else:
         *_, rows = updates
-        for row in rows:
-            print(f"---- prompt {prompts.index(row.prompt) + 1}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
-    return 0
+        for i, row in enumerate(rows):
+            number = i // a.samples + 1  # of the prompt, which may have been given twice
+            print(f"---- prompt {number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
 
 
 def print_growing(prompt: str, updates) -> None:

@@ -1,10 +1,12 @@
 """Train a language model: python -m lm.train --config configs/shakespeare.py"""
 
+import dataclasses
 import sys
 
 from lm import runtime
 from lm.config import Config
 from lm.config.command_line import command_line
+from lm.cost.devices import parse_device
 from lm.errors import run_command
 from lm.training.workdir import check_init_from, check_workdir, is_finished
 
@@ -36,11 +38,9 @@ def train(argv: list[str] | None) -> int:
 
 def show_estimate(config: Config, device: str) -> int:
     """Print the estimate for other hardware; return the exit code: 2 if the run does not fit into memory."""
+    name, n_devices = parse_device(device)
     jax = runtime.start_jax(config.data.cache_dir)
     jax.config.update("jax_platforms", "cpu")
-    from lm.cost.devices import parse_device
-
-    name, n_devices = parse_device(device)
     from lm import data, parameters
     from lm.cost.report import plan
     from lm.training.run import resolve_config
@@ -48,7 +48,9 @@ def show_estimate(config: Config, device: str) -> int:
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
-        vocab_size = resolve_config(config, corpus).model.vocab_size
+        # Whether attention runs is a question to the planned device, which `plan` asks, and not to this one.
+        anywhere = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+        vocab_size = resolve_config(anywhere, corpus).model.vocab_size
     text, fits = plan(parameters.resolve(config, vocab_size), name, n_devices)
     print(text)
     return 0 if fits else 2

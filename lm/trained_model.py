@@ -25,7 +25,7 @@ LOGITS = 2**26  # about this many logits are computed in one call of the model
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A trained model. Methods accept a text or a sequence of token ids.
+    """A trained model. Methods accept a text or a sequence of token ids; prompts must be texts.
 
     Attributes:
         path: the directory of the run.
@@ -136,7 +136,10 @@ class TrainedModel:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(f"{self.path}: this run was trained on token ids and has no tokenizer; give token ids")
+            raise UserError(
+                f"{self.path}: this run was trained on token ids and has no tokenizer; "
+                "only logits() and loss() take ids"
+            )
         return self.tokenizer
 
 

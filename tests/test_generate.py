@@ -1,5 +1,6 @@
 """The command lm.generate."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -7,7 +8,9 @@ import sys
 
 import pytest
 
+import lm
 from lm.generate import main
+from lm.generation.text import Continuation
 
 
 def generate(bench, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess:
@@ -17,15 +20,16 @@ def generate(bench, *arguments: str, stdin: str = "") -> subprocess.CompletedPro
     )
 
 
-def test_a_text_continues_the_prompt_and_a_seed_repeats_it(bench):
-    arguments = (f"--workdir={bench.reference()}", "--tokens=20", "--seed=3")
-    first = generate(bench, *arguments, "--prompt=the cat")
-    second = generate(bench, *arguments, "--prompt-file=-", "--json", stdin="the cat\n")
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    record = json.loads(second.stdout)
-    assert first.stdout == record["prompt"] + record["text"] + "\n"
+def test_a_text_continues_the_prompt_and_a_seed_repeats_it(bench, capsys, monkeypatch):
+    arguments = [f"--workdir={bench.reference()}", "--tokens=20", "--seed=3"]
+    assert main([*arguments, "--prompt=the cat"]) == 0
+    plain = capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
+    assert main([*arguments, "--prompt-file=-", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert plain.out == record["prompt"] + record["text"] + "\n"
     assert (record["prompt"], record["n_tokens"], record["finish"]) == ("the cat", 20, "length")
-    assert "step " in first.stderr
+    assert "step " in plain.err
 
 
 @pytest.mark.slow
@@ -78,6 +82,52 @@ def test_mistakes_are_errors(capsys, arguments, message):
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+class Echo:
+    """A run that continues each prompt with its number."""
+
+    step = 7
+
+    def stream(self, prompts, n_tokens, *, n_samples, **options):
+        yield [
+            Continuation(prompt, sample, f"[{i}]") for i, prompt in enumerate(prompts) for sample in range(n_samples)
+        ]
+
+
+def test_prompts_are_numbered_although_one_is_given_twice(capsys, monkeypatch):
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    assert main(["--workdir=run", "--prompt=a", "--prompt=b", "--prompt=a", "--samples=2"]) == 0
+    expected = [(i + 1, s + 1, f"{p}[{i}]") for i, p in enumerate("aba") for s in (0, 1)]
+    assert capsys.readouterr().out == "".join(f"---- prompt {i}, sample {s} ----\n{t}\n" for i, s, t in expected)
+
+
+def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    (tmp_path / "prompts.txt").write_bytes("one\f\u2028still\r\ntwo\n".encode())
+    assert main(["--workdir=run", f"--prompt-file={tmp_path / 'prompts.txt'}", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row["prompt"] for row in rows] == ["one\f\u2028still", "two"]
+
+
+def test_running_out_of_memory_is_an_error(capsys, monkeypatch):
+    def stream(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+        yield
+
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    monkeypatch.setattr(Echo, "stream", stream)
+    assert main(["--workdir=run"]) == 2
+    assert capsys.readouterr().err.endswith("allocating 9 bytes.; use a smaller --batch-size or --tokens\n")
+
+
+def test_a_platform_that_jax_lacks_is_an_error(bench):
+    command = [sys.executable, "-m", "lm.generate", "--workdir=absent"]
+    done = subprocess.run(
+        command, cwd=bench.base, env=bench.env | {"JAX_PLATFORMS": "absent"}, capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "JAX found no device (with JAX_PLATFORMS=absent)" in done.stderr
 
 
 @pytest.mark.slow

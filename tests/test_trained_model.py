@@ -1,5 +1,6 @@
 """lm.load: logits, loss and text of a run."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -44,6 +45,7 @@ def test_the_loss_is_the_mean_over_windows(run):
     assert run.loss(ids) == pytest.approx(total / (len(ids) - 1), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_generate_returns_a_text_or_a_list(run):
     text = run.generate("the cat", 12)
     assert len(text) == 12
@@ -59,6 +61,10 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.loss("t"), "at least two"),
         (lambda run: run.logits([0, 10**6]), "integers from 0 to"),
         (lambda run: run.generate("", 3), "to no tokens"),
+        (
+            lambda run: dataclasses.replace(run, tokenizer=None).generate("the", 3),
+            r"only logits\(\) and loss\(\) take ids",
+        ),
         (lambda run: run.logits("Zeus"), "'Z'"),
     ],
 )

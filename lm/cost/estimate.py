@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 from lm.config import MESH_AXES, Config, MeshConfig
+from lm.config.values import divisors
 from lm.cost import flops
 from lm.cost.communication import Transfer, seconds, transfers
 from lm.cost.devices import DEVICES, Device
@@ -168,6 +169,4 @@ def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:
     """
     if n_factors == 1:
         return [(n,)]
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    divisors = sorted({*small, *(n // d for d in small)}, reverse=True)
-    return [(d, *rest) for d in divisors for rest in factorizations(n // d, n_factors - 1)]
+    return [(d, *rest) for d in reversed(divisors(n)) for rest in factorizations(n // d, n_factors - 1)]

@@ -44,6 +44,8 @@ class Continuation:
         text = _decode_after(tokenizer, self.prompt, self.ids)
         if found := [text.index(string) for string in stop if string in text]:
             self.text, self.finish = text[: min(found)], "stop"
+            while self.ids and _decode_after(tokenizer, self.prompt, self.ids[:-1]).startswith(self.text):
+                self.ids.pop()
         elif self.finish:
             self.text = text
         else:
@@ -93,12 +95,16 @@ def stream_texts(
         batch_size: number of texts generated in one batch.
 
     Raises:
-        UserError: if the tokenizer encodes a prompt to no tokens.
+        UserError: if the tokenizer encodes a prompt to no tokens, or if n_tokens is less than 1.
     """
+    if n_tokens < 1:
+        raise UserError(f"n_tokens: {n_tokens} must be at least 1")
     for prompt in prompts:
         if len(tokenizer.encode(prompt)) == 0:
             raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
     rows = [Continuation(prompt, sample) for prompt in prompts for sample in range(n_samples)]
+    if not rows:
+        yield rows
     for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
         ids, samples = [tokenizer.encode(row.prompt).tolist() for row in part], [row.sample for row in part]
         for drawn_BT in decoder.stream(ids, n_tokens, sampling, seed=seed, samples=samples, every=EVERY):

@@ -3,7 +3,7 @@
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
 workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
 restores a flipped byte silently and casts silently to the requested dtype; the record makes both visible.
-workdir/val_losses.json holds the validation losses by step, which may be known before or after a checkpoint is saved.
+lm/training/val_losses.py has the validation losses, which may be known before or after a checkpoint is saved.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import shutil
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,14 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, parse_json, read_json, to_json, write_text
+from lm.files import COUNT, appears, parse_json, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
-from lm.training.metrics import read_metrics
 from lm.training.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
+from lm.training.val_losses import best_step, read_val_losses, write_val_losses
 from lm.training.workdir import is_step
 
-VAL_LOSSES = "val_losses.json"
 _RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}
 
 
@@ -53,7 +52,7 @@ class Checkpoints:
         self._directory, self._keep, self._say = _directory(workdir), keep, say
         # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
         # the oldest checkpoint would make opening the manager fail.
-        self._val_losses, complete = _val_losses(self._directory, say)
+        self._val_losses, complete = read_val_losses(self._directory.parent, say)
         # The best checkpoint may be one whose loss was lost: keep all of them.
         unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
         self._protected = set() if complete else unscored
@@ -71,7 +70,7 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], _best(steps, self._val_losses), *self._protected}
+        kept = {*sorted(steps)[-self._keep :], best_step(steps, self._val_losses), *self._protected}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
@@ -88,7 +87,7 @@ class Checkpoints:
         others = [self._val_losses[s] for s in self.steps() if s in self._val_losses and s != step]
         self._val_losses[step] = val_loss
         if jax.process_index() == 0:
-            write_text(self._directory.parent / VAL_LOSSES, to_json(self._val_losses) + "\n")
+            write_val_losses(self._directory.parent, self._val_losses)
         return all(val_loss < other for other in others)
 
     def save(self, step: int, state, meta: dict) -> bool:
@@ -142,7 +141,7 @@ class Checkpoints:
         corrupted: dict[int, str] = {}
         for candidate in candidates:
             if jax.process_index() > 0:
-                _wait_for(self._directory / str(candidate))
+                appears(self._directory / str(candidate))  # within a minute
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
                 leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
@@ -247,7 +246,9 @@ def _choose(directory: Path, step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest if none was evaluated
-        best = _best(steps, _val_losses(directory)[0])
+        # Standard output may hold what the model generates.
+        losses, _ = read_val_losses(directory.parent, functools.partial(print, file=sys.stderr))
+        best = best_step(steps, losses)
         return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
@@ -267,13 +268,6 @@ def _steps_on_disk(directory: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
-
-
-def _wait_for(directory: Path, seconds: float = 60) -> None:
-    """Wait until a directory of process 0 is visible here: on a shared file system it may appear late."""
-    end = time.monotonic() + seconds
-    while not directory.is_dir() and time.monotonic() < end:
-        time.sleep(0.1)
 
 
 def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
@@ -313,41 +307,6 @@ def _read_record(directory: Path, step: int) -> dict:
     if digest != _record_digest(record):
         raise Corrupted("its record was changed after it was written")
     return record
-
-
-def _val_losses(directory: Path, say: Callable[[str], None] = print) -> tuple[dict[int, float], bool]:
-    """Return the validation losses by step, and whether they are complete.
-
-    If the file is damaged or missing, the losses are those in the run's metrics. These are incomplete if the metrics
-    are damaged or missing too, or if evaluations have `batches`: the one of the last step is not in the metrics then.
-    """
-    path, damaged, stored = directory.parent / VAL_LOSSES, False, {}
-    try:
-        stored = {int(step): float(loss) for step, loss in read_json(path, {str: float}).items()}
-    except FileNotFoundError:
-        pass
-    except (UserError, ValueError):
-        damaged = True
-    try:
-        lines = read_metrics(directory.parent / "metrics.jsonl")
-    except (FileNotFoundError, UserError):
-        lines = []
-    evaluations = [line for line in lines if line.get("split") == "validation" and isinstance(line.get("loss"), float)]
-    measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
-    losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
-    losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
-    # The JSON is still valid if a digit was changed, so compare it with the metrics.
-    not_evaluated = {line["step"] for line in lines} - {line["step"] for line in evaluations}
-    changed = any(stored.get(step, loss) != loss for step, loss in losses.items()) or stored.keys() & not_evaluated
-    if stored and not changed:
-        return losses | stored, True
-    if damaged or changed:
-        say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
-    return losses, bool(lines) and not measure and not (damaged and not losses)
-
-
-def _best(steps, val_losses: dict[int, float]) -> int | None:
-    return min((step for step in sorted(steps) if step in val_losses), key=val_losses.__getitem__, default=None)
 
 
 def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:

@@ -55,7 +55,6 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     with (
         closing(progress),
         closing(workdir),
-        report_out_of_memory(),
         jax.disable_jit(config.train.debug),
         use_mesh(run.mesh_sizes),
         runtime.log_to(progress.say),
@@ -67,6 +66,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             Signals(progress.say) as signals,
             closing(Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)) as checkpoints,
             processes.fail_together(),
+            report_out_of_memory(),  # first: the exit code of one of several processes is that of a mistake, too
         ):
             # ---- The state: restored, warm-started or new --------------------------------------------------------
             state, record = first_state(run, checkpoints if resume else None, loaded)

@@ -150,14 +150,14 @@ def host_memory() -> int | None:
 
 
 @contextlib.contextmanager
-def report_out_of_memory() -> Iterator[None]:
-    """Return a context that raises UserError if the host or a device runs out of memory."""
+def report_out_of_memory(
+    advice: str = "use a smaller config.train.micro_batch_size, config.eval.batch_size, config.train.seq_len or "
+    f"{_MODEL}, or more devices with config.mesh.fsdp",
+) -> Iterator[None]:
+    """Return a context that raises UserError, with advice, if the host or a device runs out of memory."""
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
             raise
-        raise UserError(
-            f"out of memory: {first_line(error)}; use a smaller config.train.micro_batch_size, config.eval.batch_size, "
-            f"config.train.seq_len or {_MODEL}, or more devices with config.mesh.fsdp"
-        ) from error
+        raise UserError(f"out of memory: {first_line(error)}; {advice}") from error

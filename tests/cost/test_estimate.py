@@ -4,6 +4,8 @@ import itertools
 import math
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,25 @@ def test_the_exit_code_depends_on_whether_the_run_fits(capsys, d_ff, code):
     arguments = ["--config", str(ROOT / "configs" / "gpt2_124m.py"), "--plan", "--device", "h100:1"]
     assert main([*arguments, f"--config.model.d_ff={d_ff}"]) == code
     assert capsys.readouterr().out.startswith("DOES NOT FIT: " if code else "Fits: ")
+
+
+def test_a_plan_may_use_attention_that_this_machine_lacks(capsys, tmp_path):
+    """Also where a tokenizer must be made for the size of the vocabulary."""
+    (tmp_path / "text.txt").write_text("the cat sat on a mat.\n" * 100)
+    arguments = [f"--config={ROOT / 'configs' / 'shakespeare_gpu.py'}", "--plan", "--device=h100:1"]
+    keys = {"data.source": f"text:{tmp_path / 'text.txt'}", "train.seq_len": 32, "model.attention": "cudnn"}
+    keys |= {"data.splits": "(0.8,0.1,0.1)", "model.vocab_size": None, "data.tokenizer": "char"}
+    assert main(arguments + [f"--config.{key}={value}" for key, value in keys.items()]) == 0
+    assert "Fits: " in capsys.readouterr().out
+
+
+def test_an_unknown_device_is_an_error_before_jax_is_imported():
+    command = [sys.executable, "-X", "importtime", "-m", "lm.train", "--plan", "--device=h100"]
+    done = subprocess.run(
+        [*command, "--config=configs/gpt2_124m.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "is not NAME:COUNT" in done.stderr) == (2, True), done.stderr[-500:]
+    assert not re.search(r"\bjax$", done.stderr, re.M)
 
 
 def test_the_plan_states_what_it_omits():

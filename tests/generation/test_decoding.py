@@ -97,6 +97,7 @@ def greedy_ids_of_a_plain_loop(name, prompt, n_tokens):
     return seen[len(prompt) :]
 
 
+@pytest.mark.slow
 @models("slow_window", "learned", "slow_scan", "slow_sinusoidal", "slow_none")
 def test_greedy_ids_equal_those_of_a_plain_loop(name):
     """For a batch of unequal prompts, and beyond the length of the context."""

@@ -8,6 +8,7 @@ from tiny import redrawn, tiny
 
 from lm.data import tokenizers
 from lm.data.tokenizers import ByteTokenizer
+from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, generate_texts
@@ -28,6 +29,14 @@ def test_a_text_ends_before_a_stop_string_that_spans_several_pieces():
     assert (row.text, row.finish) == ("one two ", "stop")
 
 
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_the_ids_of_a_stopped_text_are_those_of_the_text(size):
+    """However many ids are drawn between two looks at the text."""
+    text = b"one two three f"
+    row, _ = grow([text[i : i + size] for i in range(0, len(text), size)], stop=("wo",))
+    assert (row.text, bytes(row.ids), row.finish) == ("one t", b"one t", "stop")
+
+
 def test_a_character_is_shown_when_it_is_complete():
     row, shown = grow(["n\u00e9e".encode()[:2], "n\u00e9e".encode()[2:]], n_tokens=4)
     assert shown == ["n", "n\u00e9e"]
@@ -45,6 +54,12 @@ def test_a_text_ends_at_the_end_of_a_document():
     tokenizer.end_of_text = ord(";")
     row, _ = grow([b"ab;cd", b"ef"], tokenizer)
     assert (row.text, row.ids, row.finish) == ("ab", [97, 98], "end_of_text")
+
+
+def test_no_prompts_give_no_texts_and_no_tokens_are_an_error():
+    assert generate_texts(None, ByteTokenizer(), [], 3, Sampling()) == []
+    with pytest.raises(UserError, match="n_tokens: 0 must be at least 1"):
+        generate_texts(None, ByteTokenizer(), ["prompt"], 0, Sampling())
 
 
 @pytest.mark.slow

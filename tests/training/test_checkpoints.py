@@ -92,12 +92,14 @@ def damage_val_losses(path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "", "{}", "null", '["1"]', '{"1": "x"}', '{"1": 2.0'])
-def test_lost_validation_losses_are_rebuilt_from_the_metrics(tmp_path, damage):
+def test_lost_validation_losses_are_rebuilt_from_the_metrics(tmp_path, capsys, damage):
     save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
     lines = [{"step": step, "split": "validation", "loss": loss} for step, loss in [(1, 1.0), (2, 3.0)]]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     damage_val_losses(tmp_path / "val_losses.json", damage)
+    capsys.readouterr()
     assert restore_params(tmp_path, "best")[0] == 1
+    assert capsys.readouterr().out == ""  # a command may write its results there
     save_steps(tmp_path, [4, 5], {4: 2.0})
     assert directories(tmp_path) == {"1", "4", "5"}
     assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 1.0, "2": 3.0, "4": 2.0}

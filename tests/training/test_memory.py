@@ -11,9 +11,10 @@ from tiny import tiny
 from lm.config import MESH_AXES, Config, DataConfig
 from lm.config.values import divisors
 from lm.errors import TemporaryError, UserError
+from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.step import n_micro_batches
-from lm.training import memory
+from lm.training import job, memory
 from lm.training.dispatch import dispatches
 from lm.training.memory import check_memory, host_memory, report_out_of_memory
 from lm.training.run import prepare
@@ -106,6 +107,19 @@ def test_running_out_of_memory_is_reported_with_keys(error):
     with pytest.raises(UserError, match=wanted) as caught, report_out_of_memory():
         raise error
     assert caught.value.code == 2
+
+
+def test_one_of_several_processes_that_runs_out_of_memory_ends_with_the_code_of_a_mistake(train, tmp_path, monkeypatch):
+    """A scheduler would start the run again after another code."""
+
+    def leave(code, message):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(processes, "are_several", lambda: True)
+    monkeypatch.setattr(processes, "leave", leave)
+    monkeypatch.setattr(job.Loop, "train", lambda *_: (_ for _ in ()).throw(OUT_OF_MEMORY[1]))
+    with pytest.raises(SystemExit, match=f"^{UserError.code}$"):
+        train(tmp_path / "run")
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), TemporaryError("RESOURCE_EXHAUSTED: the record")], ids=repr)
