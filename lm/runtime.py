@@ -14,7 +14,6 @@ ADVICE = {  # what to do if JAX does not find the platform
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
     "cpu": "add cpu to JAX_PLATFORMS",
 }
-PLATFORMS = tuple(ADVICE)
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # from malloc.h
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lm import runtime
 from lm.config import Config
+from lm.config.schema import PLATFORMS
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import refuse_url
@@ -69,7 +70,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
     )
     parser.add_argument(
-        "--platform", choices=runtime.PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
+        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     return parser.parse_args(argv)
 

@@ -5,10 +5,9 @@ import re
 import textwrap
 
 from lm.config.loading import load
-from lm.config.schema import Config, schema, sections
+from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, show
 from lm.errors import UserError
-from lm.runtime import PLATFORMS
 
 EPILOG = """\
 examples:

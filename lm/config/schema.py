@@ -11,6 +11,7 @@ from typing import Any
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
+PLATFORMS = ("cpu", "gpu", "tpu")
 MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 
