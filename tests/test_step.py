@@ -49,6 +49,7 @@ def rolled(config, n_steps, *, resident=True, state=None):
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
 
+@pytest.mark.slow
 def test_micro_batches_equal_one_batch_with_unequal_weights_and_dropout():
     """Each target has the same weight in any micro-batch, and each example keeps its dropout mask."""
     configs = [tiny(model=ONE | {"dropout": 0.3}, train={"micro_batch_size": n}) for n in (None, 1)]

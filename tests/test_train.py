@@ -133,6 +133,7 @@ def test_a_log_file_has_plain_lines(bench):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_every_step(bench, tmp_path):
     ours, theirs = pty.openpty()
     command = bench.command(tmp_path / "run")

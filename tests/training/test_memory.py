@@ -109,6 +109,7 @@ def test_running_out_of_memory_is_reported_with_keys(error):
     assert caught.value.code == 2
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_that_runs_out_of_memory_ends_with_the_code_of_a_mistake(train, tmp_path, monkeypatch):
     """A scheduler would start the run again after another code."""
 

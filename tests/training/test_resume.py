@@ -122,6 +122,7 @@ def test_a_signal_in_the_final_evaluations_stops_the_run_and_it_can_be_resumed(b
     assert_same_run(tmp_path / "run", bench.reference())
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
     command = bench.command(tmp_path / "run", at="SLEEP evaluation 1")
     with subprocess.Popen(command, cwd=tmp_path, env=bench.env, stdout=subprocess.PIPE, text=True) as process:
@@ -256,9 +257,8 @@ def edit_meta(workdir, step: int, edit) -> None:
     path.write_text(json.dumps(record | {"sha256": digest}))
 
 
-@pytest.mark.parametrize(
-    "damage", [pytest.param("deleted", marks=pytest.mark.slow), pytest.param("zeroed", marks=pytest.mark.slow), "cut"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["deleted", "zeroed", "cut"])
 def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
     workdir = unfinished_copy(bench.reference(), tmp_path / "run")
     path = workdir / "metrics.jsonl"
