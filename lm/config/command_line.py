@@ -1,12 +1,11 @@
 """The command line of python -m lm.train."""
 
 import argparse
-import re
 import textwrap
 
 from lm.config.loading import load
 from lm.config.schema import PLATFORMS, Config, schema, sections
-from lm.config.values import allowed, show
+from lm.config.values import allowed, is_address, show
 from lm.errors import UserError
 
 EPILOG = """\
@@ -121,7 +120,7 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     if any(value is not None for value in distributed) and None in distributed:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    if (address := arguments.coordinator_address) and not re.fullmatch(r".+:\d+", address):
+    if (address := arguments.coordinator_address) and not is_address(address):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")

@@ -132,6 +132,16 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
     return value
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is HOST:PORT.
+
+    >>> is_address("node1:1234"), is_address("[::1]:1234"), is_address("node1"), is_address("node1:70000")
+    (True, True, False, False)
+    """
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 2**16
+
+
 def is_text(value: str) -> bool:
     """Return whether UTF-8 can encode a str. Python decodes invalid bytes of the command line to surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)

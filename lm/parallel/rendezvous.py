@@ -14,9 +14,11 @@ import selectors
 import socket
 import time
 
+from lm.config.values import is_address
 from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, parse_json, to_json
 
+_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if set
 GREETING = b"lm.train: process 0\n"
 REPLY_SECONDS = 10  # time limit for the greeting; added to the timeout, it is the limit for the answer
 RETRY_SECONDS = 0.2
@@ -41,6 +43,9 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
         raise UserError(
             f"--process_id: {process_id} must be less than --num_processes = {num_processes}; ids start at 0"
         )
+    for name, given in (("--coordinator_address", address), (_BIND, os.environ.get(_BIND, address))):
+        if not is_address(given):
+            raise UserError(f"{name}: {given[:200]!r} is not HOST:PORT with a port from 1 to 65535")
     if process_id == 0:
         problem = _wait_for_others(address, num_processes, timeout)
     else:
@@ -67,7 +72,7 @@ def _wait_for_others(address: str, num_processes: int, timeout: int) -> UserErro
 def _listen(address: str) -> socket.socket:
     """Listen where JAX listens afterwards: on all interfaces, unless JAX_COORDINATOR_BIND_ADDRESS names one."""
     port = address.rpartition(":")[2]
-    host, _, port = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}").rpartition(":")
+    host, _, port = os.environ.get(_BIND, f"[::]:{port}").rpartition(":")
     all_interfaces = host == "[::]"
     dual = all_interfaces and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual or (":" in host and not all_interfaces) else socket.AF_INET

@@ -53,6 +53,15 @@ def test_an_unknown_host_is_named():
     assert "process 1 could not reach process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
 
 
+@pytest.mark.parametrize("address", ["localhost", "localhost:70000", ":1234"])
+def test_an_invalid_address_is_refused_at_once(monkeypatch, address):
+    for problem in meet_all((2, 0), (2, 1), address=address):
+        assert f"--coordinator_address: '{address}' is not HOST:PORT" in str(problem)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", address)
+    (problem,) = meet_all((2, 0))
+    assert f"JAX_COORDINATOR_BIND_ADDRESS: '{address}' is not HOST:PORT" in str(problem)
+
+
 def test_a_duplicate_process_id_ends_all():
     problems = meet_all((3, 0), (3, 1), (3, 1))
     assert [type(problem) for problem in problems] == [UserError] * 3
