@@ -119,19 +119,24 @@ def generate(a: argparse.Namespace) -> int:
 
 
 def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
-    """Print the continuations of all prompts, the only one while it is generated."""
-    if a.json:
-        *_, rows = updates
-        for row in rows:
-            found = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
-            print(to_json(found | {"n_tokens": len(row.ids)}))
-    elif len(prompts) * a.samples == 1:
+    """Print each continuation, in order, as soon as it is finished; a single one while it is being generated."""
+    if len(prompts) * a.samples == 1 and not a.json:
         print_growing(prompts[0], updates)
-    else:
-        *_, rows = updates
-        for i, row in enumerate(rows):
-            number = i // a.samples + 1  # of the prompt, which may have been given twice
-            print(f"---- prompt {number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}")
+        return
+    n_printed = 0
+    for rows in updates:
+        while n_printed < len(rows) and rows[n_printed].finish:
+            prompt_number = n_printed // a.samples + 1
+            print(describe(rows[n_printed], prompt_number, as_json=a.json), flush=True)
+            n_printed += 1
+
+
+def describe(row, prompt_number: int, *, as_json: bool) -> str:
+    """Return a finished continuation as a line of JSON, or as text below a title."""
+    if as_json:
+        found = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
+        return to_json(found | {"n_tokens": len(row.ids)})
+    return f"---- prompt {prompt_number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}"
 
 
 def print_growing(prompt: str, updates) -> None:

@@ -91,7 +91,9 @@ class Echo:
 
     def stream(self, prompts, n_tokens, *, n_samples, **options):
         yield [
-            Continuation(prompt, sample, f"[{i}]") for i, prompt in enumerate(prompts) for sample in range(n_samples)
+            Continuation(prompt, sample, f"[{i}]", finish="length")
+            for i, prompt in enumerate(prompts)
+            for sample in range(n_samples)
         ]
 
 
@@ -100,6 +102,22 @@ def test_prompts_are_numbered_although_one_is_given_twice(capsys, monkeypatch):
     assert main(["--workdir=run", "--prompt=a", "--prompt=b", "--prompt=a", "--samples=2"]) == 0
     expected = [(i + 1, s + 1, f"{p}[{i}]") for i, p in enumerate("aba") for s in (0, 1)]
     assert capsys.readouterr().out == "".join(f"---- prompt {i}, sample {s} ----\n{t}\n" for i, s, t in expected)
+
+
+def test_texts_are_printed_in_order_once_they_are_finished(capsys, monkeypatch):
+    first, second = Continuation("a", 0, "1"), Continuation("b", 0, "2", finish="stop")
+    printed = []
+
+    def stream(*_, **__):
+        for finish in (None, "length"):
+            first.finish = finish
+            yield [first, second]
+            printed.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    monkeypatch.setattr(Echo, "stream", stream)
+    assert main(["--workdir=run", "--prompt=a", "--prompt=b"]) == 0
+    assert printed == ["", "---- prompt 1, sample 1 ----\na1\n---- prompt 2, sample 1 ----\nb2\n"]
 
 
 def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp_path):
