@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
 
     @property
     def exception(self) -> str:
-        """Return the line before the first traceback, its last frame, and its exception; "" if there is none."""
+        """Return the line before the first traceback, its last frame, and its exception; "" without a traceback."""
         before, traceback, after = self.output.partition("Traceback (most recent call last)")
         if not traceback:
             return ""
