@@ -27,8 +27,9 @@ class ConcatenatedArray:
 
     def __getitem__(self, index) -> np.ndarray:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            index = np.arange(start, max(start, stop), step)
+            if index.step not in (None, 1):
+                raise IndexError(f"slices must have step 1, not {index.step}")
+            return self._slice(*index.indices(len(self))[:2])
         index = np.asarray(index)
         out = np.empty(index.shape + self.shape[1:], self.dtype)
         if index.ndim > 1:  # row by row, because a window lies in one part or two
@@ -42,6 +43,14 @@ class ConcatenatedArray:
                 here = ... if first == last else (index < end) & (index >= end - len(part))
                 out[here] = part[index[here] - (end - len(part))]
         return out
+
+    def _slice(self, start: int, stop: int) -> np.ndarray:
+        pieces = [self.parts[0][:0].astype(self.dtype)]
+        for part, end in zip(self.parts, self.ends.tolist(), strict=True):
+            first = end - len(part)
+            if first < stop and start < end:
+                pieces.append(part[max(start - first, 0) : stop - first])
+        return np.concatenate(pieces)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.concatenate(self.parts).astype(dtype or self.dtype, copy=False)

@@ -254,7 +254,7 @@ def largest_id(tokens, max_read: int = 2**28) -> int:
     """Return the largest id; of more than max_read tokens only 64 evenly spaced blocks are read."""
     n_blocks = 64 if len(tokens) > max_read else 1
     block = min(len(tokens), max_read) // n_blocks
-    largest, chunk = 0, 2**22
+    largest, chunk = 0, 2**20
     for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
         for i in range(start, start + block, chunk):
             largest = max(largest, int(tokens[i : min(i + chunk, start + block)].max()))

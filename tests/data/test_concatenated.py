@@ -16,6 +16,7 @@ def test_indexing_equals_that_of_the_copied_array(lengths, data):
     np.testing.assert_array_equal(np.asarray(joined), whole)
     start, stop = data.draw(st.integers(-8, 35)), data.draw(st.integers(-8, 35))
     np.testing.assert_array_equal(joined[start:stop], whole[start:stop])
+    assert joined[start:stop].dtype == np.uint32
     if len(whole):
         index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8)), np.int64)
         np.testing.assert_array_equal(joined[index], whole[index])
