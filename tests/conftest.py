@@ -10,6 +10,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from running import Bench
 
+# XLA reads this when it starts. Without LLVM's optimizations the suite takes about two thirds of the time; to test the
+# programs that users run, set XLA_FLAGS, for example to an empty string.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
 jax.config.update("jax_default_matmul_precision", "highest")
 # Disable the persistent compilation cache, so that a test never runs a program that another version of the code or of

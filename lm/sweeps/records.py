@@ -1,9 +1,10 @@
-"""The JSON files of a sweep's directory: their shapes, and readers that check them."""
+"""The JSON files of a sweep's directory: their shapes, their checksums, and readers that check both."""
 
+import hashlib
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import COUNT, read_json
+from lm.files import COUNT, read_json, to_json
 
 # Shapes; see `lm.files.read_json`.
 _DATA = {"name": str, "fingerprint": str, "notices": [str], "unigram": {"validation": float, "test": float}}
@@ -64,10 +65,29 @@ _FAILURE = {"runs": [[(str, float)]], "error": str}
 RERUN = "rerun the sweep to replace it"
 
 
+def with_checksum(record: dict) -> dict:
+    """Return a record with the checksum of its content as "sha256".
+
+    >>> with_checksum({"loss": 2.5}) == with_checksum(with_checksum({"loss": 2.5}))
+    True
+    >>> with_checksum({"loss": 2.5})["sha256"] == with_checksum({"loss": 2.4})["sha256"]
+    False
+    """
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    return content | {"sha256": hashlib.sha256(to_json(content).encode()).hexdigest()}
+
+
+def _check(record: dict, path: Path, advice: str) -> None:
+    """Raise UserError if the content differs from its checksum. Files of older versions have none."""
+    if record.get("sha256", digest := with_checksum(record)["sha256"]) != digest:
+        raise UserError(f"{path} is corrupted: its content differs from its checksum; {advice}")
+
+
 def read_sweep(path: Path) -> dict:
     """Read sweep.json (see `lm.sweeps.results.sweep_record`); raises UserError if it is corrupted."""
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
+    _check(record, path, advice)
     names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
     pairs_of_two = record["comparisons"] and all(len(pair) == 2 for pair in record["comparisons"])
     if not (record["starts"] and record["seeds"] and pairs_of_two and names <= record["variants"].keys()):
@@ -81,6 +101,7 @@ def read_runs(path: Path) -> list[dict]:
     """Read the finished runs of a file in results/; raises UserError if it is corrupted."""
     runs = read_json(path, [_RUN], RERUN)
     for i, run in enumerate(runs):
+        _check(run, path, RERUN)
         measured = [run[key] is not None for key in ("val_loss", "test_loss", "test_sums", "test_counts")]
         blocks = len(run["test_sums"] or ()) == len(run["test_counts"] or ())
         points = all(len(point) == 2 for point in run["validation"])
@@ -92,6 +113,7 @@ def read_runs(path: Path) -> list[dict]:
 def read_speeds(path: Path) -> dict:
     """Read speeds.json; raises UserError if it is corrupted."""
     speeds = read_json(path, _SPEEDS, RERUN)
+    _check(speeds, path, RERUN)
     quartiles = speeds["quartiles"]
     if quartiles.keys() != speeds["variants"].keys() or any(len(pair) != 2 for pair in quartiles.values()):
         raise UserError(f"{path} is corrupted: the quartiles of a variant are missing; {RERUN}")

@@ -13,7 +13,7 @@ from lm.config import Config, to_dict
 from lm.data import unigram_loss
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
-from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep
+from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.spec import SweepPlan
 from lm.training.provenance import describe_start
 from lm.training.workdir import compare_configs
@@ -83,7 +83,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
         if old is not None and (found := differences(old, record, configs)):
             raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
         record = record | {"starts": [*(old["starts"] if old else []), here]}
-        write_text(path, to_json(record, indent=1) + "\n")
+        write_text(path, to_json(with_checksum(record), indent=1) + "\n")
 
 
 def _wait_for_lock(workdir: Path):
@@ -179,13 +179,13 @@ class Results:
 
     def set_speeds(self, speeds: dict) -> None:
         """Save what lm.sweeps.throughput.measure_variants returned."""
-        write_text(self.workdir / "speeds.json", to_json(speeds) + "\n")
+        write_text(self.workdir / "speeds.json", to_json(with_checksum(speeds)) + "\n")
         self.speeds = speeds
 
     def add(self, name: str, runs: list[dict]) -> None:
         """Save finished runs in results/NAME.json."""
         (self.workdir / "results").mkdir(exist_ok=True)
-        write_text(self.workdir / "results" / f"{name}.json", to_json(runs) + "\n")
+        write_text(self.workdir / "results" / f"{name}.json", to_json([with_checksum(run) for run in runs]) + "\n")
         self._remember(runs)
 
     def add_failure(self, name: str, keys: list[tuple], error: str) -> None:

@@ -7,8 +7,9 @@ from synthetic_sweep import sweep, write
 
 from lm import report as command
 from lm.errors import UserError
+from lm.files import to_json, write_text
 from lm.sweeps.analysis import analyze
-from lm.sweeps.records import read_runs, read_speeds, read_sweep
+from lm.sweeps.records import read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.results import Results, missing_runs
 
 WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe", b"null", b"3", b'"text"', b'{"a": [', b"9" * 5000, b"[" * 10**5]
@@ -84,6 +85,29 @@ def test_runs_of_a_damaged_file_are_trained_again(tmp_path, content):
     path.write_bytes(intact)  # as another process of the sweep does
     results.reload()
     assert len(results.runs) == whole
+
+
+def test_a_changed_digit_is_detected(tmp_path):
+    """Each file is written as a sweep writes it, then one digit of one number is changed; the JSON stays valid."""
+    record, runs = sweep()
+    results = Results(tmp_path)
+    results.add("000", runs[:2])
+    results.set_speeds({"alone": 123.0, "at_once": 2, "variants": {"a": 1.25}, "quartiles": {"a": [1.0, 1.5]}})
+    write_text(tmp_path / "sweep.json", to_json(with_checksum(record)))
+    loss = to_json(runs[1]["val_loss"])
+    for name, number, read in (
+        ("results/000.json", loss, read_runs),
+        ("speeds.json", "1.25", read_speeds),
+        ("sweep.json", to_json(record["variants"]["plain"]["flops_per_token"]), read_sweep),
+    ):
+        path = tmp_path / name
+        before = path.read_text()
+        read(path)
+        changed = str(int(number[0]) % 9 + 1) + number[1:]
+        assert number in before
+        path.write_text(before.replace(number, changed, 1))
+        with pytest.raises(UserError, match="its content differs from its checksum"):
+            read(path)
 
 
 @pytest.mark.parametrize("content", WRONG_JSON)
