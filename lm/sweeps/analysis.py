@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
 
@@ -30,6 +31,7 @@ class VariantResult:
         tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
         quartiles: the quartiles of the throughput.
         n_stuck: how many runs ended above STUCK times the unigram baseline.
+        optimum: the estimated minimum over learning rates, between those of the grid.
     """
 
     name: str
@@ -48,6 +50,7 @@ class VariantResult:
     tokens_per_second: float
     quartiles: tuple[float, float]
     n_stuck: int
+    optimum: Optimum
 
     @property
     def n_diverged(self) -> int:
@@ -80,6 +83,8 @@ class Comparison:
         answer: the result in one sentence.
         missing: "runs diverged" or "runs failed" if there is no difference, else "".
         same_tokens: whether both variants trained on the same number of tokens.
+        at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
+        p_at_optimum: its p-value after Holm's correction.
     """
 
     variant: str
@@ -90,6 +95,18 @@ class Comparison:
     answer: str
     missing: str = ""
     same_tokens: bool = True
+    at_optimum: statistics.Difference | None = None
+    p_at_optimum: float = math.nan
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether the difference is significant, and also that at the estimated optima if there is one."""
+        if self.difference is None or not self.p_adjusted < 1 - statistics.LEVEL:
+            return False
+        if self.at_optimum is None:
+            return True
+        agree = self.at_optimum.mean * self.difference.mean > 0
+        return agree and self.p_at_optimum < 1 - statistics.LEVEL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,21 +200,31 @@ def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
 def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
     """Return the declared comparisons; one without a difference still counts in Holm's correction."""
     declared, found = record["comparisons"], []
-    differences = [
-        _difference(variants[a], variants[b], len(declared)) if {a, b} <= variants.keys() else None for a, b in declared
-    ]
-    adjusted = statistics.holm([math.nan if d is None else d.p for d in differences])
-    for (a, b), d, p in zip(declared, differences, adjusted, strict=True):
+    pairs = [(variants.get(a), variants.get(b)) for a, b in declared]
+    differences = [None if None in pair else _difference(*pair, len(declared)) for pair in pairs]
+    at_optimum = [None if None in pair else _difference_at_optimum(*pair, len(declared)) for pair in pairs]
+    adjusted, adjusted_at_optimum = (
+        statistics.holm([math.nan if d is None else d.p for d in ds]) for ds in (differences, at_optimum)
+    )
+    for i, (a, b) in enumerate(declared):
+        c = Comparison(a, b, differences[i], adjusted[i], math.nan, "", "", True, at_optimum[i], adjusted_at_optimum[i])
         if failed := [name for name in (a, b) if name not in variants]:
             answer = f"{a} against {b}: no result, because runs of {' and '.join(failed)} failed."
-            found.append(Comparison(a, b, None, p, math.nan, answer, "runs failed"))
+            found.append(dataclasses.replace(c, answer=answer, missing="runs failed"))
             continue
-        v, w = variants[a], variants[b]
-        answer = _answer(v, w, d, p, record)
+        v, w = pairs[i]
+        answer = _answer(v, w, c, record)
         if v.tokens != w.tokens:
             answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
-        missing = "" if d else "runs diverged"
-        found.append(Comparison(a, b, d, p, _paired_sampling_error(v, w), answer, missing, v.tokens == w.tokens))
+        found.append(
+            dataclasses.replace(
+                c,
+                answer=answer,
+                missing="" if c.difference else "runs diverged",
+                sampling_error=_paired_sampling_error(v, w),
+                same_tokens=v.tokens == w.tokens,
+            )
+        )
     return found
 
 
@@ -225,6 +252,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         tokens_per_second=results.speeds["variants"][name] if results.speeds else math.nan,
         quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
+        optimum=estimate_optimum(results, record, name, rate),
     )
 
 
@@ -232,6 +260,12 @@ def _difference(a: VariantResult, b: VariantResult, comparisons: int) -> statist
     if a.n_diverged or b.n_diverged:
         return None
     return statistics.paired_difference(a.losses, b.losses, comparisons)
+
+
+def _difference_at_optimum(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
+    if a.optimum.missing or b.optimum.missing:
+        return None
+    return statistics.paired_difference(a.optimum.losses, b.optimum.losses, comparisons)
 
 
 def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
@@ -244,9 +278,9 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
     return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> str:
+def _answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
     """Return one sentence that the numbers support."""
-    n, budget = len(a.losses), record["budget"]
+    n, budget, d = len(a.losses), record["budget"], c.difference
     if budget != "full":
         return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
     if _text(record, a.name) != _text(record, b.name):
@@ -258,36 +292,52 @@ def _answer(a: VariantResult, b: VariantResult, d, p: float, record: dict) -> st
         )
     if d.low == d.high == 0:
         return f"{a.name} and {b.name} end at the same loss for every seed."
-    if math.isnan(p):
+    if math.isnan(c.p_adjusted):
         return (
             f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
             "p-value."
         )
-    return _significant(a, b, d, p) if p < 1 - statistics.LEVEL else _not_significant(a, b, d, p, record)
+    return _significant(c) if c.is_significant else _not_significant(a, b, c, record)
 
 
-def _significant(a: VariantResult, b: VariantResult, d: statistics.Difference, p: float) -> str:
-    direction = "lower" if d.mean < 0 else "higher"
+def _significant(c: Comparison) -> str:
+    d, o = c.difference, c.at_optimum
+    at_optimum = (
+        f"; between the learning rates of the grid {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
+        f"p = {c.p_at_optimum:.2g}"
+        if o
+        else ""
+    )
     return (
-        f"{a.name} ends {difference(abs(d.mean), sign='')} nats per token {direction} than {b.name} "
-        f"(n = {d.n} paired seeds, {_range(d)}, p = {p:.2g} after Holm's correction)."
+        f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against} "
+        f"(n = {d.n} paired seeds, {_range(d)}, p = {c.p_adjusted:.2g} after Holm's correction{at_optimum})."
     )
 
 
-def _not_significant(a: VariantResult, b: VariantResult, d: statistics.Difference, p: float, record: dict) -> str:
+def _not_significant(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
+    d, o, level = c.difference, c.at_optimum, 1 - statistics.LEVEL
     remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}"]
-    if d.p < 1 - statistics.LEVEL:
+    if d.p < level <= c.p_adjusted:
         remarks.append(
             f"this interval alone excludes 0, which is not enough among {len(record['comparisons'])} comparisons"
+        )
+    if o and (c.p_adjusted < level or c.p_at_optimum < level):
+        remarks.append(
+            "a significant difference must be so both at the best learning rates of the grid and at the optima "
+            f"estimated between them: {difference(o.mean)}, {_range(o)}, p = {c.p_at_optimum:.2g}"
         )
     if a.n_stuck or b.n_stuck:
         remarks.append(
             f"{a.n_stuck} of {d.n} and {b.n_stuck} of {d.n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
         )
     return (
-        f"No significant difference between {a.name} and {b.name} (n = {d.n} paired seeds, {_range(d)}, p = {p:.2g} "
-        f"after Holm's correction; {'; '.join(remarks)})."
+        f"No significant difference between {a.name} and {b.name} (n = {d.n} paired seeds, {_range(d)}, "
+        f"p = {c.p_adjusted:.2g} after Holm's correction; {'; '.join(remarks)})."
     )
+
+
+def _direction(d: statistics.Difference) -> str:
+    return "lower" if d.mean < 0 else "higher"
 
 
 def _range(d: statistics.Difference) -> str:

@@ -1,7 +1,8 @@
-"""Statistics of few seeds: intervals, paired differences, Holm's correction, detectable differences, sampling error."""
+"""Statistics of few seeds: intervals, paired tests, Holm's correction, power, sampling error, minima, the jackknife."""
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -134,3 +135,43 @@ def sampling_error(sums, counts) -> float:
     residuals = s - s.sum() / c.sum() * c
     n = len(s)
     return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
+
+
+def parabola_minimum(x, y) -> tuple[float, float]:
+    """Return (x, y) at the minimum of the parabola through three points; nan if it lies outside of them.
+
+    Args:
+        x, y: three abscissas in ascending order, and their ordinates.
+
+    >>> parabola_minimum([0, 1, 2], [3.0, 1.0, 1.0])
+    (1.5, 0.75)
+    >>> parabola_minimum([0, 1, 2], [1.0, 2.0, 2.5])
+    (nan, nan)
+    """
+    (x0, x1, x2), (y0, y1, y2) = np.asarray(x, float), np.asarray(y, float)
+    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)  # Newton's divided differences
+    curvature = (right - left) / (x2 - x0)
+    at = (x0 + x1) / 2 - left / (2 * curvature) if curvature > 0 else math.nan
+    if not x0 <= at <= x2:
+        return math.nan, math.nan
+    return float(at), float(y0 + left * (at - x0) + curvature * (at - x0) * (at - x1))
+
+
+def pseudo_values(estimate: Callable[[np.ndarray], float], data: np.ndarray) -> np.ndarray:
+    """Return the jackknife's pseudo-values, n estimate(data) - (n-1) estimate(data without row i) (Tukey 1958).
+
+    Their mean is the estimate without its bias of order 1/n (Quenouille 1956). Their t interval is an approximate
+    interval of the estimate.
+
+    Args:
+        estimate: a smooth function of the rows of an array.
+        data: an array of n rows, at least 2.
+
+    Returns:
+        The pseudo-values (n,). Those of the mean are the data.
+
+    >>> pseudo_values(np.mean, np.array([1.0, 2.0, 6.0])).tolist()
+    [1.0, 2.0, 6.0]
+    """
+    n, full = len(data), estimate(data)
+    return np.array([n * full - (n - 1) * estimate(np.delete(data, i, axis=0)) for i in range(n)])

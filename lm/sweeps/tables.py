@@ -11,6 +11,7 @@ import numpy as np
 
 from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
 from lm.sweeps.results import STUCK, tuning_result
+from lm.sweeps.statistics import Difference
 from lm.training.provenance import format_command
 
 MAX_STEPS = 10  # columns of the table of validation losses
@@ -47,6 +48,10 @@ def comparisons(a: Analysis) -> Table:
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
         "p": f"Two-sided paired t test after Holm's correction for {n} comparison{'s' * (n > 1)}; below 0.05 is "
         "significant.",
+        "at the optimum [95 % CI], p": "The same at each variant's estimated optimum: the minimum of the "
+        "parabola in log2(learning rate) through the losses at the best rate and its two neighbors, with its jackknife "
+        "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "
+        "agree." + _no_optimum(a),
         "detectable": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), given the "
         "spread over seeds and the correction.",
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "
@@ -60,10 +65,26 @@ def _comparison_row(c: Comparison) -> list[str]:
     if not c.same_tokens:
         name += " (different numbers of tokens)"
     if d is None:
-        return [name, *[c.missing] * 4]
-    shown = f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]"
-    p = "undefined" if math.isnan(c.p_adjusted) else f"{c.p_adjusted:.2g}"
-    return [name, shown, p, _loss(d.detectable), _loss(c.sampling_error)]
+        return [name, *[c.missing] * 5]
+    at_optimum = f"{_with_interval(c.at_optimum)}, {_p(c.p_at_optimum)}" if c.at_optimum else "no estimate"
+    return [name, _with_interval(d), _p(c.p_adjusted), at_optimum, _loss(d.detectable), _loss(c.sampling_error)]
+
+
+def _with_interval(d: Difference) -> str:
+    return f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]"
+
+
+def _p(p: float) -> str:
+    return "undefined" if math.isnan(p) else f"{p:.2g}"
+
+
+def _no_optimum(a: Analysis) -> str:
+    """Return why variants have no estimate of the optimum."""
+    names = collections.defaultdict(list)
+    for v in a.variants.values():
+        if v.optimum.missing:
+            names[v.optimum.missing].append(v.name)
+    return "".join(f" No estimate for {', '.join(found)}: {reason}." for reason, found in names.items())
 
 
 def losses(a: Analysis) -> Table:

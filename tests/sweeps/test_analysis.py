@@ -103,7 +103,8 @@ def test_answer_for_a_significant_difference(tmp_path):
     assert a.is_full
     assert a.comparisons[0].answer == (
         f"gated ends 0.1040 nats per token lower than plain (n = 5 paired seeds, 95 % CI {low:+.4f} to {high:+.4f}, "
-        f"p = {2 * t.pvalue:.2g} after Holm's correction)."
+        f"p = {2 * t.pvalue:.2g} after Holm's correction; between the learning rates of the grid 0.1040 lower, 95 % CI "
+        f"{low:+.4f} to {high:+.4f}, p = {2 * t.pvalue:.2g})."
     )
 
 
@@ -131,7 +132,7 @@ def test_a_diverged_run_is_counted(tmp_path):
     assert row[2:4] == [f"median {median:.4f}", "runs diverged"]
     assert row[-2:] == ["1 of 5", "0 of 5"]
     assert tables.costs(a).rows[1][-2:] == ["runs diverged"] * 2
-    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 4
+    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 5
     assert a.comparisons[0].answer == (
         "gated against plain: no mean difference, because runs diverged "
         f"(1 of 5 and 0 of 5; medians {median:.4f} and {np.median(BASE):.4f})."
