@@ -1,11 +1,12 @@
 """Translate config.json of a checkpoint to our config and back. Imports no jax."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, ModelConfig, checks, layer_windows
+from lm.config import Config, ModelConfig, checks, flatten, layer_windows, to_dict
 from lm.config.convert import from_flat
 from lm.config.values import close_match
 from lm.errors import UserError
@@ -134,9 +135,25 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         # In bfloat16 a gain of 1 + w would be rounded.
         ours["param_dtype"] = "float32" if family.gain_offset else DTYPES[dtype]
         ours["compute_dtype"] = DTYPES[dtype]
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    ours = {key: value for key, value in ours.items() if key in known or value != ours.get("attn_bias")}
     return {f"model.{key}": value for key, value in ours.items()}, problems
+
+
+def config_source(directory: str | Path) -> str:
+    """Return a config file in Python that trains the architecture of a checkpoint from scratch."""
+    config, default = flatten(to_dict(read_config(directory))), flatten(to_dict(Config()))
+    lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
+    return "\n".join([
+        f'"""The architecture of {json.dumps(Path(directory).name)[1:-1]}, to be trained from scratch."""',
+        "",
+        "from lm.config import default_config",
+        "",
+        "",
+        "def get_config():",
+        "    config = default_config()",
+        *lines,
+        "    return config",
+        "",
+    ])  # fmt: skip
 
 
 # ---- To config.json ----------------------------------------------------------------------------------------------
