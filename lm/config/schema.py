@@ -142,6 +142,10 @@ class DataConfig:
     vocabulary_from: str = key(
         "train", "char, word: the splits whose characters or words are in the vocabulary", choices=("train", "all")
     )
+    special_tokens: bool = key(
+        False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
+        "tokens, and begin both as the tokenizer.json says (<s>); false: encode the names as text, for untrusted text",
+    )  # fmt: skip
     unk: bool = key(False, "char, word: replace what is not in the vocabulary by <unk>; false: fail")
     splits: tuple[float, ...] | None = key(
         None,
