@@ -1,17 +1,16 @@
 """Generate text with a trained model: python -m lm.generate --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lm
-from lm.config.schema import MAX_SAMPLE
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import to_json
+from lm.generation import options
 
 EPILOG = """\
 examples:
@@ -65,21 +64,14 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
         yield "--prompt: is empty; the model needs at least one token to continue"
-    if "" in a.stop:
-        yield "--stop: is empty"
-    for name in ("tokens", "samples", "batch_size"):
-        if not 1 <= getattr(a, name) <= MAX_SAMPLE:
-            option = name.replace("_", "-")
-            yield f"--{option}: {short(getattr(a, name))} must be at least 1 and at most {MAX_SAMPLE}"
-    if not 0 <= a.temperature < math.inf:
-        yield f"--temperature: {a.temperature} must be at least 0 and finite"
-    if a.top_k is not None and not 1 <= a.top_k < 2**31:
-        yield f"--top-k: {short(a.top_k)} must be at least 1 and less than 2**31"
-    for name in ("top_p", "min_p"):
-        if (p := getattr(a, name)) is not None and not 0 < p <= 1:
-            yield f"--{name.replace('_', '-')}: {p} must be greater than 0 and at most 1"
-    if not 0 <= a.seed < 2**32:
-        yield f"--seed: {short(a.seed)} must be at least 0 and less than 2**32"
+    values = generation_options(a) | {"n_tokens": a.tokens}
+    yield from options.find_problems(values, lambda name: "--" + name.removeprefix("n_").replace("_", "-"))
+
+
+def generation_options(a: argparse.Namespace) -> dict:
+    """Return the keyword arguments of TrainedModel.stream."""
+    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
+    return {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
 
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
@@ -109,12 +101,10 @@ def generate(a: argparse.Namespace) -> int:
     prompts = read_prompts(a)
     run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
-    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
-    options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
     from lm.training.memory import report_out_of_memory  # imports jax
 
     with report_out_of_memory("use a smaller --batch-size or --tokens"):
-        show(a, prompts, run.stream(prompts, a.tokens, **options))
+        show(a, prompts, run.stream(prompts, a.tokens, **generation_options(a)))
     return 0
 
 

@@ -13,6 +13,7 @@ from lm.config import Config, from_dict
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
+from lm.generation import options
 from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
@@ -54,7 +55,7 @@ class TrainedModel:
                 vocabulary.
         """
         if isinstance(text, str):
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode_prompt(text)
         ids, vocab_size = np.asarray(text, np.int64), self.config.model.vocab_size
         if ids.ndim != 1 or ((ids < 0) | (ids >= vocab_size)).any():
             raise UserError(f"ids: expected one list of integers from 0 to {vocab_size - 1}")
@@ -94,9 +95,9 @@ class TrainedModel:
             total += float(_loss_sum(self.params, tokens_BT, weights_BT, self.config.model))
         return total / (len(ids) - 1)
 
-    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **options) -> str | list[str]:
+    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments) -> str | list[str]:
         """Return the continuation of a prompt, or a list of continuations. The arguments are those of `stream`."""
-        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **options)
+        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **arguments)
         texts = [row.text for row in rows]
         return texts[0] if isinstance(prompts, str) and len(texts) == 1 else texts
 
@@ -121,11 +122,13 @@ class TrainedModel:
             temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
 
         Raises:
-            UserError: if the tokenizer does not know a character of a prompt, or encodes it to no tokens.
+            UserError: if an argument is out of the range in lm/generation/options.py, or if the tokenizer does not know
+                a character of a prompt, or encodes it to no tokens.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        options = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
-        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, sampling, **options)
+        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        others = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
+        options.check({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
+        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
 
     @functools.cached_property
     def decoder(self) -> Decoder:

@@ -73,8 +73,8 @@ def test_generation_replaces_attention_that_this_device_does_not_support(bench, 
             ["--workdir=absent", "--step=" + "9" * 5000],
             "(5002 characters) is not best, latest, or the number of a step",
         ),
-        (["--workdir=absent", "--tokens=1000000000000"], "must be at least 1 and at most 1000000"),
-        (["--workdir=absent", "--seed=" + "9" * 400], "(400 characters) must be at least 0 and less than 2**32"),
+        (["--workdir=absent", "--tokens=1000000000000"], "--tokens: 1000000000000 is out of range; it must be <= 1000000"),
+        (["--workdir=absent", "--seed=" + "9" * 400], "(400 characters) is out of range; it must be <= 4294967295"),
     ],
 )
 def test_mistakes_are_errors(capsys, arguments, message):

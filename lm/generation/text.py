@@ -95,10 +95,8 @@ def stream_texts(
         batch_size: number of texts generated in one batch.
 
     Raises:
-        UserError: if the tokenizer encodes a prompt to no tokens, or if n_tokens is less than 1.
+        UserError: if the tokenizer encodes a prompt to no tokens.
     """
-    if n_tokens < 1:
-        raise UserError(f"n_tokens: {n_tokens} must be at least 1")
     for prompt in prompts:
         if len(tokenizer.encode_prompt(prompt)) == 0:
             raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
