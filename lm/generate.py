@@ -52,6 +52,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="random seed (0)")
     add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (16)")
+    add(
+        "--special-tokens",
+        action=argparse.BooleanOptionalAction,
+        help="encode special tokens of prompts, such as <|endoftext|>, as these tokens and not as text (as in the "
+        "model's own data)",
+    )
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)
 
@@ -100,6 +106,8 @@ def generate(a: argparse.Namespace) -> int:
         raise UserError(*problems)
     prompts = read_prompts(a)
     run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    if a.special_tokens is not None:
+        run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
     from lm.training.memory import report_out_of_memory  # imports jax
 

@@ -130,6 +130,16 @@ class TrainedModel:
         options.check({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
         return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
 
+    def with_special_tokens(self, special_tokens: bool = True) -> "TrainedModel":
+        """Return this model, with special tokens of texts encoded as tokens, or as ordinary text.
+
+        By default, they are encoded as in the data of the run (config.data.special_tokens).
+
+        Raises:
+            UserError: if the tokenizer has no special tokens.
+        """
+        return dataclasses.replace(self, tokenizer=self._tokenizer.with_special_tokens(special_tokens))
+
     @functools.cached_property
     def decoder(self) -> Decoder:
         """Return the model prepared for generation; see lm/generation/decoding.py."""

@@ -11,6 +11,7 @@ from running import summary_of
 import lm
 from lm import model
 from lm.data import open_corpus
+from lm.data.tokenizers import train_bpe
 from lm.errors import UserError
 from lm.generation import options
 
@@ -67,6 +68,7 @@ def test_generate_returns_a_text_or_a_list(run):
             r"only logits\(\) and loss\(\) take ids",
         ),
         (lambda run: run.logits("Zeus"), "'Z'"),
+        (lambda run: run.with_special_tokens(), "a char tokenizer has no special tokens"),
         (lambda run: run.generate("the", 0), "n_tokens: 0 is out of range; it must be >= 1"),
         (lambda run: run.generate("the", 3, temperature=float("nan")), "temperature: nan is not a finite number"),
         (lambda run: run.generate("the", 3, temperature="hot"), "temperature: 'hot' is not a float"),
@@ -98,6 +100,14 @@ def test_numpy_scalars_are_arguments_of_generate():
     values = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(7), "n_tokens": np.int32(2)}
     assert options.find_problems(values) == []
     assert options.find_problems({"top_p": np.float32(2)}) == ["top_p: 2.0 is out of range; it must be <= 1.0"]
+
+
+def test_special_tokens_of_a_prompt_are_encoded_if_asked(run):
+    run = dataclasses.replace(run, tokenizer=train_bpe(["the cat"], 257))
+    end = [run.tokenizer.end_of_text]
+    assert run.encode("<|endoftext|>").tolist() != end
+    assert run.with_special_tokens().encode("<|endoftext|>").tolist() == end
+    assert run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
 
 
 def test_importing_lm_imports_neither_jax_nor_flax():

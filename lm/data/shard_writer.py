@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -261,13 +261,32 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
+def cut_pieces(text: str, size: int, special_tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Cut a text into pieces of `size` characters, longer only where a special token would be cut.
+
+    >>> list(cut_pieces("ab<end>cd", 3)), list(cut_pieces("ab<end>cd", 3, ["<end>"]))
+    (['ab<', 'end', '>cd'], ['ab<end>', 'cd'])
+    """
+    longest_first = sorted(special_tokens, key=len, reverse=True)  # as the tokenizer finds them, from left to right
+    pattern, start = re.compile("|".join(map(re.escape, longest_first))), 0
+    while start < len(text):
+        end = start + size
+        matches = pattern.finditer(text, start) if special_tokens else ()
+        for match in matches:
+            if match.start() >= end:
+                break
+            end = max(end, match.end())
+        yield text[start:end]
+        start = end
+
+
 def _write_shard(output: Path, split: str, i: int, texts: list[str], tokenizer) -> dict:
     """Write one shard and return its record. The end of text, or a newline if there is none, ends each document."""
     end = tokenizer.end_of_text
     ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
     ids = []
     for text in texts:
-        first, *others = tokenizer.pieces(text, PIECE) if text else [""]
+        first, *others = cut_pieces(text, PIECE, tokenizer.special_tokens) if text else [""]
         ids += [tokenizer.encode_prompt(first), *(tokenizer.encode(piece) for piece in others), ending]
     tokens = np.concatenate(ids)
     path = output / f"{SPLIT_IN_FILE_NAME[split]}_{i:06}.npy"

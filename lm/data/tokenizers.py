@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,8 @@ from lm.files import check_shape, parse_json
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
+ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
 # A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
 # every character, so joining the pieces of a text returns the text.
@@ -52,6 +54,17 @@ class Tokenizer:
     begin_of_text: tuple[int, ...] = ()
     special_tokens: tuple[str, ...] = ()
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the ids that end a generated text."""
+        return frozenset() if self.end_of_text is None else frozenset([self.end_of_text])
+
+    def with_special_tokens(self, special_tokens: bool) -> "Tokenizer":
+        """Return this tokenizer with or without special tokens; raises UserError if it has none."""
+        if special_tokens:
+            raise UserError(f"tokenizer: a {self.kind} tokenizer has no special tokens")
+        return self
+
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
         """Encode several texts."""
         return [self.encode(text) for text in texts]
@@ -67,27 +80,6 @@ class Tokenizer:
     def _begin(self, ids: np.ndarray) -> np.ndarray:
         begin = np.array(self.begin_of_text, ids.dtype)
         return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate([begin, ids])
-
-    def pieces(self, text: str, size: int) -> Iterator[str]:
-        """Cut a text into pieces of `size` characters, longer only where a special token would be cut.
-
-        >>> list(ByteTokenizer().pieces("abcde", 2))
-        ['ab', 'cd', 'e']
-        """
-        start = 0
-        while start < len(text):
-            end = start + size
-            matches = itertools.takewhile(lambda m, end=end: m.start() < end, self._find_special_tokens(text, start))
-            end = max([end, *(match.end() for match in matches)])
-            yield text[start:end]
-            start = end
-
-    def _find_special_tokens(self, text: str, start: int) -> Iterator[re.Match]:
-        """Find special tokens, from left to right and the longest first, as `encode` does."""
-        if not self.special_tokens:
-            return iter(())
-        names = map(re.escape, sorted(self.special_tokens, key=len, reverse=True))
-        return re.compile("|".join(names)).finditer(text, start)
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind} | self.state(), sort_keys=True)
@@ -210,13 +202,22 @@ class HFTokenizer(Tokenizer):
         if not vocabulary:
             raise ValueError("its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        names = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-        self.end_of_text = next((vocabulary[name] for name in names if name in vocabulary), None)
+        self.end_of_text = next((vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None)
         self.encodes_special_tokens = special_tokens
         if special_tokens:
-            added = self.model.get_added_tokens_decoder().values()
-            self.special_tokens = tuple(token.content for token in added if token.special)
+            self.special_tokens = tuple(self._special_ids())
             self.begin_of_text = self._find_begin_of_text()
+
+    def _special_ids(self) -> dict[str, int]:
+        """Return the id of each special token by name."""
+        added = self.model.get_added_tokens_decoder().items()
+        return {token.content: i for i, token in added if token.special}
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the ids that end a generated text: the end of text, and the ends of a turn in a chat."""
+        special = self._special_ids()
+        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special}
 
     def _find_begin_of_text(self) -> tuple[int, ...]:
         """Return the ids that the post-processor puts before a text."""
@@ -246,7 +247,6 @@ class HFTokenizer(Tokenizer):
         return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
 
     def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":
-        """Return this tokenizer with or without special tokens."""
         return self if special_tokens == self.encodes_special_tokens else HFTokenizer(self.json, special_tokens)
 
     def encode(self, text: str) -> np.ndarray:

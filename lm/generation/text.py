@@ -21,7 +21,8 @@ class Continuation:
         sample: the index of the sample.
         text: the text so far, without a last part that further tokens may change.
         ids: the drawn ids, up to the end of the text.
-        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text".
+        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text" (of a
+            document, or of a turn in a chat).
     """
 
     prompt: str
@@ -35,7 +36,7 @@ class Continuation:
         if self.finish:
             return
         for i in ids:
-            if i == tokenizer.end_of_text:
+            if i in tokenizer.stop_ids:
                 self.finish = "end_of_text"
                 break
             self.ids.append(int(i))

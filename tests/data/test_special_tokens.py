@@ -129,8 +129,14 @@ def test_without_special_tokens_nothing_is_put_before_a_text(llama_like):
 
 def test_a_continuation_of_a_prompt_with_special_tokens_ends_at_the_end_of_text(llama_like):
     row = Continuation("<|im_start|>The cat", 0)
-    row.add([*llama_like.encode(" sat<|im_end|>"), llama_like.end_of_text, 7], llama_like, (), 99)
-    assert (row.text, row.finish) == (" sat<|im_end|>", "end_of_text")
+    row.add([*llama_like.encode(" sat<|im_start|>"), END, 7], llama_like, (), 99)
+    assert (row.text, row.finish) == (" sat<|im_start|>", "end_of_text")
+
+
+def test_a_continuation_ends_at_the_end_of_a_turn_in_a_chat(on):
+    row = Continuation("The cat", 0)
+    row.add([*on.encode(" sat"), STOP, 7], on, (), 99)
+    assert (row.text, row.finish) == (" sat", "end_of_text")
 
 
 # What is saved
@@ -193,7 +199,7 @@ def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
 @given(text=TEXTS, size=st.integers(1, 9))
 def test_pieces_of_a_text_never_cut_a_special_token(on, off, text, size):
     for tokenizer in (on, off):
-        pieces = list(tokenizer.pieces(text, size))
+        pieces = list(shard_writer.cut_pieces(text, size, tokenizer.special_tokens))
         assert "".join(pieces) == text
         assert all(len(piece) <= size + len(NAMES[0]) for piece in pieces)
         ids, whole = np.concatenate([[0], *map(tokenizer.encode, pieces)]), tokenizer.encode(text)
@@ -223,6 +229,12 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
     assert prepare.main(["--verify", str(output)]) == 0
     assert prepare.main([*options, "--validation=0"]) == 2  # the same directory, without the option
     assert "other options" in capsys.readouterr().err
+
+
+def test_only_a_byte_pair_encoding_has_special_tokens():
+    assert tokenizers.ByteTokenizer().with_special_tokens(False).kind == "byte"
+    with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
+        tokenizers.ByteTokenizer().with_special_tokens(True)
 
 
 def test_bytes_have_no_special_tokens(tmp_path, capsys):
