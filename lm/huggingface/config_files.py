@@ -8,7 +8,6 @@ from typing import Any
 
 from lm.config import Config, ModelConfig, checks, flatten, layer_windows, to_dict
 from lm.config.convert import from_flat
-from lm.config.values import close_match
 from lm.errors import UserError
 from lm.files import read_json
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
@@ -57,7 +56,7 @@ def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     name = fields.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         if isinstance(name, str):
-            found = f"model_type is {name[:80]!r}" + close_match(name, list(FAMILIES))
+            found = f"model_type is {name[:80]!r}"
         elif "model" in fields and "train" in fields:
             raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
         else:
@@ -101,8 +100,8 @@ def read_config(directory: str | Path, *, seq_len: int | None = None) -> Config:
 
 def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the model section by dotted name, and what is wrong."""
-    problems, ours = [], dict(family.fixed) | {"rope_pairing": "halves"}
-    if family.fixed.get("positions") == "learned":
+    problems, ours = [], USUAL | family.fixed
+    if ours["positions"] != "rope":
         del ours["rope_pairing"]
     for name, supported in (family.requires | {"quantization_config": (None,)}).items():
         if fields.get(name) not in supported:
@@ -121,6 +120,8 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         ours[key] = value
     if "d_head" not in ours and ours["d_model"] % ours["n_heads"] == 0:
         ours["d_head"] = ours["d_model"] // ours["n_heads"]
+    if ours["attn_out_bias"] == ours["attn_bias"]:
+        ours["attn_out_bias"] = None
     for conversion in family.conversions:
         try:
             ours |= conversion.read(fields)
