@@ -39,7 +39,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
     add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")

@@ -17,6 +17,9 @@ from lm.generation import options
 from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
+from lm.huggingface.config_files import is_checkpoint, read_config
+from lm.huggingface.tokenizer_files import load_tokenizer
+from lm.huggingface.weights import load_params
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
 from lm.training.workdir import check_meta
@@ -29,11 +32,11 @@ class TrainedModel:
     """A trained model. Methods accept a text or a sequence of token ids; prompts must be texts.
 
     Attributes:
-        path: the directory of the run.
-        step: the step of its checkpoint.
+        path: the directory of the run, or of the checkpoint of Hugging Face.
+        step: the step of the run's checkpoint; 0 for one of Hugging Face.
         config: the resolved config.
         params: parameters, as nested dicts; see lm/parameters.py.
-        tokenizer: None if the run trained on token ids.
+        tokenizer: None if the run trained on token ids, or if the checkpoint has no tokenizer.json.
     """
 
     path: Path
@@ -149,23 +152,22 @@ class TrainedModel:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(
-                f"{self.path}: this run was trained on token ids and has no tokenizer; "
-                "only logits() and loss() take ids"
-            )
+            raise UserError(f"{self.path}: this model has no tokenizer; only logits() and loss() take ids")
         return self.tokenizer
 
 
 def load(path: str | Path, step: int | str = "best") -> TrainedModel:
-    """Load the model of a run.
+    """Load the model of a run, or of a checkpoint of Hugging Face.
 
     Args:
-        path: the run's directory.
-        step: a step, "latest", or "best" by validation loss.
+        path: the directory of the run or of the checkpoint.
+        step: a step of the run, "latest", or "best" by validation loss.
 
     Raises:
-        UserError: if there is no such checkpoint, or it is corrupted.
+        UserError: if there is no such checkpoint, or it is corrupted or not supported.
     """
+    if is_checkpoint(path):
+        return _load_checkpoint(Path(path), step)
     step, params, meta = checkpoints.restore_params(path, step)
     check_meta(meta, f"{path}, step {step}")
     config = from_dict(meta["config"])
@@ -173,6 +175,16 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
     return TrainedModel(Path(path), step, config, params, tokenizer)
+
+
+def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
+    """Load a checkpoint of Hugging Face as step 0."""
+    if step not in ("best", "latest", 0):
+        raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
+    config = read_config(directory)
+    tokenizer = load_tokenizer(directory, config)
+    params = jax.tree.map(jax.numpy.asarray, load_params(directory, config))
+    return TrainedModel(directory, 0, config, params, tokenizer)
 
 
 @functools.partial(jax.jit, static_argnames="c")
