@@ -62,7 +62,7 @@ def read(directory, *overrides: str):
 def test_a_checkpoint_is_a_trained_model(model_dir):
     run = lm.load(model_dir)
     assert (run.path, run.step, run.seq_len, run.config) == (model_dir, 0, 16, read_config(model_dir))
-    assert parameters.flat(run.params)["layers/attention/w_q_DHK"].shape == (2, 8, 2, 4)
+    assert parameters.flat(run.params)["layers/attention/w_q_DHK"].shape == (2, 8, 2, 6)
     assert run.encode(f"ab{END_OF_TEXT}").tolist() == [0, 1, 9]  # on for imported models
     assert run.with_special_tokens(False).tokenizer.special_tokens == ()
 
