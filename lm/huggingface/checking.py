@@ -13,7 +13,7 @@ import lm.model
 from lm.config import Config
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
-from lm.huggingface.importing import load_tokenizer
+from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params
 from lm.text import table
 from lm.trained_model import load
@@ -63,7 +63,8 @@ def compare(
 def require_torch() -> None:
     """Raise UserError if torch or transformers is not installed."""
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"check: {' and '.join(missing)} not installed; pip install -e '.[bench]'")
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'")
 
 
 def _our_model(directory: str, workdir: str | None, step: int | str):
@@ -79,7 +80,7 @@ def _tokens(config: Config, tokenizer, text: str | None, ids: list[int] | None) 
     limit, vocab_size = config.train.seq_len, config.model.vocab_size
     if text is not None:
         if tokenizer is None:
-            raise UserError("--prompt: there is no tokenizer; give --ids")
+            raise UserError("--prompt: this model has no tokenizer; give --ids")
         ids = tokenizer.encode(text).tolist()
     if ids is None:
         ids = np.random.default_rng(0).integers(0, vocab_size, min(N_RANDOM, limit)).tolist()

@@ -178,15 +178,15 @@ def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
     Raises:
         UserError: if no family has one, with the reasons of the closest family.
     """
-    reasons = {}
+    reasons = {}  # by model_type
     for family in FAMILIES.values():
         fields, problems = _write_model(family, config.model)
         if not problems:
             return family, _write_common(family, config) | fields
-        reasons[family] = problems
-    closest = min(reasons, key=lambda family: len(reasons[family]))
+        reasons[family.model_type] = problems
+    closest = min(reasons, key=lambda name: len(reasons[name]))
     raise UserError(
-        f"no supported family of Hugging Face computes what this model does; {closest.model_type} comes closest, but:",
+        f"no supported family of Hugging Face computes what this model does; {closest} comes closest, but:",
         *(f"  {problem}" for problem in reasons[closest]),
     )
 

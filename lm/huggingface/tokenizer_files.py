@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from lm.config import Config
-from lm.data.tokenizers import WORD, ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer, make
+from lm.data.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
 from lm.files import to_json, write_text
 
@@ -13,6 +13,8 @@ SETTINGS = (
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
+# lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
+WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
 
 
 def find_tokenizer(directory: str | Path) -> Path | None:
@@ -92,7 +94,7 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
         return model.to_str()
-    pattern = {CharTokenizer: r"[\s\S]", WordTokenizer: WORD.pattern}[type(tokenizer)]
+    pattern = {CharTokenizer: r"[\s\S]", WordTokenizer: WORD}[type(tokenizer)]
     unknown = {"unk_token": "<unk>"} if tokenizer.unk else {}
     model = Model(models.WordLevel({piece: i for i, piece in enumerate(tokenizer.pieces)}, **unknown))
     model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
