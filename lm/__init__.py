@@ -5,11 +5,11 @@ Importing this package alone imports neither jax nor flax.
 
 
 def load(path, step="best"):
-    """Load the model of a run; see `lm.trained_model.load`.
+    """Load the model of a run, or of a checkpoint of Hugging Face; see `lm.trained_model.load`.
 
     Args:
-        path: the run's directory.
-        step: a step, "latest", or "best" by validation loss.
+        path: the directory of the run or of the checkpoint.
+        step: a step of the run, "latest", or "best" by validation loss.
     """
     from lm import runtime
 

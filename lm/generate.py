@@ -1,17 +1,16 @@
 """Generate text with a trained model: python -m lm.generate --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lm
-from lm.config.schema import MAX_SAMPLE
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import to_json
+from lm.generation import options
 
 EPILOG = """\
 examples:
@@ -40,7 +39,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
     add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
@@ -53,6 +52,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="random seed (0)")
     add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (16)")
+    add(
+        "--special-tokens",
+        action=argparse.BooleanOptionalAction,
+        help="encode special tokens of prompts, such as <|endoftext|>, as these tokens and not as text (as in the "
+        "model's own data)",
+    )
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)
 
@@ -65,21 +70,14 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
         yield "--prompt: is empty; the model needs at least one token to continue"
-    if "" in a.stop:
-        yield "--stop: is empty"
-    for name in ("tokens", "samples", "batch_size"):
-        if not 1 <= getattr(a, name) <= MAX_SAMPLE:
-            option = name.replace("_", "-")
-            yield f"--{option}: {short(getattr(a, name))} must be at least 1 and at most {MAX_SAMPLE}"
-    if not 0 <= a.temperature < math.inf:
-        yield f"--temperature: {a.temperature} must be at least 0 and finite"
-    if a.top_k is not None and not 1 <= a.top_k < 2**31:
-        yield f"--top-k: {short(a.top_k)} must be at least 1 and less than 2**31"
-    for name in ("top_p", "min_p"):
-        if (p := getattr(a, name)) is not None and not 0 < p <= 1:
-            yield f"--{name.replace('_', '-')}: {p} must be greater than 0 and at most 1"
-    if not 0 <= a.seed < 2**32:
-        yield f"--seed: {short(a.seed)} must be at least 0 and less than 2**32"
+    values = generation_options(a) | {"n_tokens": a.tokens}
+    yield from options.find_problems(values, lambda name: "--" + name.removeprefix("n_").replace("_", "-"))
+
+
+def generation_options(a: argparse.Namespace) -> dict:
+    """Return the keyword arguments of TrainedModel.stream."""
+    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
+    return {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
 
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
@@ -108,13 +106,13 @@ def generate(a: argparse.Namespace) -> int:
         raise UserError(*problems)
     prompts = read_prompts(a)
     run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    if a.special_tokens is not None:
+        run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
-    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
-    options = {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
     from lm.training.memory import report_out_of_memory  # imports jax
 
     with report_out_of_memory("use a smaller --batch-size or --tokens"):
-        show(a, prompts, run.stream(prompts, a.tokens, **options))
+        show(a, prompts, run.stream(prompts, a.tokens, **generation_options(a)))
     return 0
 
 

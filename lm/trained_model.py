@@ -13,9 +13,13 @@ from lm.config import Config, from_dict
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
+from lm.generation import options
 from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
+from lm.huggingface.config_files import is_checkpoint, read_config
+from lm.huggingface.tokenizer_files import load_tokenizer
+from lm.huggingface.weights import load_params
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
 from lm.training.workdir import check_meta
@@ -28,11 +32,11 @@ class TrainedModel:
     """A trained model. Methods accept a text or a sequence of token ids; prompts must be texts.
 
     Attributes:
-        path: the directory of the run.
-        step: the step of its checkpoint.
+        path: the directory of the run, or of the checkpoint of Hugging Face.
+        step: the step of the run's checkpoint; 0 for one of Hugging Face.
         config: the resolved config.
         params: parameters, as nested dicts; see lm/parameters.py.
-        tokenizer: None if the run trained on token ids.
+        tokenizer: None if the run trained on token ids, or if the checkpoint has no tokenizer.json.
     """
 
     path: Path
@@ -54,7 +58,7 @@ class TrainedModel:
                 vocabulary.
         """
         if isinstance(text, str):
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode_prompt(text)
         ids, vocab_size = np.asarray(text, np.int64), self.config.model.vocab_size
         if ids.ndim != 1 or ((ids < 0) | (ids >= vocab_size)).any():
             raise UserError(f"ids: expected one list of integers from 0 to {vocab_size - 1}")
@@ -94,9 +98,9 @@ class TrainedModel:
             total += float(_loss_sum(self.params, tokens_BT, weights_BT, self.config.model))
         return total / (len(ids) - 1)
 
-    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **options) -> str | list[str]:
+    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments) -> str | list[str]:
         """Return the continuation of a prompt, or a list of continuations. The arguments are those of `stream`."""
-        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **options)
+        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **arguments)
         texts = [row.text for row in rows]
         return texts[0] if isinstance(prompts, str) and len(texts) == 1 else texts
 
@@ -121,11 +125,23 @@ class TrainedModel:
             temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
 
         Raises:
-            UserError: if the tokenizer does not know a character of a prompt, or encodes it to no tokens.
+            UserError: if an argument is out of the range in lm/generation/options.py, or if the tokenizer does not know
+                a character of a prompt, or encodes it to no tokens.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        options = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
-        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, sampling, **options)
+        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        others = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
+        options.check({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
+        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
+
+    def with_special_tokens(self, special_tokens: bool = True) -> "TrainedModel":
+        """Return this model, with special tokens of texts encoded as tokens, or as ordinary text.
+
+        By default, they are encoded as in the data of the run (config.data.special_tokens).
+
+        Raises:
+            UserError: if the tokenizer has no special tokens.
+        """
+        return dataclasses.replace(self, tokenizer=self._tokenizer.with_special_tokens(special_tokens))
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -136,23 +152,22 @@ class TrainedModel:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(
-                f"{self.path}: this run was trained on token ids and has no tokenizer; "
-                "only logits() and loss() take ids"
-            )
+            raise UserError(f"{self.path}: this model has no tokenizer; only logits() and loss() take ids")
         return self.tokenizer
 
 
 def load(path: str | Path, step: int | str = "best") -> TrainedModel:
-    """Load the model of a run.
+    """Load the model of a run, or of a checkpoint of Hugging Face.
 
     Args:
-        path: the run's directory.
-        step: a step, "latest", or "best" by validation loss.
+        path: the directory of the run or of the checkpoint.
+        step: a step of the run, "latest", or "best" by validation loss.
 
     Raises:
-        UserError: if there is no such checkpoint, or it is corrupted.
+        UserError: if there is no such checkpoint, or it is corrupted or not supported.
     """
+    if is_checkpoint(path):
+        return _load_checkpoint(Path(path), step)
     step, params, meta = checkpoints.restore_params(path, step)
     check_meta(meta, f"{path}, step {step}")
     config = from_dict(meta["config"])
@@ -160,6 +175,16 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
     return TrainedModel(Path(path), step, config, params, tokenizer)
+
+
+def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
+    """Load a checkpoint of Hugging Face as step 0."""
+    if step not in ("best", "latest", 0):
+        raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
+    config = read_config(directory)
+    tokenizer = load_tokenizer(directory, config)
+    params = jax.tree.map(jax.numpy.asarray, load_params(directory, config))
+    return TrainedModel(directory, 0, config, params, tokenizer)
 
 
 @functools.partial(jax.jit, static_argnames="c")

@@ -73,8 +73,11 @@ def test_generation_replaces_attention_that_this_device_does_not_support(bench, 
             ["--workdir=absent", "--step=" + "9" * 5000],
             "(5002 characters) is not best, latest, or the number of a step",
         ),
-        (["--workdir=absent", "--tokens=1000000000000"], "must be at least 1 and at most 1000000"),
-        (["--workdir=absent", "--seed=" + "9" * 400], "(400 characters) must be at least 0 and less than 2**32"),
+        (
+            ["--workdir=absent", "--tokens=1000000000000"],
+            "--tokens: 1000000000000 is out of range; it must be <= 1000000",
+        ),
+        (["--workdir=absent", "--seed=" + "9" * 400], "(400 characters) is out of range; it must be <= 4294967295"),
     ],
 )
 def test_mistakes_are_errors(capsys, arguments, message):
@@ -89,6 +92,10 @@ class Echo:
 
     step = 7
 
+    def with_special_tokens(self, special_tokens):
+        print(f"special tokens {special_tokens}")
+        return self
+
     def stream(self, prompts, n_tokens, *, n_samples, **options):
         yield [
             Continuation(prompt, sample, f"[{i}]", finish="length")
@@ -102,6 +109,16 @@ def test_prompts_are_numbered_although_one_is_given_twice(capsys, monkeypatch):
     assert main(["--workdir=run", "--prompt=a", "--prompt=b", "--prompt=a", "--samples=2"]) == 0
     expected = [(i + 1, s + 1, f"{p}[{i}]") for i, p in enumerate("aba") for s in (0, 1)]
     assert capsys.readouterr().out == "".join(f"---- prompt {i}, sample {s} ----\n{t}\n" for i, s, t in expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [([], ""), (["--special-tokens"], "special tokens True\n"), (["--no-special-tokens"], "special tokens False\n")],
+)
+def test_special_tokens_of_prompts_are_an_option(capsys, monkeypatch, options, printed):
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    assert main(["--workdir=run", "--prompt=a", *options]) == 0
+    assert capsys.readouterr().out == f"{printed}a[0]\n"
 
 
 def test_texts_are_printed_in_order_once_they_are_finished(capsys, monkeypatch):

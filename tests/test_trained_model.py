@@ -11,7 +11,9 @@ from running import summary_of
 import lm
 from lm import model
 from lm.data import open_corpus
+from lm.data.tokenizers import train_bpe
 from lm.errors import UserError
+from lm.generation import options
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +68,46 @@ def test_generate_returns_a_text_or_a_list(run):
             r"only logits\(\) and loss\(\) take ids",
         ),
         (lambda run: run.logits("Zeus"), "'Z'"),
+        (lambda run: run.with_special_tokens(), "a char tokenizer has no special tokens"),
+        (lambda run: run.generate("the", 0), "n_tokens: 0 is out of range; it must be >= 1"),
+        (lambda run: run.generate("the", 3, temperature=float("nan")), "temperature: nan is not a finite number"),
+        (lambda run: run.generate("the", 3, temperature="hot"), "temperature: 'hot' is not a float"),
+        (lambda run: run.generate("the", 3, top_k=0), "top_k: 0 is out of range; it must be >= 1"),
+        (lambda run: run.generate("the", 3, top_k=2.5), "top_k: 2.5 is not an int or none"),
+        (lambda run: run.generate("the", 3, top_p=1.5), "top_p: 1.5 is out of range; it must be <= 1.0"),
+        (lambda run: run.generate("the", 3, min_p=0), "min_p: 0.0 is out of range; it must be > 0.0"),
+        (lambda run: run.generate("the", 3, n_samples=0), "n_samples: 0 is out of range"),
+        (lambda run: run.generate("the", 3, batch_size=-1), "batch_size: -1 is out of range"),
+        (lambda run: run.generate("the", 3, seed=-1), "seed: -1 is out of range; it must be >= 0"),
+        (lambda run: run.generate("the", 3, stop="\n"), r"stop: '\\n' is not a list of texts"),
+        (lambda run: run.generate("the", 3, stop=[""]), "stop: a stop string is empty"),
+        (lambda run: run.stream("the", 3), "prompts: 'the' is not a list of texts"),
+        (lambda run: run.generate([3], 3), "prompts: .3. is not a list of texts"),
     ],
 )
 def test_mistakes_are_user_errors(run, call, message):
     with pytest.raises(UserError, match=message):
         call(run)
+
+
+def test_all_arguments_of_generate_that_are_out_of_range_are_named_at_once(run):
+    with pytest.raises(UserError) as error:
+        run.generate("the", 3, top_k=-1, seed=2**32)
+    assert [problem.partition(":")[0] for problem in error.value.problems] == ["top_k", "seed"]
+
+
+def test_numpy_scalars_are_arguments_of_generate():
+    values = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(7), "n_tokens": np.int32(2)}
+    assert options.find_problems(values) == []
+    assert options.find_problems({"top_p": np.float32(2)}) == ["top_p: 2.0 is out of range; it must be <= 1.0"]
+
+
+def test_special_tokens_of_a_prompt_are_encoded_if_asked(run):
+    run = dataclasses.replace(run, tokenizer=train_bpe(["the cat"], 257))
+    end = [run.tokenizer.end_of_text]
+    assert run.encode("<|endoftext|>").tolist() != end
+    assert run.with_special_tokens().encode("<|endoftext|>").tolist() == end
+    assert run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
 
 
 def test_importing_lm_imports_neither_jax_nor_flax():

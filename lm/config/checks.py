@@ -171,6 +171,11 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
             "data.tokenizer data.source",
             f"{d.tokenizer} is learned from text, but {d.source} holds token ids; use none, byte or hf:PATH",
         )
+    if d.special_tokens and kind not in ("bpe", "hf"):
+        yield problem(
+            "data.special_tokens data.tokenizer",
+            f"true, but the tokenizer {d.tokenizer} has no special tokens; use bpe:SIZE or hf:PATH",
+        )
     if kind == "bpe" and int(size) < 257:
         yield problem(
             "data.tokenizer",

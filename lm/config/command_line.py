@@ -74,7 +74,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="config file, such as configs/shakespeare.py")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a Hugging Face checkpoint",
+    )
     parser.add_argument("--workdir", metavar="DIR", help="directory of the run (default: runs/NAME-TIME)")
     parser.add_argument(
         "--resume", action="store_true", help="resume the run in --workdir, or start it if there is none"

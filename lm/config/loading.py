@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import checks
-from lm.config.convert import flatten, from_flat, suggestion
+from lm.config.convert import flatten, from_flat, suggestion, to_dict
 from lm.config.schema import Config, OptimizerConfig, schema
 from lm.config.values import parse
 from lm.errors import UserError
@@ -26,7 +26,7 @@ def print_warning(text: str) -> None:
 
 
 def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_warning) -> Config:
-    """Return the config of a file with overrides, each "model.d_model=256".
+    """Return the config of a file, or of hf:DIR, with overrides, each "model.d_model=256".
 
     Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
     `warn` is called. Raises UserError with every mistake.
@@ -68,6 +68,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
     if not os.path.isfile(path):
         near = difflib.get_close_matches(Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1)
         hint = f"; did you mean {folder}/{near[0]}?" if near else ""
+        hint = f"; did you mean hf:{path}?" if os.path.isfile(os.path.join(path, "config.json")) else hint
         raise UserError(f"--config: there is no file {path[:200]}{hint}")
     if not path.endswith(".py"):
         raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
@@ -99,7 +100,12 @@ def _message(error: BaseException) -> str:
 
 
 def _get_config(path: str) -> dict[str, Any]:
-    """Return what get_config() of the file returns, by dotted name."""
+    """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
+    kind, _, directory = path.partition(":")
+    if kind == "hf":
+        from lm.huggingface.config_files import read_training_config  # which uses this package
+
+        return flatten(to_dict(read_training_config(directory)))
     config = run_file(path, "get_config", "configs")
     try:
         return flatten(dict(config))

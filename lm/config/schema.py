@@ -172,6 +172,10 @@ class DataConfig:
     vocabulary_from: str = key(
         "train", "char, word: the splits whose characters or words are in the vocabulary", choices=("train", "all")
     )
+    special_tokens: bool = key(
+        False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
+        "tokens, and begin both as the tokenizer.json says (<s>); false: encode the names as text, for untrusted text",
+    )  # fmt: skip
     unk: bool = key(False, "char, word: replace what is not in the vocabulary by <unk>; false: fail")
     splits: tuple[float, ...] | None = key(
         None,
@@ -328,8 +332,8 @@ class Config:
     name: str = key("run", "start of the name of the run's directory", execution=True)
     notes: str = key("", "hint for the user of this config, printed at the end", execution=True)
     init_from: str | None = key(
-        None, "workdir of a run whose best parameters are the initial values where names and shapes fit; {seed} in it "
-        "stands for train.seed; none: random initial values",
+        None, "workdir of a run (its best step) or directory of a Hugging Face checkpoint whose parameters are the "
+        "initial values where names and shapes fit; {seed} in it stands for train.seed; none: random initial values",
     )  # fmt: skip
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

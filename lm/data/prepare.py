@@ -6,6 +6,7 @@ manifest.json with counts and checksums.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def write(a: argparse.Namespace) -> int:
     from lm.data.shard_writer import Options, write_shards
 
     unit_bytes = int(a.unit_mb * 2**20)
-    write_shards(Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, unit_bytes, a.workers))
+    options = Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, unit_bytes, a.workers)
+    write_shards(dataclasses.replace(options, special_tokens=a.special_tokens))
     return 0
 
 
@@ -56,6 +58,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"
+    )
+    parser.add_argument(
+        "--special_tokens",
+        action="store_true",
+        help="encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and begin "
+        "documents as the tokenizer.json says; not for untrusted text (default: encode the names as text)",
     )
     parser.add_argument("--output", metavar="DIR", help="directory of the shards, empty or new")
     parser.add_argument(

@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -37,7 +37,7 @@ PIECE = 2**20  # characters encoded at once
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The arguments of `lm.data.prepare`; validation is a fraction."""
+    """The arguments of `lm.data.prepare`; validation is a fraction, special_tokens as in config.data."""
 
     input: str
     tokenizer: str
@@ -46,6 +46,7 @@ class Options:
     field: str = "text"
     unit_bytes: int = 2**26
     workers: int = 1
+    special_tokens: bool = False
 
 
 def write_shards(o: Options, say: Callable[[str], None] = print) -> None:
@@ -67,6 +68,7 @@ def write_shards(o: Options, say: Callable[[str], None] = print) -> None:
 def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
     """Check the arguments, reserve the output directory for them, and hold its lock."""
     job = {"format": FORMAT, "tokenizer": o.tokenizer, "validation": o.validation, "field": o.field}
+    job |= {"special_tokens": True} if o.special_tokens else {}  # else as in earlier versions
     job["units"] = [dataclasses.asdict(unit) for unit in units]
     kind, _, path = o.tokenizer.partition(":")
     content = cache.digest_of(Path(path), o.output) if kind == "hf" and os.path.isfile(path) else None
@@ -92,6 +94,8 @@ def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
 def _check_arguments(o: Options, first: Unit) -> None:
     """Raise UserError if the tokenizer is unknown or the first document cannot be read."""
     kind, _, size = o.tokenizer.partition(":")
+    if o.special_tokens and o.tokenizer == "byte":
+        raise UserError("--special_tokens: the tokenizer byte has no special tokens; use hf:PATH or bpe:SIZE")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
     elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):
@@ -112,18 +116,18 @@ def _prepare_tokenizer(o: Options, units: list[Unit], say) -> tokenizers.Tokeniz
     if kind == "byte":
         return tokenizers.make("byte", ())
     if kind == "hf":
-        tokenizer = tokenizers.make(o.tokenizer, ())
+        tokenizer = tokenizers.make(o.tokenizer, (), special_tokens=o.special_tokens)
         for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
             say(line)
     else:
         if path.exists():
-            return tokenizers.make(f"hf:{path}", ())
+            return tokenizers.make(f"hf:{path}", (), special_tokens=o.special_tokens)
         train = [unit for unit in units if unit.split in ("", "train")]
         sample = train[:: max(1, len(train) // 64)]
         say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(read_documents(unit, o.field), share))
-        tokenizer = tokenizers.train_bpe(texts, int(size))
+        tokenizer = tokenizers.train_bpe(texts, int(size), o.special_tokens)
     write_text(path, tokenizer.json)
     return tokenizer
 
@@ -141,7 +145,7 @@ def _write_missing(o: Options, units: list[Unit], say) -> None:
     """Write the shards of every unit that is not finished, in parallel."""
     missing = [i for i in range(len(units)) if not _is_finished(o.output, i)]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
-    write = functools.partial(_write_unit, units=units, output=o.output, validation=o.validation, field=o.field)
+    write = functools.partial(_write_unit, units=units, o=o)
     start, n_tokens = time.monotonic(), 0
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(o.workers, max(1, len(missing))), mp_context=context) as pool:
@@ -173,6 +177,7 @@ def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, s
     if o.validation and not n_tokens["validation"]:
         say("WARNING: the validation split is empty; use more text or a higher --validation")
     spec = "byte" if tokenizer.kind == "byte" else f"hf:{o.output / 'tokenizer.json'}"
+    spec += " --config.data.special_tokens=true" if o.special_tokens else ""
     say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 
 
@@ -197,18 +202,18 @@ def _record_file(output: Path, i: int) -> Path:
 # ---- One unit, in a worker process -----------------------------------------------------------------------------------
 
 
-def _write_unit(i: int, *, units: list[Unit], output: Path, validation: float, field: str) -> dict:
+def _write_unit(i: int, *, units: list[Unit], o: Options) -> dict:
     """Write the shards of unit i and return their record, or {"error": message} if the unit cannot be read."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the units run in parallel already
-    unit, path = units[i], output / "tokenizer.json"
-    tokenizer = tokenizers.make(f"hf:{path}" if path.exists() else "byte", ())
+    unit, path = units[i], o.output / "tokenizer.json"
+    tokenizer = tokenizers.make(f"hf:{path}" if path.exists() else "byte", (), special_tokens=o.special_tokens)
     try:
-        splits = split_documents(unit, list(read_documents(unit, field)), validation)
-        shards = [_write_shard(output, split, i, texts, tokenizer) for split, texts in splits.items() if any(texts)]
+        splits = split_documents(unit, list(read_documents(unit, o.field)), o.validation)
+        shards = [_write_shard(o.output, split, i, texts, tokenizer) for split, texts in splits.items() if any(texts)]
     except (OSError, ValueError, UserError) as error:
         return {"error": f"{unit.path}, bytes or records {unit.start} to {unit.end}: {type(error).__name__}: {error}"}
     record = {"shards": shards}
-    write_text(_record_file(output, i), to_json(record) + "\n")
+    write_text(_record_file(o.output, i), to_json(record) + "\n")
     return record
 
 
@@ -256,15 +261,33 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
+def cut_pieces(text: str, size: int, special_tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Cut a text into pieces of `size` characters, longer only where a special token would be cut.
+
+    >>> list(cut_pieces("ab<end>cd", 3)), list(cut_pieces("ab<end>cd", 3, ["<end>"]))
+    (['ab<', 'end', '>cd'], ['ab<end>', 'cd'])
+    """
+    longest_first = sorted(special_tokens, key=len, reverse=True)  # as the tokenizer finds them, from left to right
+    pattern, start = re.compile("|".join(map(re.escape, longest_first))), 0
+    while start < len(text):
+        end = start + size
+        matches = pattern.finditer(text, start) if special_tokens else ()
+        for match in matches:
+            if match.start() >= end:
+                break
+            end = max(end, match.end())
+        yield text[start:end]
+        start = end
+
+
 def _write_shard(output: Path, split: str, i: int, texts: list[str], tokenizer) -> dict:
     """Write one shard and return its record. The end of text, or a newline if there is none, ends each document."""
     end = tokenizer.end_of_text
     ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
     ids = []
     for text in texts:
-        for at in range(0, len(text), PIECE):
-            ids += tokenizer.encode_all([text[at : at + PIECE]])
-        ids.append(ending)
+        first, *others = cut_pieces(text, PIECE, tokenizer.special_tokens) if text else [""]
+        ids += [tokenizer.encode_prompt(first), *(tokenizer.encode(piece) for piece in others), ending]
     tokens = np.concatenate(ids)
     path = output / f"{SPLIT_IN_FILE_NAME[split]}_{i:06}.npy"
     partial = path.with_suffix(".partial")

@@ -2,9 +2,14 @@
 
 Every tokenizer has encode(text) -> ids, decode(ids) -> text, vocab_size, end_of_text (an id or None) and to_json().
 The JSON is saved with a run, so its model can be sampled without the data.
+
+A special token, such as <|endoftext|>, is an id that a model knows as a signal. By default its name in a text is
+encoded as ordinary text, so that untrusted text cannot send such a signal. With special_tokens=True it is encoded as
+the token.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -13,10 +18,12 @@ from functools import cached_property
 import numpy as np
 
 from lm.errors import UserError, first_line
-from lm.files import parse_json
+from lm.files import check_shape, parse_json
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
+ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
 # A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
 # every character, so joining the pieces of a text returns the text.
@@ -33,15 +40,46 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode and state (the content of the JSON)."""
+    """Base class. Subclasses define kind, vocab_size, encode, decode and state (the content of the JSON).
+
+    Attributes:
+        end_of_text: the id that ends a document; None if there is none.
+        begin_of_text: the ids that begin a document or a prompt.
+        special_tokens: names of the special tokens that are encoded as tokens, in no order.
+    """
 
     kind: str
     vocab_size: int
     end_of_text: int | None = None
+    begin_of_text: tuple[int, ...] = ()
+    special_tokens: tuple[str, ...] = ()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the ids that end a generated text."""
+        return frozenset() if self.end_of_text is None else frozenset([self.end_of_text])
+
+    def with_special_tokens(self, special_tokens: bool) -> "Tokenizer":
+        """Return this tokenizer with or without special tokens; raises UserError if it has none."""
+        if special_tokens:
+            raise UserError(f"tokenizer: a {self.kind} tokenizer has no special tokens")
+        return self
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
         """Encode several texts."""
         return [self.encode(text) for text in texts]
+
+    def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
+        """Encode several texts from their beginnings: each starts with begin_of_text, once."""
+        return [self._begin(ids) for ids in self.encode_all(texts)]
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Encode one text from its beginning."""
+        return self.encode_documents([text])[0]
+
+    def _begin(self, ids: np.ndarray) -> np.ndarray:
+        begin = np.array(self.begin_of_text, ids.dtype)
+        return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate([begin, ids])
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind} | self.state(), sort_keys=True)
@@ -144,24 +182,51 @@ class HFTokenizer(Tokenizer):
 
     Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add or change tokens.
     They are switched off, also in `json`, and their names are in `switched_off`.
+
+    Args:
+        tokenizer: the content of tokenizer.json.
+        special_tokens: encode the names of special tokens as these tokens, and begin documents and prompts as the
+            tokenizer's post-processor does (<s>, <bos>). False: encode the names as ordinary text.
     """
 
     kind = "hf"
 
-    def __init__(self, tokenizer: str):
+    def __init__(self, tokenizer: str, special_tokens: bool = False):
         import tokenizers
 
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
         self.switched_off = self._switch_off()
         self.json = self.model.to_str() if self.switched_off else tokenizer
-        # "<|endoftext|>" inside a text is encoded as text, not as the end of a document.
-        self.model.encode_special_tokens = True
+        self.model.encode_special_tokens = not special_tokens  # the library's name for encoding them as text
         vocabulary = self.model.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError("its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        names = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-        self.end_of_text = next((vocabulary[name] for name in names if name in vocabulary), None)
+        self.end_of_text = next((vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None)
+        self.encodes_special_tokens = special_tokens
+        if special_tokens:
+            self.special_tokens = tuple(self._special_ids())
+            self.begin_of_text = self._find_begin_of_text()
+
+    def _special_ids(self) -> dict[str, int]:
+        """Return the id of each special token by name."""
+        added = self.model.get_added_tokens_decoder().items()
+        return {token.content: i for i, token in added if token.special}
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the ids that end a generated text: the end of text, and the ends of a turn in a chat."""
+        special = self._special_ids()
+        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special}
+
+    def _find_begin_of_text(self) -> tuple[int, ...]:
+        """Return the ids that the post-processor puts before a text."""
+        try:
+            encoding = self.model.encode("a")
+        except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
+            return ()
+        marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        return tuple(i for i, added in itertools.takewhile(lambda pair: pair[1], marked))
 
     def _switch_off(self) -> list[str]:
         """Switch off what would drop, add or change tokens, and return its names."""
@@ -178,7 +243,11 @@ class HFTokenizer(Tokenizer):
         return names
 
     def state(self):
-        return {"tokenizer": self.json}
+        # Without the option the JSON is that of earlier versions, so tokens that were cached with it stay valid.
+        return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
+
+    def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":
+        return self if special_tokens == self.encodes_special_tokens else HFTokenizer(self.json, special_tokens)
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_all([text])[0]
@@ -226,9 +295,10 @@ def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
-    """Return whether encoding and decoding change SAMPLE: accents, spaces, line ends, scripts, emoji."""
+    """Return whether encoding and decoding change SAMPLE (accents, spaces, scripts, emoji) or a special token."""
+    sample = SAMPLE + "".join(f"{name}{name} a {name}" for name in tokenizer.special_tokens)
     try:
-        return tokenizer.decode(tokenizer.encode(SAMPLE)) != SAMPLE
+        return tokenizer.decode(tokenizer.encode(sample)) != sample
     except UserError:  # it encodes some texts only
         return True
 
@@ -239,20 +309,21 @@ def from_json(text: str) -> Tokenizer:
         "byte": (ByteTokenizer, {}),
         "char": (CharTokenizer, {"chars": str, "unk": bool}),
         "word": (WordTokenizer, {"words": [str], "unk": bool}),
-        "hf": (HFTokenizer, {"tokenizer": str}),
+        "hf": (HFTokenizer, {"tokenizer": str, "special_tokens": bool}),
     }
     try:
-        kind = parse_json(text, {"kind": str})["kind"]
+        state = {"special_tokens": False} | parse_json(text, {"kind": str})  # earlier versions have no such key
+        kind = state["kind"]
         if kind not in kinds:
             raise ValueError(f"kind is {kind[:40]!r}, not one of {', '.join(kinds)}")
         tokenizer, shape = kinds[kind]
-        state = parse_json(text, shape)
+        check_shape(state, shape)
         return tokenizer(**{name: state[name] for name in shape})
     except Exception as e:  # `tokenizers` raises bare Exception for a malformed tokenizer
         raise UserError(f"a saved tokenizer is corrupted: {first_line(e)}") from None
 
 
-def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
+def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = False) -> HFTokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); deterministic.
 
     Its vocabulary includes all 256 bytes, so it is lossless for every string that UTF-8 can encode.
@@ -260,6 +331,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
     Args:
         documents: the texts to train on.
         vocab_size: at most this many ids; the last is END_OF_TEXT.
+        special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the name.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -268,18 +340,21 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> HFTokenizer:
     model.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    if special_tokens:
+        documents = (part for document in documents for part in document.split(END_OF_TEXT))
     model.train_from_iterator(documents, trainer)
     model.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
-    return HFTokenizer(model.to_str())
+    return HFTokenizer(model.to_str(), special_tokens)
 
 
-def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
+def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens: bool = False) -> Tokenizer:
     """Make the tokenizer of config.data.tokenizer.
 
     Args:
         spec: "char", "byte", "word", "bpe:SIZE" or "hf:PATH".
         documents: the texts that char, word and bpe learn from; not used by byte and hf.
         unk: char, word: encode what is not in the vocabulary as <unk> instead of raising.
+        special_tokens: bpe, hf: encode the names of special tokens as these tokens.
 
     Raises:
         UserError: the spec is unknown, or its file is not a tokenizer.json.
@@ -292,11 +367,11 @@ def make(spec: str, documents: Iterable[str], unk: bool = False) -> Tokenizer:
     if kind == "word":
         return WordTokenizer(set().union(*map(WORD.findall, documents)), unk)
     if kind == "bpe":
-        return train_bpe(documents, int(argument))
+        return train_bpe(documents, int(argument), special_tokens)
     if kind == "hf":
         try:
             with open(argument, encoding="utf-8") as file:
-                return HFTokenizer(file.read())
+                return HFTokenizer(file.read(), special_tokens)
         except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(
                 f'config.data.tokenizer: cannot read "{spec}" ({first_line(e)}); '

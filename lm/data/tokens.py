@@ -63,11 +63,12 @@ def _entry(cache_dir: Path, fingerprint: str) -> Path:
 def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
     """Open tokens:PATH; a tokenizer, if configured, only decodes."""
     opened = shards.open_shards(config.source.partition(":")[2], cache_dir)
-    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config.tokenizer, warn)
+    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config, warn)
     if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(
-            f"config.data.tokenizer: {config.tokenizer} is not the tokenizer of the shards in {opened.name}; "
-            "use the one that lm.data.prepare printed (byte, or the tokenizer.json beside the shards)"
+            f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
+            f"tokenizer of the shards in {opened.name}; use what lm.data.prepare printed (byte, or the tokenizer.json "
+            "beside the shards, and special_tokens = true if they were written with --special_tokens)"
         )
     splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
     fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
@@ -92,10 +93,10 @@ def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
         return source, f"{source.name} (fallback)"
 
 
-def _load_tokenizer(spec: str, warn) -> tokenizers.Tokenizer:
+def _load_tokenizer(config, warn) -> tokenizers.Tokenizer:
     """Load a tokenizer that is not learned from the text."""
-    tokenizer = tokenizers.make(spec, ())
-    for line in tokenizers.warnings_about(tokenizer, spec):
+    tokenizer = tokenizers.make(config.tokenizer, (), special_tokens=config.special_tokens)
+    for line in tokenizers.warnings_about(tokenizer, config.tokenizer):
         warn(line)
     return tokenizer
 
@@ -104,8 +105,9 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
     """Return the configured tokenizer; one that is learned from the text is cached by the text's digest."""
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
-        return _load_tokenizer(config.tokenizer, warn)
-    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, config.unk, config.vocabulary_from)
+        return _load_tokenizer(config, warn)
+    options = [config.unk, config.vocabulary_from] + (["special tokens"] if config.special_tokens else [])
+    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, *options)
     path = cache_dir / "tokenizers" / key[:32]
     cached = cache.read_file(path)
     if cached is None:
@@ -127,7 +129,7 @@ def _learn_tokenizer(config, source, say) -> tokenizers.Tokenizer:
     use_all = config.vocabulary_from == "all" and kind != "bpe"
     selected = splits.values() if use_all else [splits.get("train", ())]
     documents = chain.from_iterable(map(_with_newlines, selected))
-    return tokenizers.make(config.tokenizer, documents, config.unk)
+    return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
 
 
 def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
@@ -168,7 +170,7 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
         with (directory / f"{name}.bin").open("wb") as file:
             for texts in _batch_documents(documents):
                 try:
-                    encoded = tokenizer.encode_all(texts)
+                    encoded = tokenizer.encode_documents(texts)
                     separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
                 except UserError as e:
                     raise UserError(f"the {name} split: {e}") from None

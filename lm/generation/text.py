@@ -21,7 +21,8 @@ class Continuation:
         sample: the index of the sample.
         text: the text so far, without a last part that further tokens may change.
         ids: the drawn ids, up to the end of the text.
-        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text".
+        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text" (of a
+            document, or of a turn in a chat).
     """
 
     prompt: str
@@ -35,7 +36,7 @@ class Continuation:
         if self.finish:
             return
         for i in ids:
-            if i == tokenizer.end_of_text:
+            if i in tokenizer.stop_ids:
                 self.finish = "end_of_text"
                 break
             self.ids.append(int(i))
@@ -64,7 +65,7 @@ def _overlap(text: str, stop: str) -> int:
 
 def _decode_after(tokenizer: Tokenizer, prompt: str, ids: Sequence[int]) -> str:
     """Decode ids together with their prompt, because some tokenizers drop a space at the start of a text."""
-    prompt_ids = tokenizer.encode(prompt).tolist()
+    prompt_ids = tokenizer.encode_prompt(prompt).tolist()
     before, text = tokenizer.decode(prompt_ids), tokenizer.decode([*prompt_ids, *ids])
     return text[len(before) :] if text.startswith(before) else tokenizer.decode(ids)
 
@@ -95,18 +96,16 @@ def stream_texts(
         batch_size: number of texts generated in one batch.
 
     Raises:
-        UserError: if the tokenizer encodes a prompt to no tokens, or if n_tokens is less than 1.
+        UserError: if the tokenizer encodes a prompt to no tokens.
     """
-    if n_tokens < 1:
-        raise UserError(f"n_tokens: {n_tokens} must be at least 1")
     for prompt in prompts:
-        if len(tokenizer.encode(prompt)) == 0:
+        if len(tokenizer.encode_prompt(prompt)) == 0:
             raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
     rows = [Continuation(prompt, sample) for prompt in prompts for sample in range(n_samples)]
     if not rows:
         yield rows
     for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
-        ids, samples = [tokenizer.encode(row.prompt).tolist() for row in part], [row.sample for row in part]
+        ids, samples = [tokenizer.encode_prompt(row.prompt).tolist() for row in part], [row.sample for row in part]
         for drawn_BT in decoder.stream(ids, n_tokens, sampling, seed=seed, samples=samples, every=EVERY):
             for row, drawn in zip(part, drawn_BT.tolist(), strict=True):
                 row.add(drawn, tokenizer, stop, n_tokens)

@@ -13,7 +13,7 @@ import lm.model
 from lm.config import Config
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
-from lm.huggingface.importing import load_tokenizer
+from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params
 from lm.text import table
 from lm.trained_model import load

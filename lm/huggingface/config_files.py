@@ -87,7 +87,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None) -> Config:
         values["train.seq_len"] = seq_len or min(positions, MAX_SEQ_LEN)
     values["name"] = Path(directory).resolve().name or family.model_type
     if tokenizer := find_tokenizer(directory):
-        values["data.tokenizer"] = f"hf:{tokenizer}"
+        values |= {"data.tokenizer": f"hf:{tokenizer}", "data.special_tokens": True}
     config, wrong = from_flat(values)
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
@@ -139,9 +139,18 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
     return {f"model.{key}": value for key, value in ours.items()}, problems
 
 
+def read_training_config(directory: str | Path) -> Config:
+    """Return our config that trains the architecture of a checkpoint, with parameters in float32.
+
+    In bfloat16, small updates of parameters would be lost to rounding.
+    """
+    config = read_config(directory)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, param_dtype="float32"))
+
+
 def config_source(directory: str | Path) -> str:
     """Return a config file in Python that trains the architecture of a checkpoint from scratch."""
-    config, default = flatten(to_dict(read_config(directory))), flatten(to_dict(Config()))
+    config, default = flatten(to_dict(read_training_config(directory))), flatten(to_dict(Config()))
     lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
     return "\n".join([
         f'"""The architecture of {json.dumps(Path(directory).name)[1:-1]}, to be trained from scratch."""',

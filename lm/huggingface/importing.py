@@ -7,14 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 from lm import parameters
-from lm.config import Config, to_dict
-from lm.data import tokenizers
-from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
+from lm.config import to_dict
 from lm.files import to_json
 from lm.huggingface.config_files import read_config
 from lm.huggingface.exporting import SETTINGS
-from lm.huggingface.tokenizer_files import copy_settings, find_tokenizer
+from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params
 from lm.training.checkpoints import Checkpoints
 from lm.training.workdir import Workdir
@@ -69,21 +66,3 @@ def import_checkpoint(
             checkpoints.wait()
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
     say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
-
-
-def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint, or None if it has none.
-
-    Raises:
-        UserError: if it is damaged, or has more ids than the model.
-    """
-    path = find_tokenizer(directory)
-    if path is None:
-        return None
-    tokenizer = tokenizers.make(f"hf:{path}", [])
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise UserError(
-            f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
-            f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
-        )
-    return tokenizer

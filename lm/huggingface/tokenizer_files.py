@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
-from lm.data.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer
+from lm.config import Config
+from lm.data.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer, make
+from lm.errors import UserError
 from lm.files import to_json, write_text
 
 # Files with settings that we do not use, but that an exported model should have again.
@@ -19,6 +21,24 @@ def find_tokenizer(directory: str | Path) -> Path | None:
     """Return the path of a checkpoint's tokenizer.json, or None if it has none."""
     path = Path(directory) / "tokenizer.json"
     return path if path.is_file() else None
+
+
+def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, or None if it has none.
+
+    Raises:
+        UserError: if it is damaged, or has more ids than the model.
+    """
+    path = find_tokenizer(directory)
+    if path is None:
+        return None
+    tokenizer = make(f"hf:{path}", (), special_tokens=config.data.special_tokens)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
+            f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
+        )
+    return tokenizer
 
 
 def copy_settings(source: Path, target: Path) -> list[str]:

@@ -104,7 +104,7 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     if not (config.eval.sample_tokens and corpus.tokenizer):
         return []
     try:
-        n_tokens = len(corpus.tokenizer.encode(config.eval.sample_prompt))
+        n_tokens = len(corpus.tokenizer.encode_prompt(config.eval.sample_prompt))
     except UserError as error:
         return [f"config.eval.sample_prompt: {error}"]
     if n_tokens:

@@ -17,6 +17,7 @@ from pathlib import Path
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, refuse_url, to_json, write_bytes
+from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.training.metrics import read_metrics
 from lm.training.provenance import describe_start
 
@@ -166,15 +167,24 @@ def is_step(name: str) -> bool:
 
 
 def check_init_from(config, resumed: str | Path | None) -> None:
-    """Raise UserError if the run that config.init_from names has no checkpoints.
+    """Raise UserError if config.init_from names neither a run with checkpoints nor a checkpoint of Hugging Face.
 
     It is not needed if the run in the directory `resumed` has one.
     """
     run = init_run(config)
     if resumed is not None and newest_checkpoint(resumed) is not None:
         return
-    if run is not None and not Path(run, "checkpoints").is_dir():
-        raise UserError(f"config.init_from: {run} holds no checkpoints; give the directory of a run")
+    if run is None or Path(run, "checkpoints").is_dir():
+        return
+    if not is_checkpoint(run):
+        raise UserError(
+            f"config.init_from: {run} holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging "
+            "Face"
+        )
+    try:
+        read_config(run)
+    except UserError as error:
+        raise UserError(*(f"config.init_from: {problem}" for problem in error.problems)) from None
 
 
 def is_finished(workdir: str | Path, config) -> bool:

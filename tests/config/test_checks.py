@@ -48,6 +48,7 @@ from lm.config.loading import load
         ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
         ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
         ("data.source=tokens:x", "data.tokenizer: char is learned from text"),
+        ("data.special_tokens=true", "data.special_tokens: true, but the tokenizer char has no special tokens"),
         ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
         (
             "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",

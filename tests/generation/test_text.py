@@ -8,7 +8,6 @@ from tiny import redrawn, tiny
 
 from lm.data import tokenizers
 from lm.data.tokenizers import ByteTokenizer
-from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, generate_texts
@@ -56,10 +55,8 @@ def test_a_text_ends_at_the_end_of_a_document():
     assert (row.text, row.ids, row.finish) == ("ab", [97, 98], "end_of_text")
 
 
-def test_no_prompts_give_no_texts_and_no_tokens_are_an_error():
+def test_no_prompts_give_no_texts():
     assert generate_texts(None, ByteTokenizer(), [], 3, Sampling()) == []
-    with pytest.raises(UserError, match="n_tokens: 0 must be at least 1"):
-        generate_texts(None, ByteTokenizer(), ["prompt"], 0, Sampling())
 
 
 @pytest.mark.slow

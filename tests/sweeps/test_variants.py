@@ -36,7 +36,7 @@ def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
 def test_seeds_are_grouped_by_the_parameters_that_are_loaded():
     whole, part = (["embedding", "head/w_DV"], []), (["embedding"], ["head/w_DV"])
     runs = {
-        seed: WarmStart(f"runs/{seed}", 10, dict.fromkeys(values), initialized, [])
+        seed: WarmStart(f"runs/{seed}", dict.fromkeys(values), initialized, [], [], [])
         for seed, (values, initialized) in enumerate([whole, part, whole])
     }
     assert _same_parameters(runs) == [[0, 2], [1]]

@@ -1,0 +1,61 @@
+"""The options of text generation, with their types and ranges, for lm.generate and for Python. Imports no jax."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from lm.config.schema import MAX_SAMPLE, key
+from lm.config.values import checked, short
+from lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of text generation, declared like the keys of the config."""
+
+    n_tokens: int = key(500, "maximum number of new tokens for each prompt", low=1, high=MAX_SAMPLE)
+    n_samples: int = key(1, "number of texts for each prompt", low=1, high=MAX_SAMPLE)
+    temperature: float = key(0.8, "0: always the likeliest token", low=0.0)
+    top_k: int | None = key(None, "draw from the K likeliest tokens", low=1)
+    top_p: float | None = key(None, "draw from the likeliest tokens with total probability P", above=0.0, high=1.0)
+    min_p: float | None = key(None, "draw from tokens at least P times as likely as the likeliest", above=0.0, high=1.0)
+    seed: int = key(0, "random seed", low=0, high=2**32 - 1)
+    batch_size: int = key(16, "number of texts generated in one batch", low=1, high=MAX_SAMPLE)
+
+
+def find_problems(values: dict[str, Any], label: Callable[[str], str] = str) -> list[str]:
+    """Return a line for each value that is of another type or out of range.
+
+    Args:
+        values: options by name; `prompts` and `stop` are sequences of texts.
+        label: returns what an option is called in a message.
+
+    >>> find_problems({"top_p": 1.5, "seed": 3})
+    ['top_p: 1.5 is out of range; it must be <= 1.0']
+    """
+    problems = []
+    for name, value in values.items():
+        try:
+            _check(name, value)
+        except ValueError as error:
+            problems.append(f"{label(name)}: {error}")
+    return problems
+
+
+def check(values: dict[str, Any]) -> None:
+    """Raise UserError with every problem of these values."""
+    if problems := find_problems(values):
+        raise UserError(*problems)
+
+
+def _check(name: str, value: Any) -> None:
+    if name not in ("prompts", "stop"):
+        field = Options.__dataclass_fields__[name]
+        value = value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value  # a NumPy scalar
+        checked(value, typing.get_type_hints(Options)[name], field)
+        return
+    if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{short(value)} is not a list of texts")
+    if name == "stop" and "" in value:
+        raise ValueError("a stop string is empty")

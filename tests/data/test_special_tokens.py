@@ -1,0 +1,244 @@
+"""Special tokens: encoded as tokens if config.data.special_tokens asks for it, as ordinary text otherwise."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import DataConfig
+from lm.data import open_corpus, prepare, shard_writer, tokenizers
+from lm.data.tokenizers import END_OF_TEXT, HFTokenizer
+from lm.errors import UserError
+from lm.generation.text import Continuation
+
+STORED = json.loads((Path(__file__).parents[1] / "references" / "special_tokens.json").read_text(encoding="utf-8"))
+SPEC = STORED["tokenizer"]
+END, START, STOP = IDS = [token["id"] for token in SPEC["added_tokens"]]
+NAMES = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
+PARTS = (*NAMES, "<|endof", "text|>", "<|im_", "<|", "|>", " ", "\n", "  ", "The cat", "'s", "é", "😀", "12")
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(st.characters(exclude_categories=["Cs"]))).map("".join)
+
+
+def make(special_tokens: bool = True, **changes) -> HFTokenizer:
+    """Return the stored tokenizer, with changes of its tokenizer.json."""
+    return HFTokenizer(json.dumps(SPEC | changes), special_tokens)
+
+
+def added(name: str, i: int, **flags) -> dict:
+    """Return a special token, as tokenizer.json has it."""
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": i, "content": name, "special": True} | off | flags
+
+
+def bos_template(name: str, i: int) -> dict:
+    """Return the post-processor of Llama and Gemma, which begins a text with a special token."""
+    first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}},
+    }
+
+
+@pytest.fixture(scope="module")
+def on():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def off():
+    return make(special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def llama_like():
+    return make(post_processor=bos_template("<|im_start|>", START))
+
+
+# Ids
+
+
+def test_ids_are_those_of_tiktoken(on, off):
+    """Stored results; see tests/references/make_special_tokens.py."""
+    assert sum(len(with_special) < len(without) for _, with_special, without in STORED["cases"]) > 30
+    for text, with_special, without in STORED["cases"]:
+        assert on.encode(text).tolist() == with_special, text
+        assert off.encode(text).tolist() == without, text
+
+
+@pytest.fixture(scope="module")
+def encoding():
+    """Return the stored tokenizer as an encoding of tiktoken."""
+    pytest.importorskip("tiktoken", reason="it is not installed")
+    from references.make_special_tokens import to_tiktoken
+
+    return to_tiktoken(json.dumps(SPEC))
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS)
+def test_ids_of_random_texts_are_those_of_tiktoken(encoding, on, off, text):
+    assert on.encode(text).tolist() == encoding.encode(text, allowed_special="all")
+    assert off.encode(text).tolist() == encoding.encode(text, disallowed_special=())
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS)
+def test_texts_with_special_tokens_make_the_round_trip(on, off, text):
+    for tokenizer in (on, off):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_untrusted_text_gives_no_special_token(off):
+    ids = off.encode("".join(NAMES))
+    assert not set(IDS) & set(ids.tolist())
+
+
+def test_the_longest_of_the_special_tokens_that_start_at_a_character_is_taken():
+    short, long = STOP + 1, STOP + 2
+    tokenizer = make(added_tokens=[*SPEC["added_tokens"], added("<|im", short), added("<|im_start|><|", long)])
+    assert tokenizer.encode("<|im_start|><|im_start|>").tolist()[0] == long
+    assert tokenizer.encode("<|im<|im_start|>").tolist() == [short, START]
+
+
+def test_a_special_token_that_drops_spaces_is_lossy():
+    assert not tokenizers.is_lossy(make())
+    assert tokenizers.is_lossy(make(added_tokens=[*SPEC["added_tokens"][:2], added("<|im_end|>", STOP, lstrip=True)]))
+
+
+# The beginning of a text
+
+
+def test_a_document_and_a_prompt_begin_as_the_tokenizer_json_says_once(llama_like, on):
+    assert llama_like.begin_of_text == (START,)
+    for text in ("cat", "<|im_start|>cat"):
+        assert llama_like.encode_prompt(text).tolist() == [START, *on.encode("cat")]
+    assert llama_like.encode_prompt("").tolist() == [START]
+    assert on.encode_prompt("cat").tolist() == on.encode("cat").tolist()
+
+
+def test_without_special_tokens_nothing_is_put_before_a_text(llama_like):
+    off = llama_like.with_special_tokens(False)
+    assert off.begin_of_text == ()
+    assert off.encode_prompt("cat").tolist() == off.encode("cat").tolist()
+
+
+def test_a_continuation_of_a_prompt_with_special_tokens_ends_at_the_end_of_text(llama_like):
+    row = Continuation("<|im_start|>The cat", 0)
+    row.add([*llama_like.encode(" sat<|im_start|>"), END, 7], llama_like, (), 99)
+    assert (row.text, row.finish) == (" sat<|im_start|>", "end_of_text")
+
+
+def test_a_continuation_ends_at_the_end_of_a_turn_in_a_chat(on):
+    row = Continuation("The cat", 0)
+    row.add([*on.encode(" sat"), STOP, 7], on, (), 99)
+    assert (row.text, row.finish) == (" sat", "end_of_text")
+
+
+# What is saved
+
+
+def test_the_json_has_the_option_only_if_it_is_on(on, off):
+    assert json.loads(off.to_json()).keys() == {"kind", "tokenizer"}  # as before the option existed
+    assert on.fingerprint != off.fingerprint
+    for tokenizer in (off, on, off.with_special_tokens(True)):
+        loaded = tokenizers.from_json(tokenizer.to_json())
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.encode(NAMES[0]).tolist() == tokenizer.encode(NAMES[0]).tolist()
+    assert off.with_special_tokens(True).fingerprint == on.fingerprint
+
+
+def test_a_saved_option_that_is_not_true_or_false_is_corrupted(on):
+    content = json.loads(on.to_json()) | {"special_tokens": "no"}
+    with pytest.raises(UserError, match=r"corrupted: .*special_tokens is 'no', not true or false"):
+        tokenizers.from_json(json.dumps(content))
+
+
+# Corpora
+
+
+def test_a_text_is_tokenized_again_if_the_option_changes(tmp_path):
+    text = "one\n<|endoftext|>two\n" * 40
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SPEC))
+    data = {"source": f"text:{tmp_path / 'text.txt'}", "cache_dir": str(tmp_path / "cache"), "splits": (1.0, 0.0, 0.0)}
+    for spec in (f"hf:{tmp_path / 'tokenizer.json'}", "bpe:270"):
+        off, on, again = (
+            open_corpus(DataConfig(**data, tokenizer=spec, special_tokens=b), say=str) for b in (False, True, True)
+        )
+        assert off.fingerprint != on.fingerprint == again.fingerprint
+        ends = [int((np.asarray(c.split("train").tokens) == c.tokenizer.end_of_text).sum()) for c in (off, on, again)]
+        assert ends == [0, 40, 40]
+        assert on.tokenizer.decode(on.split("train").tokens) == text
+        assert on.split("train").n_bytes == len(text)
+
+
+def test_each_document_begins_as_the_tokenizer_json_says(tmp_path, llama_like):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text(f"document {i}")
+    (tmp_path / ".tokenizer.json").write_text(llama_like.json)  # hidden, so it is not a document
+    data = {"tokenizer": f"hf:{tmp_path / '.tokenizer.json'}", "cache_dir": str(tmp_path / ".cache")}
+    data |= {"source": f"text:{tmp_path}", "splits": (1.0, 0.0, 0.0), "special_tokens": True}
+    tokens = open_corpus(DataConfig(**data), say=str).split("train").tokens
+    start, end = "<|im_start|>", END_OF_TEXT
+    expected = end.join(f"{start}document {i}" for i in range(3))
+    assert llama_like.decode(tokens) == expected
+
+
+def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
+    texts = ["aaabdaaabac", f"{END_OF_TEXT * 99}aaabdaaabac"]
+    plain, special = (tokenizers.train_bpe([text], 260, special_tokens=True) for text in texts)
+    assert special.to_json() == plain.to_json()
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=TEXTS, size=st.integers(1, 9))
+def test_pieces_of_a_text_never_cut_a_special_token(on, off, text, size):
+    for tokenizer in (on, off):
+        pieces = list(shard_writer.cut_pieces(text, size, tokenizer.special_tokens))
+        assert "".join(pieces) == text
+        assert all(len(piece) <= size + len(NAMES[0]) for piece in pieces)
+        ids, whole = np.concatenate([[0], *map(tokenizer.encode, pieces)]), tokenizer.encode(text)
+        for special in IDS:
+            assert (ids == special).sum() == (whole == special).sum()
+
+
+def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, capsys, llama_like):
+    monkeypatch.setattr(shard_writer, "PIECE", 7)
+    (tmp_path / "tokenizer.json").write_text(llama_like.json)
+    spec, text, output = f"hf:{tmp_path / 'tokenizer.json'}", "one <|im_end|> two <|im_end|>", tmp_path / "out"
+    (tmp_path / "dump.jsonl").write_text((json.dumps({"text": text}) + "\n") * 3)
+    options = [f"--input=jsonl:{tmp_path / 'dump.jsonl'}", f"--tokenizer={spec}", f"--output={output}"]
+    units = shard_writer.find_units(f"jsonl:{tmp_path / 'dump.jsonl'}", 2**20)
+    o = shard_writer.Options("", spec, output, 0.0, special_tokens=True)
+    with monkeypatch.context() as patch:  # a unit in this process, with its PIECE
+        patch.setattr(shard_writer, "_write_missing", lambda *_: shard_writer._write_unit(0, units=units, o=o))
+        assert prepare.main([*options, "--validation=0", "--special_tokens"]) == 0
+    assert "tokenizer.json --config.data.special_tokens=true" in capsys.readouterr().out
+    data = DataConfig(source=f"tokens:{output}", tokenizer=f"hf:{output / 'tokenizer.json'}", cache_dir=str(tmp_path))
+    with pytest.raises(UserError, match="special_tokens = False is not the tokenizer of the shards"):
+        open_corpus(data, say=str)
+    corpus = open_corpus(DataConfig(**(vars(data) | {"special_tokens": True})), say=str)
+    tokens = np.asarray(corpus.split("train").tokens)
+    assert corpus.tokenizer.decode(tokens) == f"<|im_start|>{text}{END_OF_TEXT}" * 3
+    assert [(tokens == i).sum() for i in (START, END, STOP)] == [3, 3, 6]
+    assert prepare.main(["--verify", str(output)]) == 0
+    assert prepare.main([*options, "--validation=0"]) == 2  # the same directory, without the option
+    assert "other options" in capsys.readouterr().err
+
+
+def test_only_a_byte_pair_encoding_has_special_tokens():
+    assert tokenizers.ByteTokenizer().with_special_tokens(False).kind == "byte"
+    with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
+        tokenizers.ByteTokenizer().with_special_tokens(True)
+
+
+def test_bytes_have_no_special_tokens(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("text")
+    options = [f"--input=text:{tmp_path / 'text.txt'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]
+    assert prepare.main([*options, "--special_tokens"]) == 2
+    assert "--special_tokens: the tokenizer byte has no special tokens" in capsys.readouterr().err

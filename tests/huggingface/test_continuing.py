@@ -1,0 +1,269 @@
+"""Checkpoints of Hugging Face in Python, as initial values of training, and as the config of a run."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from huggingface_checkpoints import EXPECTED, checkpoint
+from running import ROOT, checksums, summary_of
+
+import lm
+from lm import parameters
+from lm.config.loading import load
+from lm.data import open_corpus
+from lm.data.tokenizers import END_OF_TEXT, CharTokenizer
+from lm.errors import UserError
+from lm.huggingface.config_files import read_config
+from lm.huggingface.tokenizer_files import to_tokenizer_json
+from lm.huggingface.weights import load_params
+from lm.parallel.mesh import make_mesh
+from lm.training import warm_start as module
+from lm.training.warm_start import warm_start
+from lm.training.workdir import check_init_from
+
+TEXT = "abcdefghi" * 40
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    """Return the stored Llama with a tokenizer of the letters a to i and an end of text."""
+    directory = checkpoint(tmp_path / "llama")
+    spec = json.loads(to_tokenizer_json(CharTokenizer("abcdefghi")))
+    end = {"id": 9, "content": END_OF_TEXT, "special": True}
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    (directory / "tokenizer.json").write_text(json.dumps(spec | {"added_tokens": [end | off]}))
+    (tmp_path / "text.txt").write_text(TEXT)
+    return directory
+
+
+def prepared(directory, *overrides: str):
+    """Return the resolved config of hf:DIR and its corpus."""
+    source, cache = f"text:{directory.parent / 'text.txt'}", str(directory.parent / "cache")
+    config = load(f"hf:{directory}", [f"data.source={source}", f"data.cache_dir={cache}", *overrides], warn=str)
+    return parameters.resolve(config, config.model.vocab_size), open_corpus(config.data, say=str)
+
+
+def read(directory, *overrides: str):
+    """Return the warm start of hf:DIR from DIR, and what was printed."""
+    lines = []
+    found = warm_start(*prepared(directory, f"init_from={directory}", *overrides), lines.append)
+    return found, "\n".join(lines)
+
+
+# lm.load
+
+
+def test_a_checkpoint_is_a_trained_model(model_dir):
+    run = lm.load(model_dir)
+    assert (run.path, run.step, run.seq_len, run.config) == (model_dir, 0, 16, read_config(model_dir))
+    assert parameters.flat(run.params)["layers/attention/w_q_DHK"].shape == (2, 8, 2, 6)
+    assert run.encode(f"ab{END_OF_TEXT}").tolist() == [0, 1, 9]  # on for imported models
+    assert run.with_special_tokens(False).tokenizer.special_tokens == ()
+
+
+@pytest.mark.slow
+def test_logits_text_and_loss_of_a_checkpoint(model_dir):
+    run, expected = lm.load(model_dir), EXPECTED["llama"]
+    np.testing.assert_allclose(run.logits(expected["ids"])[-1], expected["logits"], atol=1e-5)
+    text = run.generate("abc", 5, temperature=0)
+    assert run.tokenizer.encode(text).tolist() == greedy(run, [0, 1, 2], 5)
+    assert run.loss("abc") == pytest.approx(run.loss([0, 1, 2]))
+
+
+def greedy(run, ids: list[int], n: int) -> list[int]:
+    """Return the greedy continuation by ids below that of the end of text."""
+    for _ in range(n):
+        ids = [*ids, int(run.logits(ids)[-1, :10].argmax())]
+        assert ids[-1] != 9
+    return ids[-n:]
+
+
+def test_a_checkpoint_without_tokenizer_has_logits_of_ids_only(tmp_path):
+    run = lm.load(checkpoint(tmp_path / "llama"))
+    with pytest.raises(UserError, match="this model has no tokenizer"):
+        run.generate("abc")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: (d / "model.safetensors").unlink(), "has neither model.safetensors nor"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\0" * 99), "is damaged or truncated"),
+        (lambda d: (d / "tokenizer.json").write_text("{"), "cannot read"),
+        (lambda d: checkpoint(d, hidden_size=10**6), "has shape"),
+    ],
+)
+def test_a_damaged_checkpoint_is_an_error(model_dir, spoil, message):
+    spoil(model_dir)
+    with pytest.raises(UserError, match=message):
+        lm.load(model_dir)
+
+
+def test_a_checkpoint_has_no_steps(model_dir):
+    with pytest.raises(UserError, match="is a checkpoint of Hugging Face, which has no step 3"):
+        lm.load(model_dir, 3)
+
+
+# config.init_from
+
+
+def test_all_parameters_are_loaded_bit_for_bit(model_dir):
+    found, printed = read(model_dir)
+    expected = parameters.flat(load_params(model_dir, read_config(model_dir)))
+    assert found.values.keys() == expected.keys()
+    assert all(np.array_equal(found.values[path], expected[path]) for path in expected)
+    assert printed.splitlines()[0] == f"parameters of {model_dir} (Hugging Face):"
+    assert printed.splitlines()[2:] == ["  newly initialized: -", "  not used: -"]
+
+
+def test_switches_may_change_and_everything_that_changes_is_reported(model_dir):
+    switches = ["norm=layer", "qk_norm=true", "ffn=mlp", "rope_theta=500", "rope_pairing=adjacent", "dropout=0.1"]
+    found, printed = read(model_dir, *(f"model.{switch}" for switch in switches), "model.param_dtype=bfloat16")
+    lines = {line.partition(":")[0].strip(): line for line in printed.splitlines()}
+    assert "layers/attention_norm/bias_D" in lines["newly initialized"]
+    assert "layers/attention/q_scale_K" in lines["newly initialized"]
+    assert "layers/ffn/w_gate_DF" in lines["not used"]
+    assert "layers/attention_norm/scale_D" in lines["loaded"]
+    for difference in ("norm rms -> layer", "rope_theta 10000.0 -> 500.0", "rope_pairing halves -> adjacent"):
+        assert difference in lines["config.model differs"]
+    assert "dropout" not in lines["config.model differs"]
+    assert {str(x.dtype) for x in found.values.values()} == {"bfloat16"}
+
+
+def test_special_tokens_may_be_switched_off(model_dir):
+    assert read(model_dir, "data.special_tokens=false")[0].initialized == []
+
+
+def test_another_tokenizer_is_an_error_and_a_missing_one_a_warning(model_dir):
+    with pytest.raises(UserError, match=r"llama: it has another tokenizer; use config.data.tokenizer = hf:.*json$"):
+        read(model_dir, "data.tokenizer=char", "data.special_tokens=false")
+    (model_dir / "tokenizer.json").unlink()
+    _, printed = read(model_dir, "data.tokenizer=char")
+    assert printed.startswith(f"WARNING: whether {model_dir} has the tokenizer of the data is unknown\n")
+
+
+def test_a_model_without_a_common_parameter_is_an_error_before_the_weights_are_read(model_dir, monkeypatch):
+    monkeypatch.setattr(module, "load_params", None)
+    with pytest.raises(UserError, match="no parameter has the name and shape"):
+        read(model_dir, "model.d_model=24", "model.d_head=2", "model.d_ff=6")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (shutil.rmtree, "holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging Face"),
+        (lambda d: checkpoint(d, model_type="mamba"), "model_type is 'mamba'"),
+        (lambda d: checkpoint(d, rms_norm_eps="small"), "rms_norm_eps"),
+    ],
+)
+def test_a_directory_that_cannot_be_read_is_an_error_before_jax_is_imported(model_dir, spoil, message):
+    config, _ = prepared(model_dir, f"init_from={model_dir}")
+    check_init_from(config, None)
+    spoil(model_dir)
+    with pytest.raises(UserError, match=rf"^config.init_from: .*{message}"):
+        check_init_from(config, None)
+
+
+def test_processes_compare_what_they_read(model_dir, monkeypatch):
+    compared = []
+    config, corpus = prepared(model_dir, f"init_from={model_dir}")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(module.processes, "from_first", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(module.processes, "check_equal", lambda what, text: compared.append(text))
+    warm_start(config, corpus, str)
+    embedding = parameters.flat(load_params(model_dir, config))["embedding"]
+    assert f"'embedding': {zlib.crc32(embedding.tobytes())}" in compared[0]
+
+
+def test_on_a_mesh_parameters_get_the_models_shardings(model_dir):
+    with jax.set_mesh(make_mesh({"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1})):
+        found, _ = read(model_dir)
+    assert {type(x.sharding).__name__ for x in found.values.values()} == {"NamedSharding"}
+    assert "tensor" in found.values["layers/attention/w_q_DHK"].sharding.spec
+
+
+@pytest.mark.slow
+def test_a_run_from_a_checkpoint_resumes_without_it(bench, train, model_dir, tmp_path):
+    shutil.copyfile(model_dir / "tokenizer.json", tmp_path / "tokenizer.json")
+    shape = [
+        f"--config.model.{name}={value}"
+        for name, value in dataclasses.asdict(read_config(model_dir).model).items()
+        if name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "rope_pairing")
+    ]
+    more = [
+        *shape, f"--config.data.source=text:{tmp_path / 'text.txt'}", "--config.optimizer.schedule=constant",
+        f"--config.data.tokenizer=hf:{tmp_path / 'tokenizer.json'}", f"--config.init_from={model_dir}",
+        "--config.train.seq_len=8", "--config.eval.sample_prompt=a",
+    ]  # fmt: skip
+    code, output = train(tmp_path / "grown", *more, "--config.train.steps=3")
+    assert code == 0, output
+    assert f"parameters of {model_dir} (Hugging Face):" in output
+    assert train(tmp_path / "whole", *more, "--config.train.steps=6")[0] == 0
+    shutil.rmtree(model_dir)
+    code, output = train(tmp_path / "grown", *more, "--config.train.steps=6", "--resume")
+    assert code == 0, output
+    assert checksums(tmp_path / "grown", 6) == checksums(tmp_path / "whole", 6)
+
+
+@pytest.mark.slow
+def test_on_eight_devices_a_run_starts_from_the_same_parameters(bench, model_dir, tmp_path, monkeypatch):
+    data = [f"--config.data.source=text:{tmp_path / 'text.txt'}", "--config.eval.sample_prompt=a"]
+    run = [f"--config=hf:{model_dir}", f"--config.init_from={model_dir}", *data, "--config.train.steps=0"]
+    losses = {}
+    for n in (1, 8):
+        monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(n))
+        command = [sys.executable, "-m", "lm.train", *run, f"--config.mesh.fsdp={n}", f"--workdir={tmp_path / str(n)}"]
+        done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        losses[n] = summary_of(tmp_path / str(n))["val_loss"]
+    assert losses[8] == pytest.approx(losses[1], rel=1e-6)
+
+
+# --config hf:DIR
+
+
+def test_the_config_of_an_architecture_takes_overrides(model_dir):
+    config = load(f"hf:{model_dir}", ["train.steps=7", "model.norm=layer"], warn=str)
+    expected = dataclasses.replace(read_config(model_dir).model, norm="layer")
+    assert config.model == expected
+    assert (config.name, config.train.seq_len, config.train.steps) == ("llama", 16, 7)
+    assert (config.data.tokenizer, config.data.special_tokens) == (f"hf:{model_dir}/tokenizer.json", True)
+
+
+def test_parameters_are_trained_in_float32(model_dir):
+    checkpoint(model_dir, dtype="bfloat16")
+    m = load(f"hf:{model_dir}", []).model
+    assert (m.param_dtype, m.compute_dtype) == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("hf:{}/absent", "absent: there is no such directory"),
+        ("hf:{}", "has no config.json"),
+        ("{}/llama", r"there is no file .*; did you mean hf:.*/llama\?"),
+    ],
+)
+def test_a_missing_architecture_is_an_error(model_dir, path, message):
+    with pytest.raises(UserError, match=message):
+        load(path.format(model_dir.parent), [])
+
+
+def test_reading_an_architecture_imports_no_jax(model_dir):
+    code = f"import sys; from lm.config.loading import load; load('hf:{model_dir}', []); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.slow
+def test_an_architecture_is_planned_without_its_weights(bench, model_dir):
+    (model_dir / "model.safetensors").unlink()
+    (model_dir / "tokenizer.json").unlink()
+    command = [sys.executable, "-m", "lm.train", f"--config=hf:{model_dir}", "--plan", "--device=h100:8"]
+    done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True)
+    assert (done.returncode, "h100" in done.stdout.lower()) == (0, True), done.stderr
