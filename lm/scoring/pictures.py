@@ -7,6 +7,7 @@ import matplotlib.backends.backend_agg
 import matplotlib.figure
 import numpy as np
 
+from lm.scoring.report import short_names
 from lm.scoring.texts import TextResult
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito 2008
@@ -24,7 +25,7 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
     """
     figure = _new_figure(6.4, 3.8)
     axes = figure.add_subplot()
-    for i, (name, result) in enumerate(zip(names(results), results, strict=True)):
+    for i, (name, result) in enumerate(zip(short_names(results), results, strict=True)):
         bins = result.plain.by_context
         # The middle of a bin on the logarithmic axis.
         middles = [(b.first * b.last) ** 0.5 for b in bins]
@@ -46,7 +47,7 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
     return _to_png(figure)
 
 
-def domains_png(results: list[TextResult]) -> bytes:
+def texts_png(results: list[TextResult]) -> bytes:
     """Draw the loss of each text, with a bar of one standard error, and its baselines."""
     figure = _new_figure(6.4, 1.5 + 0.5 * len(results))
     axes = figure.add_subplot()
@@ -54,18 +55,12 @@ def domains_png(results: list[TextResult]) -> bytes:
     best = [(r.sliding or r.plain).loss for r in results]
     errors = [loss.error or 0.0 for loss in best]
     axes.errorbar([loss.value for loss in best], rows, xerr=errors, fmt="o", color=COLORS[0], capsize=3, label="model")
-    axes.set_yticks(rows, [textwrap.shorten(name, MAX_LETTERS, placeholder="...") for name in names(results)])
+    axes.set_yticks(rows, [textwrap.shorten(name, MAX_LETTERS, placeholder="...") for name in short_names(results)])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set(xlabel=LOSS)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.3), ncols=4, borderaxespad=0)
     _finish(axes)
     return _to_png(figure)
-
-
-def names(results: list[TextResult]) -> list[str]:
-    """Return the names of the texts; where two are equal, the sources."""
-    found = [r.name for r in results]
-    return [r.source if found.count(r.name) > 1 else r.name for r in results]
 
 
 def _new_figure(width: float, height: float) -> matplotlib.figure.Figure:
