@@ -110,7 +110,8 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
         print(*report.footnotes(results), sep="\n")
         print("\nloss by tokens of context, windows as in training\n")
         print(report.context_table(results))
-    name = output / file_name(run.step, a.split, a.data or [], a.stride)
+    names = report.short_names(results) if a.data else []
+    name = output / file_name(run.step, a.split, names, a.stride)
     write_text(name.with_name(f"{name.name}.json"), to_json(record, indent=2) + "\n")
     write_bytes(name.with_name(f"{name.name}_context.png"), pictures.context_png(results, run.seq_len))
     kinds = ".json, _context.png"
@@ -120,14 +121,14 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     print_line(f"written: {name}{{{kinds.replace(', ', ',')}}}")
 
 
-def file_name(step: int, split: str, sources: list[str], stride: int | None) -> str:
+def file_name(step: int, split: str, texts: list[str], stride: int | None) -> str:
     """Return the start of the names of the files of an evaluation.
 
-    >>> file_name(600, "test", ["text:books/novel.txt"], 64)
-    'step_600_test_text_books_novel_txt_stride_64'
+    >>> file_name(600, "test", ["novel.txt"], 64)
+    'step_600_test_novel_txt_stride_64'
     """
     sliding = [] if stride is None else [f"stride_{stride}"]
-    parts = [f"step_{step}", split, *sources, *sliding]
+    parts = [f"step_{step}", split, *texts, *sliding]
     return "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in parts)[:MAX_LETTERS]
 
 

@@ -134,7 +134,8 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
     try:
         corpus = open_corpus(config, seq_len=run.seq_len, tokenizer=run.tokenizer, say=say)
     except UserError as error:
-        error.problems = tuple(line.replace("config.data.source:", "--data:") for line in error.problems)
+        lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
+        error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
     if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
