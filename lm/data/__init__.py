@@ -4,7 +4,7 @@
 is a pure function of (tokens, seed, step), see `lm/data/batches.py`. Nothing here keeps iterator state or imports jax.
 """
 
-from lm.data.corpus import Corpus, Split, check_corpus, unigram_loss
+from lm.data.corpus import Corpus, Split, check_corpus
 from lm.data.tokens import open_corpus
 
-__all__ = ["Corpus", "Split", "check_corpus", "open_corpus", "unigram_loss"]
+__all__ = ["Corpus", "Split", "check_corpus", "open_corpus"]

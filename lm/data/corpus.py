@@ -9,8 +9,6 @@ from lm.data.concatenated import ConcatenatedArray
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 
-MAX_COUNTED_TOKENS = 2**22  # of each split, for `unigram_loss`: enough for frequencies, and read in a moment
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -80,34 +78,6 @@ class Corpus:
             None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
             ConcatenatedArray([part.segments for part in parts]) if self.packed else None,
         )
-
-
-def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
-    """Compute the loss of a unigram model, which predicts every token by its frequency: a baseline for training.
-
-    The probabilities are the frequencies in the train split with add-one smoothing (Laplace).
-
-    Args:
-        corpus: the corpus.
-        name: the split to score.
-        vocab_size: size of the vocabulary.
-
-    Returns:
-        Mean loss in nats per token, over the first MAX_COUNTED_TOKENS tokens; None if there is no such split.
-    """
-    if name not in corpus.splits:
-        return None
-    train, scored = (_count_tokens(corpus.split(part), vocab_size) for part in ("train", name))
-    train += 1
-    return float(np.log(train.sum()) - scored @ np.log(train) / scored.sum())
-
-
-def _count_tokens(split: Split, vocab_size: int) -> np.ndarray:
-    n = MAX_COUNTED_TOKENS // split.tokens.shape[1] if split.packed else MAX_COUNTED_TOKENS
-    tokens = np.asarray(split.tokens[:n])
-    if split.packed:
-        tokens = tokens[np.asarray(split.segments[:n]) > 0]
-    return np.bincount(tokens, minlength=vocab_size)
 
 
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:

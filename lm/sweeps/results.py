@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
-from lm.data import unigram_loss
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep

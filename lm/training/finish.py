@@ -1,7 +1,7 @@
 """End a run: final evaluations, last checkpoint, summary, sample, and a plot of the losses."""
 
 from lm import parameters
-from lm.data import unigram_loss
+from lm.baselines.ngrams import unigram_loss
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts

@@ -9,9 +9,9 @@ from contextlib import closing
 import jax
 
 from lm import parameters, runtime
+from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
 from lm.cost.units import si
-from lm.data import unigram_loss
 from lm.parallel import processes
 from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state

@@ -1,6 +1,5 @@
 import errno
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -12,17 +11,13 @@ import pytest
 
 from lm.config import DataConfig
 from lm.data import (
-    Corpus,
-    Split,
     check_corpus,
     checksums,
     open_corpus,
     python_docs,
     sources,
     tokenizers,
-    unigram_loss,
 )
-from lm.data import corpus as corpus_module
 from lm.data import tokens as tokens_module
 from lm.errors import UserError
 
@@ -315,31 +310,6 @@ def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
     assert quiet(config(source="markov")).entropy_floor == markov.entropy_rate()
     assert quiet(config(source="markov", tokenizer="byte")).entropy_floor is None
     assert quiet(config()).entropy_floor is None
-
-
-def test_the_unigram_loss_by_hand(config, tmp_path):
-    """The train split 0 0 0 1 gives the smoothed counts 4 2 1; the validation split is 0 2."""
-    train, validation, padded = np.array([0, 0, 0, 1]), np.array([0, 2]), np.array([[0, 2, 0, 0]])
-    splits = {"train": Split("train", train, 4, None), "validation": Split("validation", validation, 2, None)}
-    corpus = Corpus("three", splits, None, "")
-    expected = -(math.log(4 / 7) + math.log(1 / 7)) / 2
-    assert unigram_loss(corpus, "validation", 3) == pytest.approx(expected, rel=1e-12)
-    assert unigram_loss(corpus, "test", 3) is None
-    packed = Split("validation", padded, 2, None, np.array([[1, 1, 0, 0]]))
-    whole = Split("train", train[None], 4, None, np.ones((1, 4), int))
-    rows = Corpus("rows", {"train": whole, "validation": packed}, None, "", packed=True)
-    assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_unigram_loss_reads_the_beginning_of_a_long_split(monkeypatch):
-    """Here two tokens, or one packed row of them: 0 0 of the train split and 1 1 of validation."""
-    monkeypatch.setattr(corpus_module, "MAX_COUNTED_TOKENS", 2)
-    flat = {name: np.array(ids) for name, ids in (("train", [0, 0, 1, 1, 1]), ("validation", [1, 1, 0, 0, 0]))}
-    splits = {name: Split(name, ids, len(ids), None) for name, ids in flat.items()}
-    assert unigram_loss(Corpus("two", splits, None, ""), "validation", 2) == pytest.approx(math.log(4))
-    rows = {name: ids[:4].reshape(2, 2) for name, ids in flat.items()}
-    splits = {name: Split(name, ids, 4, None, np.ones((2, 2), int)) for name, ids in rows.items()}
-    assert unigram_loss(Corpus("rows", splits, None, "", packed=True), "validation", 2) == pytest.approx(math.log(4))
 
 
 def test_python_docs_is_large_and_its_train_split_has_every_character(config):

@@ -1,0 +1,1 @@
+"""Baselines that are counted, not trained: what a model must beat."""
