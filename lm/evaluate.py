@@ -77,8 +77,9 @@ def evaluate(a: argparse.Namespace) -> int:
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": progress.show_progress}
+    baselines = texts.find_baselines(run, opened, print_line)
     with report_out_of_memory("use a smaller --batch-size"):
-        results = [texts.score_text(run, text, **options) for text in opened]
+        results = [texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)]
     show(a, run, results, output)
     return 0
 

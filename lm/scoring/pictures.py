@@ -17,7 +17,7 @@ MAX_LETTERS = 40  # of the name of a text
 
 
 def context_png(results: list[TextResult], seq_len: int) -> bytes:
-    """Draw the loss over the length of the context, with bars of one standard error.
+    """Draw the loss over the length of the context, with bars of one standard error; baselines beside a single text.
 
     Args:
         results: the evaluations of one or several texts; their plain windows are drawn.
@@ -43,8 +43,20 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
     axes.set(xlabel="tokens of context", ylabel=LOSS)
     if len(results) > 1:
         axes.legend(frameon=False)
+    else:
+        axes.set_title(short_names(results)[0], loc="left", fontsize=10)
+        _draw_baselines(axes, results[0].baselines)
     _finish(axes)
     return _to_png(figure)
+
+
+def _draw_baselines(axes, baselines: dict[str, float]) -> None:
+    """Draw a line for each baseline, with its name above the right end."""
+    for name, loss in baselines.items():
+        axes.axhline(loss, color="#777777", linestyle=":", linewidth=1.2)
+        place = {"xy": (0.99, loss), "xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(name, xytext=(0, 2), ha="right", va="bottom", color="#555555", fontsize=9, **place)
+    axes.margins(y=0.1)
 
 
 def texts_png(results: list[TextResult]) -> bytes:
@@ -55,6 +67,9 @@ def texts_png(results: list[TextResult]) -> bytes:
     best = [(r.sliding or r.plain).loss for r in results]
     errors = [loss.error or 0.0 for loss in best]
     axes.errorbar([loss.value for loss in best], rows, xerr=errors, fmt="o", color=COLORS[0], capsize=3, label="model")
+    for i, name in enumerate(results[0].baselines, start=1):
+        losses = [result.baselines.get(name, np.nan) for result in results]
+        axes.plot(losses, rows, MARKERS[i], color=COLORS[i], markersize=4.5, markerfacecolor="none", label=name)
     axes.set_yticks(rows, [textwrap.shorten(name, MAX_LETTERS, placeholder="...") for name in short_names(results)])
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set(xlabel=LOSS)

@@ -1,6 +1,6 @@
 """The table and the JSON of an evaluation."""
 
-from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores
+from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
 from lm.text import plural, table
 
@@ -20,15 +20,17 @@ def losses_table(results: list[TextResult]) -> str:
         rows.append((name, "model, windows as in training", *_cells(result.plain)))
         if result.sliding:
             rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
+        for baseline, loss in reversed(result.baselines.items()):
+            rows.append(("", baseline, "", *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token), "-"))
     return table(rows, right=[2])
 
 
 def _cells(scores: Scores) -> tuple[str, ...]:
-    bits = scores.bits_per_byte
-    return (
-        f"{scores.tokens:,}", str(scores.loss), str(scores.perplexity), str(bits) if bits else "-",
-        f"{scores.accuracy.scaled(100)} %",
-    )  # fmt: skip
+    return f"{scores.tokens:,}", *_loss_cells(scores.loss, scores.bytes_per_token), f"{scores.accuracy.scaled(100)} %"
+
+
+def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str, str]:
+    return str(loss), str(perplexity(loss)), str(bits_per_byte(loss, bytes_per_token) or "-")
 
 
 def context_table(results: list[TextResult]) -> str:
@@ -49,6 +51,8 @@ def _range(first: int, last: int) -> str:
 def footnotes(results: list[TextResult]) -> list[str]:
     """Return the lines below the table of losses."""
     lines = ["Loss in nats per token."]
+    if any(result.baselines for result in results):
+        lines.append("Baselines: n-gram models of the train split of the run.")
     blocks = {result.plain.blocks for result in results}
     if max(blocks) >= MIN_BLOCKS:
         counts = " or ".join(f"{n}" for n in sorted(n for n in blocks if n >= MIN_BLOCKS))
@@ -67,6 +71,7 @@ def to_record(result: TextResult) -> dict:
         "split": text.split.name,
         "tokens": text.split.n_tokens,
         "bytes": text.split.n_bytes,
+        "baselines": result.baselines,
         "plain": _scores_record(result.plain),
     }
     return record | ({"sliding": _scores_record(result.sliding)} if result.sliding else {})

@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
     """A value and its standard error, None if there are fewer than MIN_BLOCKS blocks.
 
     >>> print(Estimate(1.58460, 0.01234), Estimate(53.2, None))
-    1.585 ± 0.012 53.2000
+    1.585 ± 0.012 53.200
     """
 
     value: float
@@ -34,9 +34,16 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         if self.error is None or not 0 < self.error < math.inf:
-            return f"{self.value:.4f}"
-        digits = min(6, max(0, 1 - math.floor(math.log10(self.error))))
+            return f"{self.value:.{min(4, _digits(self.value, 4))}f}"
+        digits = _digits(self.error, 1)
         return f"{self.value:.{digits}f} ± {self.error:.{digits}f}"
+
+
+def _digits(x: float, following: int) -> int:
+    """Return the digits after the point that show x with so many digits after the first, from 0 to 6."""
+    if x == 0 or not math.isfinite(x):
+        return following
+    return min(6, max(0, following - math.floor(math.log10(abs(x)))))
 
 
 class ContextBin(NamedTuple):
@@ -83,14 +90,13 @@ class Scores:
 
     @property
     def perplexity(self) -> Estimate:
-        """Return exp(loss), with a standard error to first order (delta method)."""
-        value = math.exp(min(self.loss.value, 700.0))
-        return Estimate(value, None if self.loss.error is None else value * self.loss.error)
+        """Return exp(loss)."""
+        return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> Estimate | None:
-        """Return loss / (ln 2 * bytes per token), None if the bytes are unknown."""
-        return self.loss.scaled(1 / (math.log(2) * self.bytes_per_token)) if self.bytes_per_token else None
+        """Return the loss in bits per byte of the text; None if its bytes are unknown."""
+        return bits_per_byte(self.loss, self.bytes_per_token)
 
     @functools.cached_property
     def accuracy(self) -> Estimate:
@@ -108,6 +114,21 @@ class Scores:
                 found.append(ContextBin(first, last, int(counts.sum()), ratio(losses, counts), ratio(hits, counts)))
             first = last + 1
         return found
+
+
+def perplexity(loss: Estimate) -> Estimate:
+    """Return exp(loss), with a standard error to first order (delta method)."""
+    value = math.exp(min(loss.value, 700.0))
+    return Estimate(value, None if loss.error is None else value * loss.error)
+
+
+def bits_per_byte(loss: Estimate, bytes_per_token: float | None) -> Estimate | None:
+    """Return loss / (ln 2 * bytes per token); None if the bytes are unknown.
+
+    >>> print(bits_per_byte(Estimate(math.log(2), None), bytes_per_token=4.0))
+    0.2500
+    """
+    return loss.scaled(1 / (math.log(2) * bytes_per_token)) if bytes_per_token else None
 
 
 def bin_edges(seq_len: int) -> list[int]:

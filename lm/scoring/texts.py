@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.config import Config
-from lm.data import Corpus, Split, open_corpus, shards
+from lm.baselines.ngrams import ngram_losses
+from lm.config import Config, DataConfig
+from lm.data import Corpus, Split, cache, open_corpus, shards
 from lm.errors import UserError
 from lm.files import read_json
 from lm.scoring.predictions import score_split
@@ -35,11 +36,13 @@ class TextResult:
         text: the text.
         plain: the scores in consecutive windows, as in training.
         sliding: the scores in sliding windows; None without a stride.
+        baselines: the losses of unigram, bigram and trigram models of the run's train split, in nats per token.
     """
 
     text: Text
     plain: Scores
     sliding: Scores | None
+    baselines: dict[str, float]
 
 
 def evaluate(
@@ -66,12 +69,15 @@ def evaluate(
             range.
     """
     check_stride(run, stride)
-    return score_text(run, open_text(run, split, data, say), stride=stride, batch_size=batch_size)
+    text = open_text(run, split, data, say)
+    (baselines,) = find_baselines(run, [text], say)
+    return score_text(run, text, baselines, stride=stride, batch_size=batch_size)
 
 
 def score_text(
     run: TrainedModel,
     text: Text,
+    baselines: dict[str, float],
     *,
     stride: int | None = None,
     batch_size: int | None = None,
@@ -80,7 +86,9 @@ def score_text(
     """Evaluate a model on an open text.
 
     Args:
-        run, text, stride, batch_size: see `evaluate`.
+        run, stride, batch_size: see `evaluate`.
+        text: what `open_text` returned.
+        baselines: the losses of other models on this text, in nats per token.
         progress: called with the title of each pass over the text. What it returns is called after each batch with the
             number of windows that are finished and the number of all windows.
     """
@@ -90,7 +98,8 @@ def score_text(
         return score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
 
     plain = score(None, "windows as in training")
-    return TextResult(text, plain, None if stride is None else score(stride, f"stride {stride}"))
+    sliding = None if stride is None else score(stride, f"stride {stride}")
+    return TextResult(text, plain, sliding, baselines)
 
 
 def check_stride(run: TrainedModel, stride: int | None) -> None:
@@ -120,13 +129,10 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    config, is_own = run.config.data, source == run.config.data.source
+    is_own = source == run.config.data.source
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} was trained on token ids and has no tokenizer; give tokens:PATH")
-    # The directories of a run may not exist on this machine.
-    directories = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(config, name))}
-    missing = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
-    config = dataclasses.replace(config, source=source, **missing)
+    config = dataclasses.replace(_data_here(run), source=source)
     if not is_own:
         config = dataclasses.replace(config, offline=None)
     if source.startswith("tokens:") and config.packing != "none":
@@ -140,6 +146,29 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
     if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
+
+
+def _data_here(run: TrainedModel) -> DataConfig:
+    """Return config.data without directories that do not exist on this machine."""
+    config = run.config.data
+    directories = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(config, name))}
+    missing = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
+    return dataclasses.replace(config, **missing)
+
+
+def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
+    """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
+
+    They are empty, with a warning, if the text of the run cannot be read.
+    """
+    source, config = run.config.data.source, run.config
+    try:
+        own = next((text.corpus for text in texts if text.source == source), None) or _open_corpus(run, source, say)
+        options = {"cache_dir": cache.user_cache(_data_here(run).cache_dir), "say": say}
+        return [ngram_losses(own, text.split, config.model.vocab_size, **options) for text in texts]
+    except UserError as error:
+        say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")
+        return [{} for _ in texts]
 
 
 def _trained_on(path: Path) -> str | None:
