@@ -1,6 +1,7 @@
 """Evaluate a trained model: python -m lm.evaluate --workdir runs/NAME."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--data", action="append", metavar="SOURCE", help="text, as config.data.source; may be repeated (the run's)")
     add("--stride", type=int, metavar="N", help="evaluate in sliding windows with this distance, too")
     add("--batch-size", type=int, metavar="N", help="windows per batch (as many as have about 8,000 tokens)")
+    add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
     add("--output", metavar="DIR", help="directory for the results (DIR/evaluation of the run)")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
@@ -70,14 +72,14 @@ def evaluate(a: argparse.Namespace) -> int:
     if problems := list(find_problems(a)):
         raise UserError(*problems)
     run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
-    output = make_directory(Path(a.output) if a.output else run.path / "evaluation")
     from lm.scoring import progress, texts  # imports jax
     from lm.training.memory import report_out_of_memory
 
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
+    output = make_directory(Path(a.output) if a.output else run.path / "evaluation")
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": progress.show_progress}
-    baselines = texts.find_baselines(run, opened, print_line)
+    baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
     with report_out_of_memory("use a smaller --batch-size"):
         results = [texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)]
     show(a, run, results, output)
@@ -95,6 +97,8 @@ def make_directory(directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output: {directory} cannot be created ({error.strerror}); give another one") from None
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"--output: {directory} is not writable; give another one")
     return directory
 
 

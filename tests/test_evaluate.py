@@ -11,10 +11,12 @@ import pytest
 from running import metrics_of
 
 import lm
+from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.evaluate import main
 from lm.scoring import evaluate
+from lm.scoring.texts import find_baselines, open_text
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def test_the_loss_is_the_one_that_the_run_logged(bench, found):
     for ours, theirs in (("loss", "loss"), ("bits_per_byte", "bits_per_byte"), ("perplexity", "perplexity")):
         assert plain[ours] == pytest.approx(logged[theirs], rel=1e-6)
     assert plain["predicted_tokens"] == logged["tokens"]
+    assert set(record["texts"][0]["baselines"]) == {"unigram", "bigram", "trigram"}
 
 
 def test_the_files_have_each_text_and_pictures(found):
@@ -68,7 +71,7 @@ def test_the_files_have_each_text_and_pictures(found):
 
 
 def test_tables_and_json(bench, tmp_path, capsys):
-    arguments = [f"--workdir={bench.reference()}", f"--output={tmp_path}"]
+    arguments = [f"--workdir={bench.reference()}", f"--output={tmp_path}", "--no-baselines"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     row = next(line for line in out.splitlines() if line.startswith("text.txt"))
@@ -84,7 +87,7 @@ def test_tables_and_json(bench, tmp_path, capsys):
 
 
 def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
-    result = evaluate(run, "all", say=print)
+    result = evaluate(run, "all", batch_size=16)
     assert result.plain.tokens == len(bench.text.read_text()) - 1
     assert result.plain.loss.value == pytest.approx(run.loss(bench.text.read_text()), abs=1e-5)
     assert result.sliding is None
@@ -174,6 +177,7 @@ def test_a_packed_run_has_no_stride(run):
         evaluate(run, stride=4)
 
 
+@pytest.mark.slow
 def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
     """The text is one document, so the rows are its windows, and all their targets are the same."""
     packed = dataclasses.replace(run.config.data, packing="documents")
@@ -187,6 +191,28 @@ def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
 def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
     with pytest.raises(UserError, match=r"--data: .* is not a run with a text of its own"):
         evaluate(dataclasses.replace(run, path=tmp_path))
+
+
+def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, run, tmp_path):
+    """Two different baselines of one text would mean that they were counted in different texts."""
+    copy = tmp_path / "copy.txt"
+    copy.write_text(bench.text.read_text())
+    own, other = (open_text(run, "test", source, print) for source in (None, f"text:{copy}"))
+    losses = ngram_losses(own.corpus, own.split, 14, cache_dir=tmp_path)
+    assert find_baselines(run, [own, other], print) == [losses, losses]
+    assert find_baselines(run, [other], print) == [losses]
+    assert set(losses) == {"unigram", "bigram", "trigram"}
+
+
+def test_without_the_text_of_the_run_there_are_no_baselines(bench, run, tmp_path):
+    text, said = open_text(run, "test", None, print), []
+    data = dataclasses.replace(run.config.data, source="text:absent.txt")
+    lost = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    assert find_baselines(lost, [text], said.append) == [{}]
+    assert said[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
+    imported = dataclasses.replace(run, path=tmp_path)
+    assert find_baselines(imported, [text], said.append) == [{}]
+    assert len(said) == 1
 
 
 def test_running_out_of_memory_is_an_error(bench, capsys, monkeypatch, tmp_path):

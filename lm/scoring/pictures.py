@@ -1,7 +1,6 @@
 """Pictures of an evaluation, as PNG files."""
 
 import io
-import textwrap
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure
@@ -23,13 +22,14 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
         results: the evaluations of one or several texts; their plain windows are drawn.
         seq_len: the longest context.
     """
-    figure = _new_figure(6.4, 3.8)
+    figure = _new_figure(6.4, 3.8 + 0.11 * len(results))
     axes = figure.add_subplot()
-    for i, (name, result) in enumerate(zip(short_names(results), results, strict=True)):
+    for i, (name, result) in enumerate(zip(_labels(results), results, strict=True)):
         bins = result.plain.by_context
         # The middle of a bin on the logarithmic axis.
         middles = [(b.first * b.last) ** 0.5 for b in bins]
-        look = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        again, color = divmod(i, len(COLORS))
+        look = {"color": COLORS[color], "marker": MARKERS[(i + again) % len(MARKERS)]}
         errors = [b.loss.error or 0.0 for b in bins]
         axes.errorbar(
             middles, [b.loss.value for b in bins], errors, label=name, markersize=5, capsize=2, linewidth=1.4, **look
@@ -42,9 +42,9 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
     axes.set_xticks(ticks[::step], [f"{tick:,}" for tick in ticks[::step]])
     axes.set(xlabel="tokens of context", ylabel=LOSS)
     if len(results) > 1:
-        axes.legend(frameon=False)
+        figure.legend(frameon=False, loc="outside lower center", ncols=2)
     else:
-        axes.set_title(short_names(results)[0], loc="left", fontsize=10)
+        axes.set_title(_labels(results)[0], loc="left", fontsize=10)
         _draw_baselines(axes, results[0].baselines)
     _finish(axes)
     return _to_png(figure)
@@ -70,12 +70,16 @@ def texts_png(results: list[TextResult]) -> bytes:
     for i, name in enumerate(results[0].baselines, start=1):
         losses = [result.baselines.get(name, np.nan) for result in results]
         axes.plot(losses, rows, MARKERS[i], color=COLORS[i], markersize=4.5, markerfacecolor="none", label=name)
-    axes.set_yticks(rows, [textwrap.shorten(name, MAX_LETTERS, placeholder="...") for name in short_names(results)])
+    axes.set_yticks(rows, _labels(results))
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set(xlabel=LOSS)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.3), ncols=4, borderaxespad=0)
+    figure.legend(frameon=False, loc="outside lower center", ncols=4)
     _finish(axes)
     return _to_png(figure)
+
+
+def _labels(results: list[TextResult]) -> list[str]:
+    return [name if len(name) <= MAX_LETTERS else f"...{name[3 - MAX_LETTERS :]}" for name in short_names(results)]
 
 
 def _new_figure(width: float, height: float) -> matplotlib.figure.Figure:

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm import model, step
-from lm.config import Config
+from lm import model
+from lm.config import Config, ModelConfig
 from lm.data import Split
 from lm.layers.losses import head_logits, token_losses
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
 from lm.scoring.windows import Windows
+from lm.step import batch_fields
 
 TOKENS = 2**13  # in a batch, unless its size is given
 LOGITS = 2**26  # at most about this many logits exist at a time
@@ -47,7 +48,7 @@ def score_split(
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in range(0, n, B):
         batch, contexts_BT = windows.batch(first, B)
-        weights_BT, losses_BT, hits_BT = _score_batch(params, batch, config)
+        weights_BT, losses_BT, hits_BT = _score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((1, losses_BT, hits_BT)):
@@ -57,22 +58,21 @@ def score_split(
     return Scores(sums, T, windows.stride, split.n_bytes / split.n_tokens if split.n_bytes else None)
 
 
-def _score_batch(params: dict, batch: dict, config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weight and the loss of each target, and whether it is the likeliest token: (B, T) each."""
-    weights_BT, targets_BT, h_BTD = _hidden(params, batch, config)
+    weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
-    n = max(1, min(T, LOGITS // (B * config.model.vocab_size)))  # positions at a time
-    found = [
-        _score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], config.model) for i in range(0, T, n)
-    ]
+    n = max(1, min(T, LOGITS // (B * c.vocab_size)))  # positions at a time
+    found = [_score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c) for i in range(0, T, n)]
     losses_BT, hits_BT = (np.concatenate([np.asarray(part) for part in parts], 1) for parts in zip(*found, strict=True))
     return np.asarray(weights_BT), losses_BT, hits_BT
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _hidden(params, batch, config):
-    fields = step.batch_fields(batch)
-    return fields["weights"], fields["targets"], step.hidden(params, fields, config)
+@functools.partial(jax.jit, static_argnames="c")
+def _hidden(params, batch, c):
+    fields = batch_fields(batch)
+    documents = {name: fields[name] for name in ("segments", "positions") if name in fields}  # of packed rows
+    return fields["weights"], fields["targets"], model.hidden(params, c, fields["inputs"], **documents)
 
 
 @functools.partial(jax.jit, static_argnames="c")

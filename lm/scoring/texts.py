@@ -52,6 +52,7 @@ def evaluate(
     data: str | None = None,
     stride: int | None = None,
     batch_size: int | None = None,
+    baselines: bool = True,
     say: Callable[[str], None] = print,
 ) -> TextResult:
     """Evaluate a model on a split of a text.
@@ -62,6 +63,7 @@ def evaluate(
         data: the text, as config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
         stride: evaluate in sliding windows with this distance, too.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
+        baselines: compute the losses of n-gram models, too.
         say: receives lines of information and warnings.
 
     Raises:
@@ -70,8 +72,8 @@ def evaluate(
     """
     check_stride(run, stride)
     text = open_text(run, split, data, say)
-    (baselines,) = find_baselines(run, [text], say)
-    return score_text(run, text, baselines, stride=stride, batch_size=batch_size)
+    (losses,) = find_baselines(run, [text], say) if baselines else [{}]
+    return score_text(run, text, losses, stride=stride, batch_size=batch_size)
 
 
 def score_text(
@@ -114,7 +116,7 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
 
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`."""
-    if data is None and not (run.path / "checkpoints").is_dir():
+    if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
     source = data or run.config.data.source
     corpus = _open_corpus(run, source, say)
@@ -125,6 +127,11 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     text = Text(source, corpus, found)
     _check_tokens(run.config, text)
     return text
+
+
+def _has_text(run: TrainedModel) -> bool:
+    """Return whether a model was trained by a run here, unlike a model of Hugging Face."""
+    return (run.path / "checkpoints").is_dir()
 
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
@@ -159,8 +166,10 @@ def _data_here(run: TrainedModel) -> DataConfig:
 def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
     """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
 
-    They are empty, with a warning, if the text of the run cannot be read.
+    They are empty if the model is not of a run with a text, and, with a warning, if this text cannot be read.
     """
+    if not _has_text(run):
+        return [{} for _ in texts]
     source, config = run.config.data.source, run.config
     try:
         own = next((text.corpus for text in texts if text.source == source), None) or _open_corpus(run, source, say)
