@@ -91,7 +91,7 @@ def _scores_record(scores: Scores) -> dict:
         {"first": b.first, "last": b.last, "tokens": b.tokens} | _pair(LOSS, b.loss) | _pair(ACCURACY, b.accuracy)
         for b in scores.by_context
     ]
-    return record | {"by_context": bins}
+    return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}
 
 
 def _pair(name: str, estimate: Estimate | None) -> dict:

@@ -89,6 +89,11 @@ class Scores:
         return ratio(self.sums[..., 1].sum(1), self.sums[..., 0].sum(1))
 
     @property
+    def block_losses(self) -> np.ndarray:
+        """Return the mean loss of each block, to compare two models on the same blocks."""
+        return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
+
+    @property
     def perplexity(self) -> Estimate:
         """Return exp(loss)."""
         return perplexity(self.loss)

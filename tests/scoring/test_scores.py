@@ -79,6 +79,7 @@ def test_perplexity_and_bits_per_byte_by_hand():
     error = 0.5 * math.log(2) / 3  # ten means, half a step from theirs: sqrt(10 / 4 / 9 / 10)
     assert scores.tokens == 40
     assert scores.loss == pytest.approx((2.5 * math.log(2), error))
+    assert scores.block_losses == pytest.approx([2 * math.log(2), 3 * math.log(2)] * 5)
     assert scores.perplexity == pytest.approx((2**2.5, 2**2.5 * error))
     assert scores.bits_per_byte == pytest.approx((1.25, error / math.log(2) / 2))
     assert scores.accuracy == pytest.approx((0.25, 0.0))
