@@ -26,12 +26,16 @@ def inspect(state: TrainState, batch: dict, config: Config) -> dict:
         x_NBTD = outputs["layers"]["x_BTD"][0].astype(jnp.float32)
         return collectives.sum_over_batch(jnp.mean(jnp.square(x_NBTD), (1, 2, 3))) / collectives.n_batch_shards()
 
+    table, fields = parameters.parameter_table(config.model), batch_fields(batch)
+    activations = {}
+    if not config.model.fixed_window:  # else there are no layers
+        outputs_N = collectives.map_over_batch(mean_squares_N, table)(state.params, fields)
+        activations = {"layers/output": jnp.sqrt(outputs_N)}
     _, grads = gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
-    outputs = collectives.map_over_batch(mean_squares_N, parameters.parameter_table(config.model))
     return {
         "gradients": by_path(grads),
         "parameters": by_path(state.params),
         "updates": by_path(updates),
-        "activations": {"layers/output": jnp.sqrt(outputs(state.params, batch_fields(batch)))},
+        "activations": activations,
     }

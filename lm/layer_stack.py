@@ -77,9 +77,9 @@ def stack_layers(tree: dict) -> dict:
 
 
 def unstack_layers(tree: dict) -> dict:
-    """Replace the stack "layers" by layers_0, layers_1, ..., which an unrolled model reads."""
+    """Replace the stack "layers" by layers_0, layers_1, ..., which an unrolled model reads; without one, do nothing."""
     others = {name: value for name, value in tree.items() if name != "layers"}
-    leaves, structure = jax.tree.flatten(tree["layers"])
+    leaves, structure = jax.tree.flatten(tree.get("layers", {}))
     layers = zip(*map(_rows, leaves), strict=True)
     return others | {f"layers_{i}": jax.tree.unflatten(structure, layer) for i, layer in enumerate(layers)}
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from lm import layer_stack, parameters
+from lm import fixed_window, layer_stack, parameters
 from lm.config import ModelConfig
 from lm.layers import feed_forward, norms, position_encodings
 from lm.layers.attention import Mask, causal_attention
@@ -20,6 +19,7 @@ from lm.layers.dropout import dropout
 from lm.layers.linear import project
 from lm.layers.losses import Head, head_logits
 from lm.layers.norm_placements import NORM_PLACEMENTS
+from lm.linen import declare
 from lm.parallel import collectives
 
 # Norms: (x, parameters, config) -> x.
@@ -79,26 +79,12 @@ class Context(NamedTuple):
         return dropout(x_BTD, jax.vmap(lambda key: jax.random.fold_in(key, site))(self.dropout_keys_B), rate)
 
 
-def _declare(module: nn.Module, table: parameters.Table) -> parameters.Table:
-    """Return the module's parameters by name, gathered; parameters.init_params computes their initial values."""
-    c = module.config
-
-    def declared(path, p):
-        w = module.param(path, lambda _: jnp.zeros(collectives.local_shape(p), c.param_dtype))
-        # The backward pass sums the gradients of rows of embeddings, which would lose precision in 16 bits.
-        dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
-        with jax.named_scope(path):  # names the communication in profiles
-            return collectives.gather_parameter(w, p, dtype)
-
-    return parameters.Table(type(module).__name__, {path: declared(path, p) for path, p in table.items()})
-
-
 class Norm(nn.Module):
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BTD):
-        return NORMS[self.config.norm](x_BTD, _declare(self, parameters.norm_table(self.config)), self.config)
+        return NORMS[self.config.norm](x_BTD, declare(self, parameters.norm_table(self.config)), self.config)
 
 
 class Attention(nn.Module):
@@ -106,7 +92,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, context: Context, window):
-        c, p = self.config, _declare(self, parameters.attention_table(self.config))
+        c, p = self.config, declare(self, parameters.attention_table(self.config))
         q_BTHK = project(x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
         k_BTGK = project(x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
         v_BTGK = project(x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
@@ -133,7 +119,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD):
-        c, p = self.config, _declare(self, parameters.ffn_table(self.config))
+        c, p = self.config, declare(self, parameters.ffn_table(self.config))
         return FEED_FORWARDS[c.ffn](x_BTD, p, c.activation)
 
 
@@ -178,7 +164,7 @@ class Transformer(nn.Module):
     def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None, attend=None):
         c = self.config
         table = parameters.parameter_table(c)
-        p = _declare(self, {path: declared for path, declared in table.items() if "/" not in path})
+        p = declare(self, {path: declared for path, declared in table.items() if "/" not in path})
         at = collectives.local_positions(tokens_BT.shape[-1]) if positions is None else positions
         added, rotation = POSITION_ENCODINGS[c.positions](at, c, p)
         context = Context(positions, segments, rotation, dropout_keys_B, attend)
@@ -186,7 +172,10 @@ class Transformer(nn.Module):
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
         x_BTD = context.dropout(x_BTD, c.dropout, site=0)
-        x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
+        if c.fixed_window:
+            x_BTD = fixed_window.FixedWindow(c, name="window")(x_BTD, context)
+        else:
+            x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
         if "final_norm/scale_D" in table:
             x_BTD = Norm(c, name="final_norm")(x_BTD)
         factor = parameters.width_factor(c)

@@ -125,8 +125,14 @@ def parameter_table(c: ModelConfig) -> Table:
     table = {"embedding": Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)}
     if c.positions == "learned":
         table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
-    for path, p in block_table(c).items():
-        table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
+    if c.fixed_window:  # the head sees the concatenated embeddings, or a hidden layer over them
+        D *= c.fixed_window
+        if c.n_layers == 2:
+            table |= {"window/w_DF": _weight(c, (D, c.d_ff), "DF"), "window/b_F": Parameter((c.d_ff,), "F", "bias")}
+            D = c.d_ff
+    else:
+        for path, p in block_table(c).items():
+            table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
     if NORMS_BY_PLACEMENT[c.norm_placement][1]:
         table |= _with_prefix("final_norm", norm_table(c))
     if not c.tie_embeddings:
@@ -226,7 +232,7 @@ def init_params(c: ModelConfig, seed) -> dict:
     root, layers_N, dtype = jax.random.key(seed), jnp.arange(c.n_layers), jnp.dtype(c.param_dtype)
     values = {}
     for path, p in parameter_table(c).items():
-        key = jax.random.fold_in(root, _hash32(path))
+        key = jax.random.fold_in(root, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little"))
         if p.axes.startswith("N"):
             layer = dataclasses.replace(p, shape=p.shape[1:])
             values[path] = jax.vmap(lambda i, key=key, p=layer: _draw(jax.random.fold_in(key, i), p))(layers_N)
@@ -242,10 +248,6 @@ def _draw(key, p: Parameter):
     sharded = p.size >= LARGE and jax.sharding.get_abstract_mesh().auto_axes
     x = DISTRIBUTIONS[p.init](key, p.shape if sharded else (p.size,)).reshape(p.shape)
     return p.std * x if p.std else x
-
-
-def _hash32(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
 
 
 def nest(flat: dict) -> dict:

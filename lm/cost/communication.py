@@ -130,7 +130,7 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
         return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
 
     sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
-    layers = sum(size(p) for path, p in sharded.items() if path.startswith("layers/"))
+    layers = sum(size(p) for path, p in sharded.items() if path.startswith(("layers/", "window/")))
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     total = sum(size(p) for p in sharded.values())

@@ -1,7 +1,7 @@
 """Exact counts of weights and floating-point operations, and MFU. Imports no jax.
 
 Functions read these fields of a resolved ModelConfig: d_model, n_layers, n_heads, n_kv_heads, d_head, d_ff, vocab_size,
-ffn and window_pattern.
+ffn, window_pattern and fixed_window.
 """
 
 from lm.config import layer_windows
@@ -12,6 +12,9 @@ def matmul_params(config) -> int:
 
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
     """
+    if config.fixed_window:
+        inputs, hidden = config.fixed_window * config.d_model, config.d_ff
+        return inputs * config.vocab_size if config.n_layers == 1 else hidden * (inputs + config.vocab_size)
     attention = config.d_model * config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads)
     feed_forward = config.d_model * config.d_ff * {"mlp": 2, "glu": 3}[config.ffn]
     return config.n_layers * (attention + feed_forward) + config.d_model * config.vocab_size
@@ -42,6 +45,8 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
         full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
+    if config.fixed_window:
+        return 6 * matmul_params(config)
     keys = sum(seq_len if full_square else mean_attended_keys(seq_len, w) for w in layer_windows(config))
     return 6 * matmul_params(config) + 12 * config.n_heads * config.d_head * keys
 

@@ -15,6 +15,7 @@ def model(**fields):
         "n_kv_heads": fields["n_heads"],
         "d_head": fields["d_model"] // fields["n_heads"],
         "window_pattern": (0,),
+        "fixed_window": None,
     }
     return SimpleNamespace(**(defaults | fields))
 

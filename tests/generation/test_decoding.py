@@ -30,6 +30,7 @@ MODELS = {
     "slow_softcap": {"attn_softcap": 2.0, "n_kv_heads": 2, "window_pattern": (4,), "tie_embeddings": True},
     "slow_mup": {"parametrization": "mup", "mup_base_d_model": 8, "ffn": "mlp", "window_pattern": (5,)},
     "slow_remat": {"scan_layers": True, "remat": "block", "dropout": 0.1, "norm_placement": "post", "qk_norm": True},
+    "fixed_window": {"positions": "none", "norm_placement": "none", "fixed_window": 3, "head_bias": True},
 }  # fmt: skip
 
 
