@@ -149,7 +149,7 @@ def ratio(sums_B, counts_B) -> Estimate:
     """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
 
     The blocks may differ in their counts, so this is the linearized error of a ratio (Cochran 1977, Sampling
-    Techniques, eq. 6.9): for blocks i of count c_i and sum s_i, and r = sum(s) / sum(c),
+    Techniques, chapter 6): for blocks i of count c_i and sum s_i, and r = sum(s) / sum(c),
 
         error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2
 
