@@ -13,6 +13,8 @@ class ConcatenatedArray:
     """
 
     def __init__(self, parts: Sequence[np.ndarray]):
+        nested = [part.parts if isinstance(part, ConcatenatedArray) else [part] for part in parts]
+        parts = [part for group in nested for part in group]
         # As plain arrays, because np.memmap is slow to index; the file stays mapped.
         self.parts = [np.asarray(part) for part in parts if len(part)] or [np.asarray(parts[0])]
         self.ends = np.cumsum([len(part) for part in self.parts])

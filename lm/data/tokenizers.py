@@ -19,6 +19,7 @@ import numpy as np
 
 from lm.errors import UserError, first_line
 from lm.files import check_shape, parse_json
+from lm.text import plural
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
@@ -141,7 +142,9 @@ class CharTokenizer(Tokenizer):
         ids = self.table[np.minimum(points, len(self.table) - 1)]
         unknown = ids == len(self.chars)
         if unknown.any() and not self.unk:
-            _raise_unknown("character", sorted({chr(p) for p in points[unknown]}), "alphabet", len(self.chars))
+            found = sorted({chr(p) for p in points[unknown]})
+            where = _describe_place(text, int(np.argmax(unknown)))
+            raise UnknownText("character", found, f"alphabet of {len(self.chars)}", where)
         return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
@@ -170,7 +173,9 @@ class WordTokenizer(Tokenizer):
         pieces = WORD.findall(text)
         ids = np.array([self.ids.get(piece, -1) for piece in pieces], np.int64)
         if (ids < 0).any() and not self.unk:
-            _raise_unknown("word", sorted({pieces[i] for i in np.flatnonzero(ids < 0)}), "vocabulary", len(self.words))
+            found = sorted({pieces[i] for i in np.flatnonzero(ids < 0)})
+            where = _describe_place(text, sum(map(len, pieces[: int(np.argmax(ids < 0))])))
+            raise UnknownText("word", found, f"vocabulary of {len(self.words)}", where)
         return np.where(ids < 0, len(self.words), ids).astype(self.dtype)
 
     def decode(self, ids) -> str:
@@ -276,12 +281,29 @@ def _utf8(text: str) -> bytes:
         raise UserError(f"tokenizer: UTF-8 cannot encode the lone surrogate {text[e.start]!r}") from None
 
 
-def _raise_unknown(what: str, unknown: list[str], known: str, size: int):
-    shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-    raise UserError(
-        f"tokenizer: {len(unknown)} {what}{'s' * (len(unknown) > 1)} not in its {known} of {size}: {shown}; "
-        'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
-    )
+class UnknownText(UserError):
+    """An error for characters or words that a tokenizer does not know.
+
+    Args:
+        what: "character" or "word".
+        unknown: them, each once.
+        known: the vocabulary that lacks them, and its size.
+        where: the place of the first.
+    """
+
+    def __init__(self, what: str, unknown: list[str], known: str, where: str):
+        shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        super().__init__(f"tokenizer: {plural(len(unknown), what)} not in its {known}: {shown} (the first at {where})")
+
+
+def _describe_place(text: str, index: int) -> str:
+    """Describe a place in a text as editors do, from 1, with the characters before it.
+
+    >>> _describe_place("To be or not!", 9)
+    "line 1, column 10, after 'To be or '"
+    """
+    line, column = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
+    return f"line {line:,}, column {column:,}, after {text[max(0, index - 20) : index]!r}"
 
 
 def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:

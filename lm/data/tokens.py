@@ -14,20 +14,27 @@ import numpy as np
 
 from lm.data import cache, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split
+from lm.data.tokenizers import Tokenizer, UnknownText
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_json
 
 FORMAT = 1  # of the tokens; part of their fingerprints
 MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
 MAX_BATCH_DOCUMENTS = 1024
+# Advice on characters or words that the tokenizer does not know: one that is learned from the text, or a given one.
+OTHER_VOCABULARY = 'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
+OTHER_TEXT = "this model cannot predict them: remove them from the text"
 
 
-def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None] = print) -> Corpus:
+def open_corpus(
+    config, *, seq_len: int | None = None, tokenizer: Tokenizer | None = None, say: Callable[[str], None] = print
+) -> Corpus:
     """Open the corpus of a `DataConfig`, from the cache if it was tokenized before.
 
     Args:
         config: a `DataConfig` that passed the checks of `lm.config.loading.load`.
         seq_len: length of packed rows; only needed for packing = "documents".
+        tokenizer: the tokenizer of a trained model, to be used instead of config.tokenizer.
         say: receives lines of information and warnings.
 
     Raises:
@@ -41,12 +48,15 @@ def open_corpus(config, *, seq_len: int | None = None, say: Callable[[str], None
 
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
-        return _open_token_shards(config, cache_dir, warn, notices)
+        return _open_token_shards(config, tokenizer, cache_dir, warn, notices)
     source, name = _find_source(config, cache_dir, warn, say)
-    tokenizer = _make_tokenizer(config, source, cache_dir, warn, say)
+    given, tokenizer = tokenizer, tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
     directory = _entry(cache_dir, fingerprint)
-    splits = _tokenize(source, tokenizer, directory, warn, say)
+    try:
+        splits = _tokenize(source, tokenizer, directory, warn, say)
+    except UnknownText as e:
+        raise UserError(f"{e}; {OTHER_TEXT if given else OTHER_VOCABULARY}") from None
     if packed := config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
@@ -60,10 +70,13 @@ def _entry(cache_dir: Path, fingerprint: str) -> Path:
     return cache_dir / "tokens" / cache.key_of(cache.LAYOUT, fingerprint)[:32]
 
 
-def _open_token_shards(config, cache_dir, warn, notices) -> Corpus:
-    """Open tokens:PATH; a tokenizer, if configured, only decodes."""
+def _open_token_shards(config, tokenizer, cache_dir, warn, notices) -> Corpus:
+    """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
     opened = shards.open_shards(config.source.partition(":")[2], cache_dir)
-    tokenizer = None if config.tokenizer == "none" else _load_tokenizer(config, warn)
+    if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
+        raise UserError(f"config.data.source: the shards in {opened.name} have tokens of another tokenizer")
+    if not tokenizer and config.tokenizer != "none":
+        tokenizer = _load_tokenizer(config, warn)
     if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(
             f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
@@ -93,7 +106,7 @@ def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
         return source, f"{source.name} (fallback)"
 
 
-def _load_tokenizer(config, warn) -> tokenizers.Tokenizer:
+def _load_tokenizer(config, warn) -> Tokenizer:
     """Load a tokenizer that is not learned from the text."""
     tokenizer = tokenizers.make(config.tokenizer, (), special_tokens=config.special_tokens)
     for line in tokenizers.warnings_about(tokenizer, config.tokenizer):
@@ -101,7 +114,7 @@ def _load_tokenizer(config, warn) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenizer:
+def _make_tokenizer(config, source, cache_dir, warn, say) -> Tokenizer:
     """Return the configured tokenizer; one that is learned from the text is cached by the text's digest."""
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
@@ -121,7 +134,7 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> tokenizers.Tokenize
     return tokenizers.from_json(cached)
 
 
-def _learn_tokenizer(config, source, say) -> tokenizers.Tokenizer:
+def _learn_tokenizer(config, source, say) -> Tokenizer:
     kind = config.tokenizer.partition(":")[0]
     if kind == "bpe":
         say(f"training the tokenizer {config.tokenizer} on {source.name}")
@@ -173,7 +186,8 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
                     encoded = tokenizer.encode_documents(texts)
                     separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
                 except UserError as e:
-                    raise UserError(f"the {name} split: {e}") from None
+                    e.problems = (f"the {name} split: {e}",)
+                    raise
                 for text, ids in zip(texts, encoded, strict=True):
                     if lengths:
                         file.write(np.array(separator, tokenizer.dtype))

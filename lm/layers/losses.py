@@ -58,7 +58,7 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
     (2.0794, 2.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
-    losses_BT = _token_losses(logits_BTV, targets_BT, z_loss)
+    losses_BT = token_losses(logits_BTV, targets_BT, z_loss)
     return jnp.sum(weights_BT * losses_BT), jnp.sum(weights_BT)
 
 
@@ -86,7 +86,14 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
     return _chunked_loss(chunks, head, z_loss), jnp.sum(weights_BT)
 
 
-def _token_losses(logits, targets, z_loss):
+def token_losses(logits, targets, z_loss=0.0):
+    """Return nll + z_loss * log(Z)^2 of each target, float32 or wider; see `softmax_cross_entropy`.
+
+    Args:
+        logits: (..., V).
+        targets: integers (...).
+        z_loss: weight of log(Z)^2.
+    """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_z = jax.nn.logsumexp(logits, axis=-1)
     # A comparison instead of a gather: its gradient needs no scatter, and logits may be sharded over the vocabulary.
@@ -110,7 +117,7 @@ def _chunked_loss(chunks, head, z_loss):
 
 
 def _chunk_loss(h, targets, weights, head, z_loss):
-    losses = _token_losses(head_logits(h, head), targets, z_loss)
+    losses = token_losses(head_logits(h, head), targets, z_loss)
     return jnp.sum(weights * losses), losses
 
 

@@ -24,3 +24,10 @@ def test_indexing_equals_that_of_the_copied_array(lengths, data):
     for outside in (-1, len(whole)):
         with pytest.raises(IndexError):
             joined[outside]
+
+
+def test_joining_joined_arrays_copies_nothing():
+    parts = [np.arange(3), np.arange(4), np.arange(5)]
+    joined = ConcatenatedArray([ConcatenatedArray(parts[:2]), parts[2]])
+    assert [np.shares_memory(a, b) for a, b in zip(joined.parts, parts, strict=True)] == [True] * 3
+    np.testing.assert_array_equal(np.asarray(joined), np.concatenate(parts))

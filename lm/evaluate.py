@@ -1,0 +1,141 @@
+"""Evaluate a trained model: python -m lm.evaluate --workdir runs/NAME."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lm
+from lm.config.values import short
+from lm.errors import UserError, run_command
+from lm.files import to_json, write_bytes, write_text
+
+EPILOG = """\
+examples:
+  python -m lm.evaluate --workdir runs/mine
+  python -m lm.evaluate --workdir runs/mine --split validation+test --stride 64
+  python -m lm.evaluate --workdir runs/mine --data text:novel.txt --split all
+  python -m lm.evaluate --workdir runs/mine --data tfds:tiny_shakespeare --data text:novel.txt --json
+
+Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With a stride, the
+text is also evaluated in overlapping windows, so that each token has at least train.seq_len - N tokens of context.
+docs/evaluation.md explains all numbers.
+
+exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
+"""
+MAX_LETTERS = 120  # of the name of a file
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = parse_arguments(argv)
+    return run_command(lambda: evaluate(arguments))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.evaluate",
+        description="Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+    add("--split", default="test", metavar="NAME", help="train, validation, test, a+b to join two, or all (test)")
+    add("--data", action="append", metavar="SOURCE", help="text, as config.data.source; may be repeated (the run's)")
+    add("--stride", type=int, metavar="N", help="evaluate in sliding windows with this distance, too")
+    add("--batch-size", type=int, metavar="N", help="windows per batch (as many as have about 8,000 tokens)")
+    add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
+    add("--output", metavar="DIR", help="directory for the results (DIR/evaluation of the run)")
+    add("--json", action="store_true", help="print JSON instead of tables")
+    return parser.parse_args(argv)
+
+
+def find_problems(a: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each invalid argument."""
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
+    for name in ("stride", "batch_size"):
+        if (value := getattr(a, name)) is not None and not 1 <= value < 2**31:
+            yield f"--{name.replace('_', '-')}: {short(value)} must be at least 1 and less than 2**31"
+    if "" in (a.data or []):
+        yield "--data: is empty; give a source such as text:novel.txt"
+    if repeated := {source for source in a.data or [] if a.data.count(source) > 1}:
+        yield f"--data: {min(repeated)} is given twice"
+
+
+def evaluate(a: argparse.Namespace) -> int:
+    """Print and write the evaluation, and return the exit code."""
+    if problems := list(find_problems(a)):
+        raise UserError(*problems)
+    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    from lm.scoring import progress, texts  # imports jax
+    from lm.training.memory import report_out_of_memory
+
+    texts.check_stride(run, a.stride)
+    opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
+    output = make_directory(Path(a.output) if a.output else run.path / "evaluation")
+    options = {"stride": a.stride, "batch_size": a.batch_size, "progress": progress.show_progress}
+    baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
+    with report_out_of_memory("use a smaller --batch-size"):
+        results = [texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)]
+    show(a, run, results, output)
+    return 0
+
+
+def print_line(line: str) -> None:
+    """Print information that is not a result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def make_directory(directory: Path) -> Path:
+    """Create the directory for the results if it does not exist."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output: {directory} cannot be created ({error.strerror}); give another one") from None
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"--output: {directory} is not writable; give another one")
+    return directory
+
+
+def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
+    """Print the results, and write them as JSON and pictures."""
+    from lm.scoring import pictures, report
+
+    record = {"run": a.workdir, "step": run.step, "seq_len": run.seq_len, "texts": list(map(report.to_record, results))}
+    if a.json:
+        print(to_json(record, indent=2))
+    else:
+        print(f"{a.workdir}, step {run.step}, {a.split} split, context of {run.seq_len:,} tokens\n")
+        print(report.losses_table(results))
+        print(*report.footnotes(results), sep="\n")
+        print("\nloss by tokens of context, windows as in training\n")
+        print(report.context_table(results))
+    names = report.short_names(results) if a.data else []
+    name = output / file_name(run.step, a.split, names, a.stride)
+    write_text(name.with_name(f"{name.name}.json"), to_json(record, indent=2) + "\n")
+    write_bytes(name.with_name(f"{name.name}_context.png"), pictures.context_png(results, run.seq_len))
+    kinds = ".json, _context.png"
+    if len(results) > 1:
+        write_bytes(name.with_name(f"{name.name}_texts.png"), pictures.texts_png(results))
+        kinds += ", _texts.png"
+    print_line(f"written: {name}{{{kinds.replace(', ', ',')}}}")
+
+
+def file_name(step: int, split: str, texts: list[str], stride: int | None) -> str:
+    """Return the start of the names of the files of an evaluation.
+
+    >>> file_name(600, "test", ["novel.txt"], 64)
+    'step_600_test_novel_txt_stride_64'
+    """
+    sliding = [] if stride is None else [f"stride_{stride}"]
+    parts = [f"step_{step}", split, *texts, *sliding]
+    return "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in parts)[:MAX_LETTERS]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The table and the JSON of an evaluation."""
+
+from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
+from lm.scoring.texts import TextResult
+from lm.text import plural, table
+
+LOSS, ACCURACY = "loss", "accuracy"
+
+
+def short_names(results: list[TextResult]) -> list[str]:
+    """Return the names of the texts; where two are equal, their sources."""
+    found = [r.text.corpus.name for r in results]
+    return [r.text.source if found.count(name) > 1 else name for r, name in zip(results, found, strict=True)]
+
+
+def losses_table(results: list[TextResult]) -> str:
+    """Return a table of the scores of all texts, with a row for each kind of windows."""
+    rows = [("text", "predicted by", "tokens", LOSS, "perplexity", "bits per byte", ACCURACY)]
+    for name, result in zip(short_names(results), results, strict=True):
+        rows.append((name, "model, windows as in training", *_cells(result.plain)))
+        if result.sliding:
+            rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
+        for baseline, loss in reversed(result.baselines.items()):
+            rows.append(("", baseline, "", *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token), "-"))
+    return table(rows, right=[2])
+
+
+def _cells(scores: Scores) -> tuple[str, ...]:
+    return f"{scores.tokens:,}", *_loss_cells(scores.loss, scores.bytes_per_token), f"{scores.accuracy.scaled(100)} %"
+
+
+def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str, str]:
+    return str(loss), str(perplexity(loss)), str(bits_per_byte(loss, bytes_per_token) or "-")
+
+
+def context_table(results: list[TextResult]) -> str:
+    """Return a table of the loss by length of the context, with a column for each text."""
+    columns = [{(b.first, b.last): b for b in result.plain.by_context} for result in results]
+    lengths = sorted(set().union(*columns))
+    rows = [("context", *short_names(results))]
+    for first, last in lengths:
+        bins = [column.get((first, last)) for column in columns]
+        rows.append((_range(first, last), *(str(b.loss) if b else "-" for b in bins)))
+    return table(rows, right=[0])
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
+
+
+def footnotes(results: list[TextResult]) -> list[str]:
+    """Return the lines below the table of losses."""
+    lines = ["Loss in nats per token."]
+    if any(result.baselines for result in results):
+        lines.append("Baselines: n-gram models of the train split of the run.")
+    blocks = {result.plain.blocks for result in results}
+    if max(blocks) >= MIN_BLOCKS:
+        counts = " or ".join(f"{n}" for n in sorted(n for n in blocks if n >= MIN_BLOCKS))
+        lines.append(f"±: standard error over {counts} blocks of consecutive windows.")
+    if min(blocks) < MIN_BLOCKS:
+        lines.append(f"No standard error where a text has fewer than {plural(MIN_BLOCKS, 'window')}.")
+    return lines
+
+
+def to_record(result: TextResult) -> dict:
+    """Return an evaluation as a JSON object."""
+    text = result.text
+    record = {
+        "source": text.source,
+        "name": text.corpus.name,
+        "split": text.split.name,
+        "tokens": text.split.n_tokens,
+        "bytes": text.split.n_bytes,
+        "baselines": result.baselines,
+        "plain": _scores_record(result.plain),
+    }
+    return record | ({"sliding": _scores_record(result.sliding)} if result.sliding else {})
+
+
+def _scores_record(scores: Scores) -> dict:
+    estimates = {
+        LOSS: scores.loss,
+        "perplexity": scores.perplexity,
+        "bits_per_byte": scores.bits_per_byte,
+        ACCURACY: scores.accuracy,
+    }
+    record = {"stride": scores.stride, "predicted_tokens": scores.tokens, "blocks": scores.blocks}
+    for name, estimate in estimates.items():
+        record |= _pair(name, estimate)
+    bins = [
+        {"first": b.first, "last": b.last, "tokens": b.tokens} | _pair(LOSS, b.loss) | _pair(ACCURACY, b.accuracy)
+        for b in scores.by_context
+    ]
+    return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}
+
+
+def _pair(name: str, estimate: Estimate | None) -> dict:
+    value, error = estimate or (None, None)
+    return {name: value, f"{name}_error": error}

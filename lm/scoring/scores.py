@@ -1,0 +1,168 @@
+"""Means over the tokens of a text, and their standard errors from the variation between blocks of the text.
+
+The losses of neighboring tokens are correlated: a difficult passage raises many of them. The standard error of
+independent tokens would be too small. The method of batch means (Schmeiser 1982, Operations Research 30(3), 556-568)
+cuts the text into about 30 consecutive blocks, much longer than the correlation, and takes their means as independent.
+Schmeiser found little benefit in more blocks than 30. Blocks consist of whole windows, because the loss varies within
+a window in the same way in all of them.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_BLOCKS = 30
+MIN_BLOCKS = 8  # with fewer blocks, no standard error is reported
+
+
+class Estimate(NamedTuple):
+    """A value and its standard error, None if there are fewer than MIN_BLOCKS blocks.
+
+    >>> print(Estimate(1.58460, 0.01234), Estimate(53.2, None))
+    1.585 ± 0.012 53.200
+    """
+
+    value: float
+    error: float | None
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate of factor * value."""
+        return Estimate(factor * self.value, None if self.error is None else factor * self.error)
+
+    def __str__(self) -> str:
+        if self.error is None or not 0 < self.error < math.inf:
+            return f"{self.value:.{min(4, _digits(self.value, 4))}f}"
+        digits = _digits(self.error, 1)
+        return f"{self.value:.{digits}f} ± {self.error:.{digits}f}"
+
+
+def _digits(x: float, following: int) -> int:
+    """Return the digits after the point that show x with so many digits after the first, from 0 to 6."""
+    if x == 0 or not math.isfinite(x):
+        return following
+    return min(6, max(0, following - math.floor(math.log10(abs(x)))))
+
+
+class ContextBin(NamedTuple):
+    """The predictions with first to last tokens of context."""
+
+    first: int
+    last: int
+    tokens: int
+    loss: Estimate
+    accuracy: Estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Sums over the predictions of a text, by block and by length of the context.
+
+    Attributes:
+        sums: float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the number of
+            predictions whose likeliest token is right.
+        seq_len: the longest context.
+        stride: distance between two windows.
+        bytes_per_token: UTF-8 bytes of the text per token; None if unknown.
+    """
+
+    sums: np.ndarray
+    seq_len: int
+    stride: int
+    bytes_per_token: float | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of blocks."""
+        return len(self.sums)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of predicted tokens."""
+        return int(self.sums[..., 0].sum())
+
+    @functools.cached_property
+    def loss(self) -> Estimate:
+        """Return the mean loss in nats per token."""
+        return ratio(self.sums[..., 1].sum(1), self.sums[..., 0].sum(1))
+
+    @property
+    def block_losses(self) -> np.ndarray:
+        """Return the mean loss of each block, to compare two models on the same blocks."""
+        return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
+
+    @property
+    def perplexity(self) -> Estimate:
+        """Return exp(loss)."""
+        return perplexity(self.loss)
+
+    @property
+    def bits_per_byte(self) -> Estimate | None:
+        """Return the loss in bits per byte of the text; None if its bytes are unknown."""
+        return bits_per_byte(self.loss, self.bytes_per_token)
+
+    @functools.cached_property
+    def accuracy(self) -> Estimate:
+        """Return the fraction of tokens that the model predicts as the likeliest one."""
+        return ratio(self.sums[..., 2].sum(1), self.sums[..., 0].sum(1))
+
+    @functools.cached_property
+    def by_context(self) -> list[ContextBin]:
+        """Return loss and accuracy by length of the context, in the bins of `bin_edges`, without empty ones."""
+        found = []
+        first = 1
+        for i, last in enumerate(bin_edges(self.seq_len)):
+            counts, losses, hits = self.sums[:, i].T
+            if counts.sum():
+                found.append(ContextBin(first, last, int(counts.sum()), ratio(losses, counts), ratio(hits, counts)))
+            first = last + 1
+        return found
+
+
+def perplexity(loss: Estimate) -> Estimate:
+    """Return exp(loss), with a standard error to first order (delta method)."""
+    value = math.exp(min(loss.value, 700.0))
+    return Estimate(value, None if loss.error is None else value * loss.error)
+
+
+def bits_per_byte(loss: Estimate, bytes_per_token: float | None) -> Estimate | None:
+    """Return loss / (ln 2 * bytes per token); None if the bytes are unknown.
+
+    >>> print(bits_per_byte(Estimate(math.log(2), None), bytes_per_token=4.0))
+    0.2500
+    """
+    return loss.scaled(1 / (math.log(2) * bytes_per_token)) if bytes_per_token else None
+
+
+def bin_edges(seq_len: int) -> list[int]:
+    """Return the longest context of each bin: the powers of two below seq_len, and seq_len.
+
+    >>> bin_edges(12)
+    [1, 2, 4, 8, 12]
+    """
+    return [2**i for i in range((seq_len - 1).bit_length())] + [seq_len]
+
+
+def ratio(sums_B, counts_B) -> Estimate:
+    """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
+
+    The blocks may differ in their counts, so this is the linearized error of a ratio (Cochran 1977, Sampling
+    Techniques, chapter 6): for blocks i of count c_i and sum s_i, and r = sum(s) / sum(c),
+
+        error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2
+
+    which for equal counts is the variance of the n means divided by n.
+
+    >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
+    Estimate(value=2.5, error=0.4225771273642583)
+    """
+    sums_B, counts_B = (np.asarray(a, float)[np.asarray(counts_B) > 0] for a in (sums_B, counts_B))
+    count, n = float(counts_B.sum()), len(counts_B)
+    value = float(sums_B.sum()) / count
+    if n < MIN_BLOCKS:
+        return Estimate(value, None)
+    with np.errstate(invalid="ignore"):  # infinite losses of a diverged model
+        squares = float(np.sum(np.square(sums_B - value * counts_B)))
+    return Estimate(value, math.sqrt(n / (n - 1) * squares) / count)

@@ -1,0 +1,203 @@
+"""Evaluate a model on a split of its own text, or of another one."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from lm.baselines.ngrams import ngram_losses
+from lm.config import Config, DataConfig
+from lm.data import Corpus, Split, cache, open_corpus, shards
+from lm.errors import UserError
+from lm.files import read_json
+from lm.scoring.predictions import score_split
+from lm.scoring.scores import Scores
+from lm.trained_model import TrainedModel
+
+_RUN = {"data": ({"fingerprint": str}, None)}  # of run.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text to evaluate: its source, as in config.data.source, and the tokens of a split."""
+
+    source: str
+    corpus: Corpus
+    split: Split
+
+    def __str__(self) -> str:
+        return f"the {self.split.name} split of {self.corpus.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextResult:
+    """The evaluation of one text.
+
+    Attributes:
+        text: the text.
+        plain: the scores in consecutive windows, as in training.
+        sliding: the scores in sliding windows; None without a stride.
+        baselines: the losses of unigram, bigram and trigram models of the run's train split, in nats per token.
+    """
+
+    text: Text
+    plain: Scores
+    sliding: Scores | None
+    baselines: dict[str, float]
+
+
+def evaluate(
+    run: TrainedModel,
+    split: str = "test",
+    *,
+    data: str | None = None,
+    stride: int | None = None,
+    batch_size: int | None = None,
+    baselines: bool = True,
+    say: Callable[[str], None] = print,
+) -> TextResult:
+    """Evaluate a model on a split of a text.
+
+    Args:
+        run: the model, as `lm.load` returns it.
+        split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
+        data: the text, as config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
+        stride: evaluate in sliding windows with this distance, too.
+        batch_size: windows per batch; None: as many as have about 8,000 tokens.
+        baselines: compute the losses of n-gram models, too.
+        say: receives lines of information and warnings.
+
+    Raises:
+        UserError: if the text cannot be read or encoded, has no such split or too few tokens, or the stride is out of
+            range.
+    """
+    check_stride(run, stride)
+    text = open_text(run, split, data, say)
+    (losses,) = find_baselines(run, [text], say) if baselines else [{}]
+    return score_text(run, text, losses, stride=stride, batch_size=batch_size)
+
+
+def score_text(
+    run: TrainedModel,
+    text: Text,
+    baselines: dict[str, float],
+    *,
+    stride: int | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[str], Callable[[int, int], None]] = lambda title: lambda done, total: None,
+) -> TextResult:
+    """Evaluate a model on an open text.
+
+    Args:
+        run, stride, batch_size: see `evaluate`.
+        text: what `open_text` returned.
+        baselines: the losses of other models on this text, in nats per token.
+        progress: called with the title of each pass over the text. What it returns is called after each batch with the
+            number of windows that are finished and the number of all windows.
+    """
+
+    def score(stride: int | None, windows: str) -> Scores:
+        report = progress(f"{text}, {windows}")
+        return score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
+
+    plain = score(None, "windows as in training")
+    sliding = None if stride is None else score(stride, f"stride {stride}")
+    return TextResult(text, plain, sliding, baselines)
+
+
+def check_stride(run: TrainedModel, stride: int | None) -> None:
+    """Raise UserError if a model cannot be evaluated in windows with this distance."""
+    if stride is not None and not 1 <= stride <= run.seq_len:
+        raise UserError(f"--stride: {stride} must be at least 1 and at most {run.seq_len}, the context of this model")
+    if stride is not None and run.config.data.packing == "documents":
+        raise UserError(
+            f"--stride: {run.path} packs documents into rows and is evaluated in these rows; leave out the stride"
+        )
+
+
+def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
+    """Open a text, and check it before the model runs; see `evaluate`."""
+    if data is None and not _has_text(run):
+        raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
+    source = data or run.config.data.source
+    corpus = _open_corpus(run, source, say)
+    try:
+        found = corpus.split("+".join(corpus.splits) if split == "all" else split)
+    except UserError as error:
+        raise UserError(f"--split: {error}; all joins them") from None
+    text = Text(source, corpus, found)
+    _check_tokens(run.config, text)
+    return text
+
+
+def _has_text(run: TrainedModel) -> bool:
+    """Return whether a model was trained by a run here, unlike a model of Hugging Face."""
+    return (run.path / "checkpoints").is_dir()
+
+
+def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
+    """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
+    is_own = source == run.config.data.source
+    if run.tokenizer is None and not source.startswith("tokens:"):
+        raise UserError(f"--data: {run.path} was trained on token ids and has no tokenizer; give tokens:PATH")
+    config = dataclasses.replace(_data_here(run), source=source)
+    if not is_own:
+        config = dataclasses.replace(config, offline=None)
+    if source.startswith("tokens:") and config.packing != "none":
+        raise UserError(f"--data: {run.path} packs documents, and token shards do not record documents; give a text")
+    try:
+        corpus = open_corpus(config, seq_len=run.seq_len, tokenizer=run.tokenizer, say=say)
+    except UserError as error:
+        lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
+        error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
+        raise
+    if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
+        say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
+    return corpus
+
+
+def _data_here(run: TrainedModel) -> DataConfig:
+    """Return config.data without directories that do not exist on this machine."""
+    config = run.config.data
+    directories = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(config, name))}
+    missing = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
+    return dataclasses.replace(config, **missing)
+
+
+def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
+    """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
+
+    They are empty if the model is not of a run with a text, and, with a warning, if this text cannot be read.
+    """
+    if not _has_text(run):
+        return [{} for _ in texts]
+    source, config = run.config.data.source, run.config
+    try:
+        own = next((text.corpus for text in texts if text.source == source), None) or _open_corpus(run, source, say)
+        options = {"cache_dir": cache.user_cache(_data_here(run).cache_dir), "say": say}
+        return [ngram_losses(own, text.split, config.model.vocab_size, **options) for text in texts]
+    except UserError as error:
+        say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")
+        return [{} for _ in texts]
+
+
+def _trained_on(path: Path) -> str | None:
+    """Return the fingerprint of the tokens that a run trained on, None if it is not known."""
+    try:
+        return (read_json(path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+    except FileNotFoundError:
+        return None
+
+
+def _check_tokens(config: Config, text: Text) -> None:
+    """Raise UserError if a text is shorter than a window, or has tokens that the model does not know."""
+    tokens, window, vocab_size = text.split.tokens, config.train.seq_len + 1, config.model.vocab_size
+    advice = "use a longer text, or --split all"
+    if text.split.packed and not len(tokens):
+        raise UserError(f"--data: {text} has no document of two tokens; {advice}")
+    if not text.split.packed and len(tokens) < window:
+        raise UserError(f"--data: {text} has {len(tokens):,} tokens, and a window of this model {window:,}; {advice}")
+    if not text.corpus.ids_are_checked and (largest := shards.largest_id(tokens)) >= vocab_size:
+        raise UserError(
+            f"--data: {text} has the id {largest:,}, and the vocabulary of this model {vocab_size:,} ids; the shards "
+            "are of another tokenizer"
+        )

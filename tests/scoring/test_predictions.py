@@ -1,0 +1,107 @@
+"""Losses and hits of a text, compared with those of the model in NumPy (tests/references/numpy_model.py)."""
+
+import jax
+import numpy as np
+import pytest
+from references import numpy_model
+from tiny import redrawn, tiny
+
+from lm.data import Split
+from lm.layer_stack import unstack_layers
+from lm.scoring import predictions
+from lm.scoring.predictions import score_split
+from lm.scoring.scores import Scores
+
+T = 8
+CONFIG = tiny(model={"n_layers": 1})
+PARAMS = redrawn(CONFIG.model)
+IDS = np.random.default_rng(0).integers(0, CONFIG.model.vocab_size, 77)
+TEXT = Split("test", IDS, len(IDS), n_bytes=2 * len(IDS))
+
+
+def reference(config, params, ids, stride: int) -> list[tuple[int, float, bool]]:
+    """Return (context, loss, hit) of every token but the first, each in the first window that has it as a target."""
+    wide, found = jax.tree.map(np.float64, unstack_layers(params)), []
+    for place in range(1, len(ids)):
+        start = stride * max(0, -(-(place - T) // stride))
+        logits = numpy_model.logits(config.model, wide, ids[start:place])[-1]
+        loss = np.log(np.exp(logits).sum()) - logits[ids[place]]
+        found.append((place - start, loss, int(logits.argmax()) == ids[place]))
+    return found
+
+
+def assert_scores(scores: Scores, expected: list[tuple[int, float, bool]]) -> None:
+    contexts, losses, hits = (np.array(column) for column in zip(*expected, strict=True))
+    assert scores.tokens == len(expected)
+    assert scores.loss.value == pytest.approx(losses.mean(), abs=1e-5)
+    assert scores.accuracy.value == hits.mean()
+    for b in scores.by_context:
+        inside = (contexts >= b.first) & (contexts <= b.last)
+        assert b.tokens == inside.sum()
+        assert b.loss.value == pytest.approx(losses[inside].mean(), abs=1e-5)
+        assert b.accuracy.value == hits[inside].mean()
+
+
+@pytest.fixture(scope="module")
+def plain() -> Scores:
+    return score_split(PARAMS, CONFIG, TEXT, batch_size=10)  # the same compiled program in several tests
+
+
+def test_plain_windows_equal_the_reference(plain):
+    assert_scores(plain, reference(CONFIG, PARAMS, IDS, T))
+    assert [(b.first, b.last) for b in plain.by_context] == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    assert plain.bits_per_byte.value == pytest.approx(plain.loss.value / np.log(2) / 2)
+    assert plain.blocks == 10
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_sliding_windows_equal_the_reference(stride):
+    scores = score_split(
+        PARAMS, CONFIG, TEXT, stride=stride, batch_size=10
+    )  # ten: the shapes that are compiled already
+    assert_scores(scores, reference(CONFIG, PARAMS, IDS, stride))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"positions": "learned", "max_positions": 9, "norm": "layer", "tie_embeddings": True},
+        {"logit_softcap": 2.0, "attn_softcap": 1.0, "window_pattern": (3, 0), "qk_norm": True},
+        {"positions": "none", "scan_layers": True, "head_bias": True},
+    ],
+)
+def test_other_architectures_equal_the_reference(model):
+    config = tiny(model=model)
+    params = redrawn(config.model)
+    assert_scores(score_split(params, config, TEXT, stride=3), reference(config, params, IDS, 3))
+
+
+@pytest.mark.slow
+def test_bfloat16_agrees_to_its_precision(plain):
+    config = tiny(model={"n_layers": 1, "compute_dtype": "bfloat16"})
+    assert score_split(PARAMS, config, TEXT).loss.value == pytest.approx(plain.loss.value, rel=2e-2)
+
+
+def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logits(plain, monkeypatch):
+    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=3).sums, plain.sums, atol=1e-5)
+    monkeypatch.setattr(predictions, "LOGITS", 3 * len(IDS) // T * CONFIG.model.vocab_size)  # 3 positions at a time
+    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
+
+
+def test_documents_of_packed_rows_are_scored_alone_and_in_any_order():
+    """A row has the documents 0-2 and 3-7, and a token of padding; the other one document."""
+    rows = IDS[: 2 * (T + 1)].reshape(2, T + 1)
+    segments = np.array([[1, 1, 1, 2, 2, 2, 2, 2, 0], [1] * 9], np.uint16)
+    expected = [line for ids in (rows[0, :3], rows[0, 3:8], rows[1]) for line in reference(CONFIG, PARAMS, ids, T)]
+    scores = score_split(PARAMS, CONFIG, Split("test", rows, 17, None, segments))
+    assert_scores(scores, expected)
+    turned = score_split(PARAMS, CONFIG, Split("test", rows[::-1], 17, None, segments[::-1]))
+    np.testing.assert_allclose(turned.sums[::-1], scores.sums, atol=1e-5)
+    assert scores.bits_per_byte is None
+
+
+def test_progress_counts_the_windows():
+    seen = []
+    score_split(PARAMS, CONFIG, TEXT, batch_size=3, report=lambda *counts: seen.append(counts))
+    assert seen == [(3, 10), (6, 10), (9, 10), (10, 10)]

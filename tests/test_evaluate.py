@@ -1,0 +1,224 @@
+"""The command lm.evaluate, and lm.scoring.evaluate."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from running import metrics_of
+
+import lm
+from lm.baselines.ngrams import ngram_losses
+from lm.data import tokenizers
+from lm.errors import UserError
+from lm.evaluate import main
+from lm.scoring import evaluate
+from lm.scoring.texts import find_baselines, open_text
+
+
+@pytest.fixture(scope="module")
+def run(bench):
+    return lm.load(bench.reference(), "latest")
+
+
+@pytest.fixture(autouse=True)
+def cache(bench, monkeypatch):
+    """Use the caches of the bench."""
+    monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+
+
+@pytest.fixture(scope="module")
+def found(bench, tmp_path_factory):
+    """Return the directory of the results, and the output, of the command with three texts and a stride."""
+    output, printed = tmp_path_factory.mktemp("evaluation"), tmp_path_factory.mktemp("texts")
+    other = printed / "other.txt"
+    other.write_text("the mat sat on a cat " * 40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+        arguments = [f"--workdir={bench.reference()}", "--step=latest", f"--output={output}", "--stride=4"]
+        assert main([*arguments, f"--data=text:{bench.text}", f"--data=text:{other}"]) == 0
+    return output
+
+
+def test_the_loss_is_the_one_that_the_run_logged(bench, found):
+    (logged,) = (line for line in metrics_of(bench.reference()) if line.get("split") == "test")
+    record = json.loads((found / "step_12_test_text_txt_other_txt_stride_4.json").read_text())
+    plain = record["texts"][0]["plain"]
+    for ours, theirs in (("loss", "loss"), ("bits_per_byte", "bits_per_byte"), ("perplexity", "perplexity")):
+        assert plain[ours] == pytest.approx(logged[theirs], rel=1e-6)
+    assert plain["predicted_tokens"] == logged["tokens"]
+    assert set(record["texts"][0]["baselines"]) == {"unigram", "bigram", "trigram"}
+
+
+def test_the_files_have_each_text_and_pictures(found):
+    record = json.loads((found / "step_12_test_text_txt_other_txt_stride_4.json").read_text())
+    assert (record["step"], record["seq_len"]) == (12, 16)
+    text, other = record["texts"]
+    assert (text["name"], other["name"]) == ("text.txt", "other.txt")
+    assert text["plain"]["predicted_tokens"] == text["sliding"]["predicted_tokens"] == text["tokens"] - 1
+    assert (text["plain"]["stride"], text["sliding"]["stride"]) == (16, 4)
+    assert len(text["plain"]["block_losses"]) == text["plain"]["blocks"] > 8
+    assert 0 < text["plain"]["loss_error"] < text["plain"]["loss"]
+    assert other["plain"]["loss_error"] is None  # 42 tokens are three windows
+    assert [b["last"] for b in text["plain"]["by_context"]] == [1, 2, 4, 8, 16]
+    assert sum(b["tokens"] for b in text["plain"]["by_context"]) == text["tokens"] - 1
+    for kind in ("context", "texts"):
+        content = (found / f"step_12_test_text_txt_other_txt_stride_4_{kind}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+
+
+def test_tables_and_json(bench, tmp_path, capsys):
+    arguments = [f"--workdir={bench.reference()}", f"--output={tmp_path}", "--no-baselines"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    row = next(line for line in out.splitlines() if line.startswith("text.txt"))
+    value, error = re.search(r"(\d\.\d+) ± (\d\.\d+)", row).groups()
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr().out
+    (written,) = tmp_path.glob("*.json")
+    assert printed == written.read_text()
+    plain = json.loads(printed)["texts"][0]["plain"]
+    assert float(value) == pytest.approx(plain["loss"], abs=5e-3)
+    assert float(error) == pytest.approx(plain["loss_error"], rel=0.1)
+    assert f"written: {tmp_path}" in err
+
+
+def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
+    result = evaluate(run, "all", batch_size=16)
+    assert result.plain.tokens == len(bench.text.read_text()) - 1
+    assert result.plain.loss.value == pytest.approx(run.loss(bench.text.read_text()), abs=1e-5)
+    assert result.sliding is None
+
+
+def test_a_text_that_has_changed_is_reported(bench, tmp_path):
+    """The directory of a run, which is moved, has its own record of the tokens that it trained on."""
+    workdir = tmp_path / "run"
+    shutil.copytree(bench.reference(), workdir)
+    run, said = lm.load(workdir), []
+    evaluate(run, say=said.append)
+    assert said == []
+    record = json.loads((workdir / "run.json").read_text())
+    record["data"]["fingerprint"] = "other"
+    (workdir / "run.json").write_text(json.dumps(record))
+    evaluate(run, say=said.append)
+    assert said == [
+        f"WARNING: the text or the tokens of text:{bench.text} have changed since {workdir} trained on them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
+        (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
+        (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
+        (["--workdir=absent", "--data="], "--data: is empty"),
+        (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
+        (["--split=dev"], 'no split "dev"; it has train, validation, test; all joins them'),
+        (["--split="], 'no split ""'),
+        (["--data=text:absent.txt"], '--data: "text:absent.txt" is not a file'),
+        (["--data=novel.txt"], '--data: "novel.txt" is not one of tfds:NAME, text:PATH'),
+        (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model 17"),
+        (
+            ["--data=text:foreign.txt"],
+            "the validation split: tokenizer: 1 character not in its alphabet of 14: 'Z' "
+            "(the first at line 2, column 2, after '\\nh'); this model cannot predict them",
+        ),
+        (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
+        (["--data=tokens:large"], "has the id 999, and the vocabulary of this model 14 ids"),
+        (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
+    ],
+)
+def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    write_bad_texts()
+    if "--workdir=absent" not in arguments:
+        arguments = [f"--workdir={bench.reference()}", *arguments]
+        monkeypatch.setattr("lm.scoring.predictions._score_batch", None)  # found before anything is computed
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err, err
+
+
+def write_bad_texts() -> None:
+    """Write texts that a model of 14 characters cannot predict into the current directory."""
+    with open("short.txt", "w") as file:
+        file.write("the cat sat on the mat " * 2)
+    with open("foreign.txt", "w") as file:
+        file.write("a" * 90 + "\nhZaa" + "a" * 5)
+    for name, ids in (("shards", [1] * 40), ("large", [999] * 40)):
+        os.mkdir(name)
+        np.save(f"{name}/test.npy", np.array(ids, np.uint16))
+    shard = {"file": "test.npy", "split": "test", "tokens": 40, "text_bytes": 40, "sha256": "",
+             "size": os.path.getsize("shards/test.npy")}  # fmt: skip
+    with open("shards/manifest.json", "w") as file:
+        json.dump({"tokenizer": tokenizers.ByteTokenizer().fingerprint, "shards": [shard]}, file)
+
+
+def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write_bad_texts()
+    config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, tokenizer="none"))
+    without = dataclasses.replace(run, config=config, tokenizer=None)
+    result = evaluate(without, data="tokens:shards")
+    assert result.plain.loss.value == pytest.approx(run.loss([1] * 40), abs=1e-5)
+    with pytest.raises(UserError, match="was trained on token ids and has no tokenizer; give tokens:PATH"):
+        evaluate(without)
+
+
+def test_a_packed_run_has_no_stride(run):
+    packed = dataclasses.replace(run.config.data, packing="documents")
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=packed))
+    with pytest.raises(UserError, match=r"--stride: .* packs documents into rows"):
+        evaluate(run, stride=4)
+
+
+@pytest.mark.slow
+def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
+    """The text is one document, so the rows are its windows, and all their targets are the same."""
+    packed = dataclasses.replace(run.config.data, packing="documents")
+    rows = dataclasses.replace(run, config=dataclasses.replace(run.config, data=packed))
+    result, plain = evaluate(rows), evaluate(run)
+    assert result.text.split.packed
+    assert result.plain.tokens == plain.plain.tokens
+    assert result.plain.loss.value == pytest.approx(plain.plain.loss.value, abs=1e-5)
+
+
+def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
+    with pytest.raises(UserError, match=r"--data: .* is not a run with a text of its own"):
+        evaluate(dataclasses.replace(run, path=tmp_path))
+
+
+def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, run, tmp_path):
+    """Two different baselines of one text would mean that they were counted in different texts."""
+    copy = tmp_path / "copy.txt"
+    copy.write_text(bench.text.read_text())
+    own, other = (open_text(run, "test", source, print) for source in (None, f"text:{copy}"))
+    losses = ngram_losses(own.corpus, own.split, 14, cache_dir=tmp_path)
+    assert find_baselines(run, [own, other], print) == [losses, losses]
+    assert find_baselines(run, [other], print) == [losses]
+    assert set(losses) == {"unigram", "bigram", "trigram"}
+
+
+def test_without_the_text_of_the_run_there_are_no_baselines(bench, run, tmp_path):
+    text, said = open_text(run, "test", None, print), []
+    data = dataclasses.replace(run.config.data, source="text:absent.txt")
+    lost = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    assert find_baselines(lost, [text], said.append) == [{}]
+    assert said[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
+    imported = dataclasses.replace(run, path=tmp_path)
+    assert find_baselines(imported, [text], said.append) == [{}]
+    assert len(said) == 1
+
+
+def test_running_out_of_memory_is_an_error(bench, capsys, monkeypatch, tmp_path):
+    def fail(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr("lm.scoring.texts.score_split", fail)
+    assert main([f"--workdir={bench.reference()}", f"--output={tmp_path}"]) == 2
+    assert capsys.readouterr().err.endswith("allocating 9 bytes.; use a smaller --batch-size\n")
