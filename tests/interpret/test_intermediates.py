@@ -181,7 +181,7 @@ def test_a_function_among_the_patches_is_traced_on_every_call(run):
         seen.append(factor)
         return factor * x
 
-    for factor in (1.0, 2.0):
+    for factor in (1.0, 2.0):  # noqa: B007
         jax.eval_shape(lambda: patch(run, IDS, {"logits": scaled}))
     assert seen == [1.0, 2.0]
 
