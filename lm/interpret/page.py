@@ -68,9 +68,9 @@ def _attention_help(m: Measurements, n_layers: int) -> str:
     return (
         "Each small map is a head: its row is the token that reads, its column the token that is read, and the darker, "
         "the larger the weight (a row adds up to 1). A dark line along the diagonal is a head that reads the token "
-        "itself or one just before it; a dark column is a token that many others read. Select a head, then a row of its "
-        "map to see the tokens that it reads. The shade is the square root of the weight, so that small weights are "
-        f"visible.{left_out}"
+        "itself or one just before it; a dark column is a token that many others read. Select a head, then a row of "
+        "its map to see the tokens that it reads. The shade is the square root of the weight, so that small weights "
+        f"are visible.{left_out}"
     )
 
 
