@@ -35,8 +35,12 @@ POSITION_ENCODINGS = {
     "none": lambda at, c, p: (None, None),
     "learned": lambda at, c, p: (p["positions"][at], None),
     "sinusoidal": lambda at, c, p: (position_encodings.sinusoidal(at, c.d_model, order=c.sinusoidal_order), None),
-    "rope": lambda at, c, p: (None, position_encodings.rope_table(at, c.d_head, theta=c.rope_theta)),
-}
+    "rope": lambda at, c, p: (None, position_encodings.rope_table(
+        at, c.rope_width or c.d_head, theta=c.rope_theta, scaling=c.rope_scaling, factor=c.rope_factor,
+        low_freq_factor=c.rope_low_freq_factor, high_freq_factor=c.rope_high_freq_factor,
+        original_max_positions=c.rope_original_max_positions,
+    )),
+}  # fmt: skip
 
 # Feed-forward layers: (x, parameters, activation, tap of the hidden activations) -> x.
 FEED_FORWARDS = {
@@ -112,12 +116,13 @@ class Attention(nn.Module):
         k_BTGK = project(x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
         v_BTGK = project(x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
         if c.qk_norm:
-            q_BTHK = norms.rms_norm(q_BTHK, p["q_scale_K"], eps=c.norm_eps)
-            k_BTGK = norms.rms_norm(k_BTGK, p["k_scale_K"], eps=c.norm_eps)
+            q_axes, k_axes = parameters.QK_NORM_AXES[c.qk_norm_over]
+            q_BTHK = norms.rms_norm(q_BTHK, p[f"q_scale_{q_axes}"], eps=c.norm_eps)
+            k_BTGK = norms.rms_norm(k_BTGK, p[f"k_scale_{k_axes}"], eps=c.norm_eps)
         if context.rotation is not None:
             q_BTHK = position_encodings.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
             k_BTGK = position_encodings.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
-        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else None
+        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else c.attn_scale
         options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
         if context.attend is not None:
             out_BTHK = context.attend(self, q_BTHK, k_BTGK, v_BTGK, window, **options)
@@ -185,6 +190,7 @@ class Transformer(nn.Module):
         added, rotation = POSITION_ENCODINGS[c.positions](at, c, p)
         context = Context(positions, segments, rotation, dropout_keys_B, **hooks)
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
+        x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
         x_BTD = context.dropout(context.tap(self, "embedding", x_BTD), c.dropout, site=0)
         x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)

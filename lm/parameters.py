@@ -85,14 +85,23 @@ def width_factor(c: ModelConfig) -> float:
     return {"standard": 1.0, "mup": c.d_model / c.mup_base_d_model}[c.parametrization]
 
 
+# The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is over the same axes.
+QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
+
 # (names of a block's norms, whether a final norm follows the last block), by config.model.norm_placement.
 NORMS_BY_PLACEMENT = {
     "pre": (("attention_norm", "ffn_norm"), True),
     "post": (("attention_norm", "ffn_norm"), False),
     "sandwich": (("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm"), True),
+    "output": (("attention_post_norm", "ffn_post_norm"), True),
     "parallel": (("norm",), True),
     "none": ((), False),
 }
+
+
+def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
+    return 0.02 / math.sqrt(2 * c.n_layers if residual else 1) / math.sqrt(width_factor(c))
+
 
 # (distribution, its std, std of embeddings), by config.model.init.
 INITIALIZERS = {
@@ -101,12 +110,8 @@ INITIALIZERS = {
     # N(0, 2/d_in) (He et al. 2015).
     "he": ("normal", lambda c, d_in, d_out, residual: math.sqrt(2 / d_in), 1.0),
     # N(0, 0.02^2), residual projections divided by sqrt(2 n_layers) (Radford et al. 2019).
-    "gpt2": ("normal", lambda c, d_in, d_out, residual: _gpt2_std(c, residual) / math.sqrt(width_factor(c)), 0.02),
+    "gpt2": ("normal", _gpt2_std, 0.02),
 }
-
-
-def _gpt2_std(c: ModelConfig, residual: bool) -> float:
-    return 0.02 / math.sqrt(2 * c.n_layers) if residual else 0.02
 
 
 def parameter_table(c: ModelConfig) -> Table:
@@ -160,9 +165,12 @@ def attention_table(c: ModelConfig) -> Table:
     if c.attn_bias:
         table["b_q_HK"] = Parameter((H, K), "HK", "bias")
         table["b_k_GK"] = table["b_v_GK"] = Parameter((G, K), "GK", "bias")
+    if c.attn_bias if c.attn_out_bias is None else c.attn_out_bias:
         table["b_o_D"] = Parameter((D,), "D", "bias")
     if c.qk_norm:
-        table["q_scale_K"] = table["k_scale_K"] = Parameter((K,), "K", "norm", init="ones")
+        for name, axes in zip("qk", QK_NORM_AXES[c.qk_norm_over], strict=True):
+            shape = {"K": (K,), "HK": (H, K), "GK": (G, K)}[axes]
+            table[f"{name}_scale_{axes}"] = Parameter(shape, axes, "norm", init="ones")
     return Table("the parameter table of attention", table)
 
 

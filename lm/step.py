@@ -186,19 +186,11 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & _all_finite(new)
     accepted = finite & ~state.halted
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, (state.params, state.opt_state))
-    metrics = {
-        "loss": loss,
-        "grad_norm": grad_norm,
-        "learning_rate": jnp.float32(learning_rate(state.step - state.skipped)),  # the optimizer counts its updates
-        "finite": finite,
-    }
-    return state.replace(
-        step=state.step + (accepted | (not stop)),
-        params=params,
-        opt_state=opt_state,
-        skipped=state.skipped + (~finite & (not stop)),
-        halted=state.halted | (~finite & stop),
-    ), metrics
+    rate = jnp.float32(learning_rate(state.step - state.skipped))  # the optimizer counts its updates
+    metrics = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
+    step, skipped = state.step + (accepted | (not stop)), state.skipped + (~finite & (not stop))
+    halted = state.halted | (~finite & stop)
+    return state.replace(step=step, params=params, opt_state=opt_state, skipped=skipped, halted=halted), metrics
 
 
 def take_batch(resident: dict | None, feed: dict, seq_len: int) -> dict:

@@ -23,6 +23,7 @@ OTHER = T * T  # an id that is not in TOKENS
 # --- Every key of ModelConfig is in exactly one list: architecture, implementation, or training.
 
 LAYER = {"norm": "layer"}
+LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_theta": 4.0}
 ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_model": ({"n_heads": 4}, 16, 32),
     "n_layers": ({}, 2, 3),
@@ -41,15 +42,25 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_ff": ({}, 24, 32),
     "ffn_bias": ({}, False, True),
     "attn_bias": ({}, False, True),
+    "attn_out_bias": ({"attn_bias": True}, None, False),
     "head_bias": ({}, False, True),
     "positions": ({}, "rope", "none"),
     "rope_theta": ({}, 10_000.0, 500_000.0),
     "rope_pairing": ({}, "adjacent", "halves"),
+    "rope_width": ({}, None, 2),
+    "rope_scaling": ({"rope_factor": 4.0}, "linear", "llama3"),
+    "rope_factor": ({"rope_scaling": "linear"}, 1.0, 2.0),
+    "rope_low_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 0.5, 2.0),
+    "rope_high_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 4.0, 8.0),
+    "rope_original_max_positions": (LLAMA3, 16, 32),
     "sinusoidal_order": ({"positions": "sinusoidal"}, "sine_first", "cosine_first"),
     "qk_norm": ({}, False, True),
+    "qk_norm_over": ({"qk_norm": True}, "head", "all_heads"),
     "window_pattern": ({}, (0,), (0, 3)),
+    "attn_scale": ({}, None, 1.0),
     "attn_softcap": ({}, None, 1.0),
     "logit_softcap": ({}, None, 1.0),
+    "embed_scale": ({}, 1.0, 4.0),
     "tie_embeddings": ({}, False, True),
     "parametrization": ({}, "standard", "mup"),
     "mup_base_d_model": ({"parametrization": "mup"}, 64, 16),
@@ -84,7 +95,7 @@ def test_each_architecture_switch_changes_the_logits(key):
 
 
 CHOICES = {
-    "norm_placement": ["pre", "post", "sandwich", "parallel", "none"],
+    "norm_placement": ["pre", "post", "sandwich", "output", "parallel", "none"],
     "activation": ["relu", "silu", "gelu", "gelu_tanh", "relu_squared"],
     "positions": ["rope", "sinusoidal", "learned", "none"],
     "norm": ["rms", "layer"],
@@ -143,10 +154,10 @@ def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plai
 # --- Causality and agreement with NumPy for combinations of all factors.
 
 FACTORS = [
-    [{"norm_placement": placement} for placement in CHOICES["norm_placement"]],
+    [{"norm_placement": placement} for placement in ("pre", "output", "sandwich", "parallel", "none")],
     [
-        {"positions": "rope"},
-        {"positions": "rope", "rope_pairing": "halves", "rope_theta": 100.0},
+        {"positions": "rope", "rope_width": 2, "embed_scale": 4.0},
+        {"positions": "rope", "rope_pairing": "halves", **LLAMA3, "rope_original_max_positions": 32},
         {"positions": "sinusoidal", "sinusoidal_order": "cosine_first"},
         {"positions": "learned"},
         {"positions": "none"},
@@ -167,10 +178,10 @@ FACTORS = [
     ],
     [{"window_pattern": pattern} for pattern in ((0,), (2,), (3, 2), (2, 0), (4,))],
     [
-        {"attention": "einsum", "n_kv_heads": 1, "qk_norm": True},
+        {"attention": "einsum", "n_kv_heads": 1, "qk_norm": True, "attn_scale": 0.3},
         {"attention": "xla", "tie_embeddings": True, "logit_softcap": 5.0},
-        {"scan_layers": True, "n_kv_heads": 4, "head_bias": True},
-        {"remat": "block", "attn_softcap": 2.0, "attn_bias": True},
+        {"scan_layers": True, "qk_norm": True, "qk_norm_over": "all_heads", "head_bias": True},
+        {"remat": "block", "attn_softcap": 2.0, "attn_bias": True, "attn_out_bias": False},
         {"scan_layers": True, "remat": "dots", "d_head": 6, "attn_bias": True},
     ],
 ]

@@ -7,7 +7,7 @@ What depends on the text or on the devices is checked later, in lm/training/run.
 import importlib.util
 from collections.abc import Iterator
 
-from lm.config.schema import MESH_AXES, SPLITS, Config
+from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig
 from lm.config.values import close_match, divisors
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
@@ -49,11 +49,13 @@ def position_encoding(config: Config) -> Iterator[Problem]:
     m, seq_len = config.model, config.train.seq_len
     d_head = m.d_head or m.d_model // m.n_heads
     heads_fit = m.d_head is not None or m.d_model % m.n_heads == 0
-    if m.positions == "rope" and heads_fit and d_head % 2:
+    if m.positions == "rope" and heads_fit and d_head % 2 and m.rope_width is None:
         yield problem(
             "model.d_head model.d_model model.n_heads model.positions",
-            f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}",
+            f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}, or set rope_width",
         )
+    if m.positions == "rope":
+        yield from rope(m, d_head if heads_fit else None)
     if m.positions == "sinusoidal" and m.d_model % 2:
         yield problem(
             "model.d_model model.positions",
@@ -63,6 +65,25 @@ def position_encoding(config: Config) -> Iterator[Problem]:
         yield problem(
             "model.max_positions train.seq_len",
             f"{m.max_positions} is less than train.seq_len = {seq_len}; use {seq_len}",
+        )
+
+
+def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
+    if m.rope_width is not None and (m.rope_width % 2 or (d_head and m.rope_width > d_head)):
+        yield problem(
+            "model.rope_width model.d_head model.d_model model.n_heads model.positions",
+            f"{m.rope_width} must be even and at most the width of a head" + (f", {d_head}" if d_head else ""),
+        )
+    if m.rope_scaling == "none" and m.rope_factor != 1:
+        yield problem(
+            "model.rope_factor model.rope_scaling",
+            f"{m.rope_factor} has no effect with rope_scaling = none; use linear or llama3",
+        )
+    if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
+        yield problem(
+            "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",
+            f"{m.rope_low_freq_factor} is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; "
+            "Llama 3.1 has 1 and 4",
         )
 
 
@@ -121,6 +142,11 @@ def head_and_width(config: Config) -> Iterator[Problem]:
     if m.tie_embeddings and m.head_bias:
         yield problem(
             "model.head_bias model.tie_embeddings", "true, but a tied head is the embedding table only; use false"
+        )
+    if m.parametrization == "mup" and m.attn_scale is not None:
+        yield problem(
+            "model.attn_scale model.parametrization",
+            f"{m.attn_scale}, but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none",
         )
     if m.parametrization == "mup" and config.optimizer.name == "muon":
         yield problem(

@@ -51,8 +51,9 @@ class ModelConfig:
     )
     norm_ddof: int = key(0, "layer: divide the sum of squares by d_model - norm_ddof", low=0, high=1)
     norm_placement: str = key(
-        "pre", "position of the norms in a block", choices=("pre", "post", "sandwich", "parallel", "none")
-    )
+        "pre", "position of the norms in a block (output: x + norm(f(x)), as in OLMo 2)",
+        choices=("pre", "post", "sandwich", "output", "parallel", "none"),
+    )  # fmt: skip
     ffn: str = key("glu", "feed-forward layer: two matrices, or gated with three", choices=("mlp", "glu"))
     activation: str = key(
         "silu", "activation of the feed-forward layer", choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared")
@@ -62,11 +63,30 @@ class ModelConfig:
         low=1,
     )  # fmt: skip
     ffn_bias: bool = key(False, "add biases in the feed-forward layer")
-    attn_bias: bool = key(False, "add biases to the query, key, value and output projections")
+    attn_bias: bool = key(False, "add biases to the query, key and value projections")
+    attn_out_bias: bool | None = key(
+        None, "add a bias to the output projection of attention; none: attn_bias (false with attn_bias: Qwen2)"
+    )
     head_bias: bool = key(False, "add a bias to the output head")
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
     rope_theta: float = key(10_000.0, "rope: base of the wavelengths", above=0.0)
     rope_pairing: str = key("adjacent", "rope: which features are rotated together", choices=("adjacent", "halves"))
+    rope_width: int | None = key(
+        None, "rope: number of features of each head that are rotated, the first ones; none: d_head", low=2
+    )
+    rope_scaling: str = key(
+        "none", "rope: change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide "
+        "the low ones (Llama 3.1)",
+        choices=("none", "linear", "llama3"),
+    )  # fmt: skip
+    rope_factor: float = key(1.0, "rope_scaling: divisor of the frequencies", low=1.0)
+    rope_low_freq_factor: float = key(
+        1.0, "llama3: frequencies of less than this many turns in rope_original_max_positions are divided", above=0.0
+    )
+    rope_high_freq_factor: float = key(
+        4.0, "llama3: frequencies of more than this many turns in rope_original_max_positions do not change", above=0.0
+    )
+    rope_original_max_positions: int = key(8192, "llama3: context length before the change", low=1)
     sinusoidal_order: str = key(
         "sine_first",
         "sinusoidal: order of the features in each pair",
@@ -75,13 +95,23 @@ class ModelConfig:
     max_positions: int | None = key(
         None, "learned: rows of the position table, to train longer sequences from it later; none: train.seq_len", low=1
     )
-    qk_norm: bool = key(False, "apply RMSNorm to each head's queries and keys, before RoPE")
+    qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
+    qk_norm_over: str = key(
+        "head", "qk_norm: features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
+        choices=("head", "all_heads"),
+    )  # fmt: skip
     window_pattern: tuple[int, ...] = key(
         (0,), "sliding-window attention: keys a query sees (including itself) in each layer, repeated over the depth; "
         "0: all", low=0,
     )  # fmt: skip
+    attn_scale: float | None = key(
+        None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / sqrt(d_head)", above=0.0
+    )
     attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0)
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
+    embed_scale: float = key(
+        1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma", above=0.0
+    )
     tie_embeddings: bool = key(False, "use the embedding table as the output head")
     dropout: float = key(0.0, "dropout rate on the embeddings and each residual branch", low=0.0, below=1.0)
     init: str = key(

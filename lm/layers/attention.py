@@ -96,16 +96,10 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=
     _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
     d_head = q_BTHK.shape[-1]
     chosen, reason = choose_implementation(
-        implementation,
-        platform=jax.default_backend(),
-        dtype=q_BTHK.dtype,
-        d_head=d_head,
-        softcap=softcap,
-        window=mask.window,
-        segments=mask.q_segments is not None,
-        contiguous=mask.contiguous,
+        implementation, platform=jax.default_backend(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
+        window=mask.window, segments=mask.q_segments is not None, contiguous=mask.contiguous,
         n_queries=q_BTHK.shape[-3],
-    )
+    )  # fmt: skip
     if implementation == "auto":
         _log_once(f"attention: {chosen}; {reason}")
     scale = 1 / math.sqrt(d_head) if scale is None else scale

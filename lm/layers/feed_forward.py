@@ -49,13 +49,8 @@ def relu_squared(x):
     return jnp.square(relu(x))
 
 
-ACTIVATIONS = {
-    "relu": relu,
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": functools.partial(gelu, approximate=True),
-    "relu_squared": relu_squared,
-}
+ACTIVATIONS = {f.__name__: f for f in (relu, silu, gelu, relu_squared)}
+ACTIVATIONS["gelu_tanh"] = functools.partial(gelu, approximate=True)
 
 
 def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):

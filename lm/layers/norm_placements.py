@@ -27,6 +27,12 @@ def sandwich(x, attention, ffn, norm):
     return x + norm("ffn_post_norm", ffn(norm("ffn_norm", x)))
 
 
+def output(x, attention, ffn, norm):
+    """x + norm(f(x)) (OLMo et al. 2025, arXiv:2501.00656)."""
+    x = x + norm("attention_post_norm", attention(x))
+    return x + norm("ffn_post_norm", ffn(x))
+
+
 def parallel(x, attention, ffn, norm):
     """x + attention(norm x) + ffn(norm x) (Wang and Komatsuzaki 2021)."""
     y = norm("norm", x)
@@ -39,4 +45,4 @@ def none(x, attention, ffn, norm):
     return x + ffn(x)
 
 
-NORM_PLACEMENTS = {"pre": pre, "post": post, "sandwich": sandwich, "parallel": parallel, "none": none}
+NORM_PLACEMENTS = {f.__name__: f for f in (pre, post, sandwich, output, parallel, none)}

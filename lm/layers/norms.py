@@ -14,8 +14,8 @@ def rms_norm(x, scale, *, eps=1e-5):
     """Return x / sqrt(mean(x^2) + eps) * scale (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
 
     Args:
-        x: (..., D).
-        scale: (D,) or None.
+        x: (..., D), or (..., H, K) with a scale (H, K).
+        scale: (D,), or None. (H, K): the mean is over both axes, all heads of a position.
         eps: added inside the root.
 
     Returns:
@@ -25,7 +25,8 @@ def rms_norm(x, scale, *, eps=1e-5):
     Array([-1.,  1.], dtype=float32)
     """
     x_wide = _widen(x)
-    y = x_wide * jax.lax.rsqrt(jnp.mean(jnp.square(x_wide), axis=-1, keepdims=True) + eps)
+    axes = tuple(range(-1 if scale is None else -scale.ndim, 0))
+    y = x_wide * jax.lax.rsqrt(jnp.mean(jnp.square(x_wide), axis=axes, keepdims=True) + eps)
     return _affine(y, scale, None).astype(x.dtype)
 
 

@@ -6,15 +6,36 @@ PAIRINGS = ("adjacent", "halves")
 SINUSOID_ORDERS = ("sine_first", "cosine_first")
 
 
-def rope_table(positions, d_head, *, theta=10000.0):
+def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions):
+    """Divide low frequencies by `factor`, to extend the context as Llama 3.1 does (Grattafiori et al. 2024).
+
+    A frequency that makes n turns in the original context is divided if n is at most low_freq_factor, unchanged if it
+    is at least high_freq_factor, and interpolated in between.
+
+    >>> factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 100}
+    >>> frequencies = 2 * jnp.pi * jnp.array([0.5, 2.5, 4.0]) / 100  # half a turn, 2.5 and 4 turns in 100 positions
+    >>> llama3(frequencies, **factors) / frequencies
+    Array([0.125 , 0.5625, 1.    ], dtype=float32)
+    """
+    turns = original_max_positions * frequencies / (2 * jnp.pi)
+    unchanged = jnp.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+    return frequencies * (unchanged + (1 - unchanged) / factor)
+
+
+# Frequencies for a longer context than the model was trained with: (frequencies, **factors) -> frequencies.
+ROPE_SCALINGS = {"none": lambda f, **_: f, "linear": lambda f, factor, **_: f / factor, "llama3": llama3}
+
+
+def rope_table(positions, d_head, *, theta=10000.0, scaling="none", **factors):
     """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
 
     All layers share one table.
 
     Args:
         positions: integers (..., T), starting anywhere.
-        d_head: width of a head.
+        d_head: width of a head, or of the part of it that is rotated.
         theta: base wavelength.
+        scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
 
     Returns:
         Two float32 arrays (..., T, d_head / 2).
@@ -27,7 +48,7 @@ def rope_table(positions, d_head, *, theta=10000.0):
     Array([[1.  , 1.  ],
            [0.54, 1.  ]], dtype=float32)
     """
-    angles = _angles(positions, d_head, theta, "rope_table: d_head")
+    angles = _angles(positions, d_head, theta, "rope_table: d_head", lambda f: ROPE_SCALINGS[scaling](f, **factors))
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -36,15 +57,15 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
 
     Args:
         x: queries or keys (..., T, H, K).
-        cos, sin: (..., T, K / 2) from `rope_table`, the same for all heads.
-        pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + K/2) as in
+        cos, sin: (..., T, R / 2) from `rope_table`, the same for all heads. Only the first R <= K features are rotated.
+        pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + R/2) as in
             Hugging Face's Llama. They are equal up to a permutation of the features of w_q and w_k.
 
     Returns:
         The shape and dtype of `x`.
 
     Raises:
-        ValueError: unknown pairing, or a table for another head width.
+        ValueError: unknown pairing, or a table for wider heads.
 
     >>> x_THK = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     >>> apply_rope(x_THK, *rope_table(jnp.array([0, 1]), 2))[:, 0].round(3)  # position 1 is rotated by 1 radian
@@ -53,14 +74,14 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"apply_rope: pairing is {pairing!r}; expected one of {', '.join(PAIRINGS)}")
-    d_head = x.shape[-1]
-    if 2 * cos.shape[-1] != d_head:
-        raise ValueError(f"apply_rope: a table for d_head {2 * cos.shape[-1]} does not fit heads of width {d_head}")
+    d_head, width = x.shape[-1], 2 * cos.shape[-1]
+    if width > d_head:
+        raise ValueError(f"apply_rope: a table for d_head {width} does not fit heads of width {d_head}")
+    if width < d_head:
+        return jnp.concatenate([apply_rope(x[..., :width], cos, sin, pairing=pairing), x[..., width:]], axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
-    if pairing == "adjacent":
-        first, second = x[..., 0::2], x[..., 1::2]
-    else:
-        first, second = x[..., : d_head // 2], x[..., d_head // 2 :]
+    half = d_head // 2
+    first, second = (x[..., 0::2], x[..., 1::2]) if pairing == "adjacent" else (x[..., :half], x[..., half:])
     rotated = first * cos - second * sin, first * sin + second * cos
     joined = jnp.stack(rotated, axis=-1) if pairing == "adjacent" else jnp.concatenate(rotated, axis=-1)
     return joined.reshape(x.shape).astype(x.dtype)
@@ -89,16 +110,15 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
     if order not in SINUSOID_ORDERS:
         raise ValueError(f"sinusoidal: order is {order!r}; expected one of {', '.join(SINUSOID_ORDERS)}")
     angles = _angles(positions, d_model, theta, "sinusoidal: d_model")
-    pair = jnp.sin(angles), jnp.cos(angles)
-    pair = pair if order == "sine_first" else pair[::-1]
+    pair = (jnp.sin(angles), jnp.cos(angles))[:: 1 if order == "sine_first" else -1]
     return jnp.stack(pair, axis=-1).reshape(*angles.shape[:-1], d_model)
 
 
-def _angles(positions, width, theta, name):
+def _angles(positions, width, theta, name, scaling=lambda f: f):
     if width % 2:
         raise ValueError(f"{name} is {width}; features are paired, so it must be even")
     positions = jnp.asarray(positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise ValueError(f"positions are {positions.dtype}; expected integers")
-    frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    frequencies = scaling(theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width))
     return positions[..., None].astype(jnp.float32) * frequencies

@@ -65,6 +65,19 @@ def test_pairings_are_equal_up_to_a_permutation_of_features():
     np.testing.assert_allclose(halves, np.asarray(adjacent)[..., to_halves], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("pairing", ["adjacent", "halves"])
+def test_a_narrow_table_rotates_the_first_features_only(pairing):
+    x, table = normal(4, 3, 8), jit_table(np.arange(4), 6)
+    out = np.asarray(jit_rope(x, *table, pairing=pairing))
+    np.testing.assert_array_equal(out[..., 6:], x[..., 6:])
+    np.testing.assert_allclose(out[..., :6], rotate(x[..., :6], np.arange(4), pairing=pairing), atol=1e-5)
+
+
+def test_linear_scaling_equals_positions_divided_by_the_factor():
+    scaled = rope_table(np.arange(0, 40, 4), 8, scaling="linear", factor=4.0)
+    np.testing.assert_array_equal(np.asarray(scaled), np.asarray(rope_table(np.arange(10), 8)))
+
+
 def test_a_part_of_a_sequence_is_rotated_as_in_the_full_sequence():
     x = normal(9, 2, 4)
     whole = jit_rope(x, *jit_table(np.arange(9), 4))
@@ -112,5 +125,5 @@ def test_invalid_arguments_raise():
         apply_rope(jnp.ones((3, 1, 8)), *rope_table(np.arange(3), 8), pairing="thirds")
     with pytest.raises(ValueError, match="'cosine'; expected one of sine_first, cosine_first"):
         sinusoidal(np.arange(3), 8, order="cosine")
-    with pytest.raises(ValueError, match="d_head 4 does not fit heads of width 8"):
-        apply_rope(jnp.ones((3, 1, 8)), *rope_table(np.arange(3), 4))
+    with pytest.raises(ValueError, match="d_head 8 does not fit heads of width 4"):
+        apply_rope(jnp.ones((3, 1, 4)), *rope_table(np.arange(3), 8))

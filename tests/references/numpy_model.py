@@ -3,6 +3,7 @@
 It reads the parameters of lm/parameters.py by name and shares no code with lm.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -19,7 +20,8 @@ ACTIVATIONS = {
 
 
 def rms(x, gain, eps):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+    """Normalize over the axes of the gain."""
+    return x / np.sqrt((x**2).mean(tuple(range(-gain.ndim, 0)), keepdims=True) + eps) * gain
 
 
 def norm(c, p, x):
@@ -34,10 +36,27 @@ def norm(c, p, x):
     return (x - mean) / np.sqrt(var + c.norm_eps) * p["scale_D"] + p.get("bias_D", 0)
 
 
+def frequency(c, f):
+    """Scale one frequency, in the three cases of Llama 3.1's own code."""
+    if c.rope_scaling != "llama3":
+        return f / c.rope_factor
+    wavelength, context = 2 * math.pi / f, c.rope_original_max_positions
+    if wavelength > context / c.rope_low_freq_factor:
+        return f / c.rope_factor
+    if wavelength < context / c.rope_high_freq_factor:
+        return f
+    low, high = c.rope_low_freq_factor, c.rope_high_freq_factor
+    smooth = (context / wavelength - low) / (high - low)
+    return (1 - smooth) * f / c.rope_factor + smooth * f
+
+
 def rotated(c, x, position):
     """Apply RoPE to one head's vector x (K,), with complex numbers."""
+    if c.rope_width is not None and c.rope_width < len(x):
+        whole = dataclasses.replace(c, rope_width=None)
+        return np.concatenate([rotated(whole, x[: c.rope_width], position), x[c.rope_width :]])
     K = len(x)
-    turn = np.exp(1j * position * c.rope_theta ** (-np.arange(0, K, 2) / K))
+    turn = np.exp(1j * position * np.array([frequency(c, c.rope_theta ** (-i / K)) for i in range(0, K, 2)]))
     if c.rope_pairing == "halves":
         z = (x[: K // 2] + 1j * x[K // 2 :]) * turn
         return np.concatenate([z.real, z.imag])
@@ -51,7 +70,8 @@ def attention(c, p, x_TD, window):
     k = np.einsum("td,dhk->thk", x_TD, p["w_k_DGK"]) + p.get("b_k_GK", 0)
     v = np.einsum("td,dhk->thk", x_TD, p["w_v_DGK"]) + p.get("b_v_GK", 0)
     if c.qk_norm:
-        q, k = rms(q, p["q_scale_K"], c.norm_eps), rms(k, p["k_scale_K"], c.norm_eps)
+        names = ("q_scale_K", "k_scale_K") if c.qk_norm_over == "head" else ("q_scale_HK", "k_scale_GK")
+        q, k = rms(q, p[names[0]], c.norm_eps), rms(k, p[names[1]], c.norm_eps)
     group = H // k.shape[1]
     out = np.zeros_like(x_TD)
     for t in range(T):
@@ -62,7 +82,8 @@ def attention(c, p, x_TD, window):
             if c.positions == "rope":
                 query = rotated(c, query, t)
                 keys = [rotated(c, key, s) for s, key in enumerate(keys, first)]
-            scores = np.array([query @ key for key in keys]) / math.sqrt(K)
+            scores = np.array([query @ key for key in keys])
+            scores = scores / math.sqrt(K) if c.attn_scale is None else scores * c.attn_scale
             if c.attn_softcap is not None:
                 scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
             weights = np.exp(scores - scores.max())
@@ -95,6 +116,9 @@ def block(c, p, x, window):
     if c.norm_placement == "sandwich":
         x = x + norm(c, p["attention_post_norm"], attn(norm(c, p["attention_norm"], x)))
         return x + norm(c, p["ffn_post_norm"], ffn(norm(c, p["ffn_norm"], x)))
+    if c.norm_placement == "output":
+        x = x + norm(c, p["attention_post_norm"], attn(x))
+        return x + norm(c, p["ffn_post_norm"], ffn(x))
     if c.norm_placement == "parallel":
         y = norm(c, p["norm"], x)
         return x + attn(y) + ffn(y)
@@ -105,7 +129,7 @@ def block(c, p, x, window):
 def logits(c, params, tokens):
     """Return logits (T, V) for token ids (T,). params: nested dicts of float64 arrays of an unrolled model."""
     T, D = len(tokens), c.d_model
-    x = params["embedding"][tokens]
+    x = params["embedding"][tokens] * c.embed_scale
     if c.positions == "learned":
         x = x + params["positions"][:T]
     if c.positions == "sinusoidal":
@@ -116,7 +140,7 @@ def logits(c, params, tokens):
                 x[t, 2 * i : 2 * i + 2] += pair if c.sinusoidal_order == "sine_first" else pair[::-1]
     for i in range(c.n_layers):
         x = block(c, params[f"layers_{i}"], x, c.window_pattern[i % len(c.window_pattern)])
-    if c.norm_placement in ("pre", "sandwich", "parallel"):
+    if c.norm_placement in ("pre", "sandwich", "output", "parallel"):
         x = norm(c, params["final_norm"], x)
     out = x @ params["embedding"].T if c.tie_embeddings else x @ params["head"]["w_DV"] + params["head"].get("b_V", 0)
     return out if c.logit_softcap is None else c.logit_softcap * np.tanh(out / c.logit_softcap)
