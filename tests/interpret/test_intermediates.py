@@ -85,7 +85,7 @@ def test_every_intermediate_equals_numpy(run, captured):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["post", "sandwich", "parallel", "none"])
+@pytest.mark.parametrize("placement", ["post", "sandwich", "output", "parallel", "none"])
 def test_residual_streams_equal_numpy_for_each_placement(placement):
     run = run_of(norm_placement=placement, positions="none", n_kv_heads=4, ffn="mlp")
     _, acts = capture(run, IDS, ["*/residual", "logits"])
