@@ -53,8 +53,8 @@ def inspect(a: argparse.Namespace) -> int:
         problems.append("--prompt: is empty; the model needs at least one token")
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
         problems.append(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
-    if a.output and not a.output.parent.is_dir():
-        problems.append(f"--output: {a.output.parent} is not a directory")
+    if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):
+        problems.append(f"--output: {a.output} is not a file in an existing directory")
     if problems:
         raise UserError(*problems)
     run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
@@ -65,7 +65,7 @@ def inspect(a: argparse.Namespace) -> int:
     layers = None if a.layers is None else [int(layer) for layer in a.layers.split(",")]
     with report_out_of_memory("use a shorter --prompt or fewer --layers"):
         page = to_html(run, measure(run, a.prompt, layers))
-    output = a.output or run.path / "inspect.html"
+    output = a.output or Path(a.workdir) / "inspect.html"
     write_text(output, page)
     print(output)
     return 0

@@ -21,7 +21,8 @@ def test_the_page_of_a_run_is_written(bench, tmp_path, capsys):
         (["--prompt=", "--step=x", "--layers=0;1"], "--prompt: is empty"),
         (["--prompt=the", "--step=²"], "--step: '²' is not best, latest"),
         (["--prompt=the", "--layers=0,-1"], "--layers: '0,-1' is not a list of layers"),
-        (["--prompt=the", "--output=no/such/page.html"], "--output: no/such is not a directory"),
+        (["--prompt=the", "--output=no/such/page.html"], "--output: no/such/page.html is not a file in an existing"),
+        (["--prompt=the", "--output=/"], "--output: / is not a file"),
     ],
 )
 def test_mistakes_are_errors(capsys, arguments, message):

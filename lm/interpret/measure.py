@@ -67,7 +67,7 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
 
     Raises:
-        UserError: if the text or the layers do not fit the model or the page.
+        UserError: if the text or the layers do not fit the model or the page, or the logits are not finite.
     """
     ids_T, n_layers = run.encode(text), run.config.model.n_layers
     limit = min(run.seq_len, MAX_TOKENS)
@@ -80,6 +80,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     asked = [*residuals, *(f"layers/{i}/attention/weights" for i in layers)]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
     logits_TV, acts = capture(run, ids_T, asked)
+    if not jnp.isfinite(logits_TV).all():
+        raise UserError(f"{run.path}, step {run.step}: the logits are not finite; choose another --step")
 
     rows = {"embedding": "embedding"} | {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
     ranking = _rank(logits_TV, ids_T, N_NEXT)

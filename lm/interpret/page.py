@@ -50,8 +50,9 @@ LOSS = (
 NEXT = "The bars are the probabilities of the token that follows the selected one; the token that follows is marked."
 LENS = (
     "Each cell is the next token that the model would predict if it had no later layers: the final norm and the output "
-    "head are applied to the residual stream after this layer (nostalgebraist 2020). Read a column downwards to see "
-    "where the prediction is made. The darker, the more probable; a frame marks the token that follows in the text."
+    "head are applied to the residual stream, the vector of a token to which each layer adds (nostalgebraist 2020). "
+    "Read a column downwards to see where the prediction is made. The darker, the more probable; a frame marks the "
+    "token that follows in the text."
 )
 MAPS = (
     '<div id="maps"></div><p id="weight"></p>'
@@ -64,7 +65,11 @@ NORMS = (
 
 
 def _attention_help(m: Measurements, n_layers: int) -> str:
-    left_out = "" if len(m.weights) == n_layers else f" Shown are {len(m.weights)} of {n_layers} layers."
+    left_out = (
+        ""
+        if len(m.weights) == n_layers
+        else f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
+    )
     return (
         "Each small map is a head: its row is the token that reads, its column the token that is read, and the darker, "
         "the larger the weight (a row adds up to 1). A dark line along the diagonal is a head that reads the token "

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 
+import jax
 import numpy as np
 import pytest
 from tiny import redrawn, tiny
@@ -163,7 +164,7 @@ def test_no_token_can_end_an_element(run, measured):
 def test_the_page_says_which_layers_are_left_out(run, measured):
     assert "Shown are" not in to_html(run, measured)
     some = dataclasses.replace(measured, weights={1: measured.weights[1]})
-    assert "Shown are 1 of 2 layers." in to_html(run, some)
+    assert "Shown are 1 of 2 layers;" in to_html(run, some)
 
 
 def test_the_page_refers_to_no_other_file(run, measured):
@@ -207,6 +208,12 @@ def test_a_page_has_a_limited_number_of_attention_weights(layers, n_weights, mes
 def test_texts_that_do_not_fit_the_model_are_user_errors(run, text, message):
     with pytest.raises(UserError, match=message):
         measure(run, text)
+
+
+def test_a_model_with_parameters_that_are_not_finite_is_a_user_error(run):
+    params = jax.tree.map(lambda x: x * np.nan, run.params)
+    with pytest.raises(UserError, match="step 7: the logits are not finite; choose another --step"):
+        measure(dataclasses.replace(run, params=params), TEXT)
 
 
 @pytest.mark.slow
