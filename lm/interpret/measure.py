@@ -67,8 +67,11 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
 
     Raises:
-        UserError: if the text or the layers do not fit the model or the page, or the logits are not finite.
+        UserError: if the text or the layers do not fit the model or the page, the model has no attention, or its logits
+            are not finite.
     """
+    if "layers/0/attention/weights" not in names_of(run):
+        raise UserError(f"{run.path}: the page needs a model with attention")
     ids_T, n_layers = run.encode(text), run.config.model.n_layers
     limit = min(run.seq_len, MAX_TOKENS)
     if not 0 < len(ids_T) <= limit:

@@ -216,6 +216,12 @@ def test_a_model_with_parameters_that_are_not_finite_is_a_user_error(run):
         measure(dataclasses.replace(run, params=params), TEXT)
 
 
+def test_a_model_without_attention_is_a_user_error(run, monkeypatch):
+    monkeypatch.setattr(measuring, "names_of", lambda run: {"embedding": "TD", "logits": "TV"})
+    with pytest.raises(UserError, match="runs/<b>: the page needs a model with attention"):
+        measure(run, TEXT)
+
+
 @pytest.mark.slow
 def test_a_browser_draws_the_page(run, measured, tmp_path):
     """Headless Chromium runs the script: the table of the logit lens has the likeliest tokens."""
