@@ -62,7 +62,7 @@ def test_equal_logits_have_the_entropy_of_equal_weights_and_large_logits_none():
     equal = statistics(jnp.float32(0 * q))
     np.testing.assert_allclose(equal.entropy_BTH, np.broadcast_to(equal.max_entropy_BT[..., None], (B, T, H)), 1e-6)
     one_hot = statistics(jnp.float32(1e6 * q))
-    assert float(one_hot.entropy_BTH.max()) == 0.0
+    assert float(one_hot.entropy_BTH.max()) < 1e-6
 
 
 def test_bfloat16_inputs_have_statistics_in_float32():
