@@ -181,9 +181,12 @@ def test_details_and_a_profile_are_written(train, tmp_path):
     assert code == 0
     lines = [line for line in metrics_of(tmp_path / "run") if "detail" in line]
     assert [line["step"] for line in lines] == [0, 4]
-    assert set(lines[0]["detail"]) == {"gradients", "parameters", "updates", "activations"}
+    kinds = {"attention", "activations", "gradients", "parameters", "updates", "update_ratio"}
+    assert set(lines[0]["detail"]) == kinds
     assert lines[0]["detail"]["parameters"]["final_norm/scale_D"] == 1.0  # gains start at one
     assert lines[0]["detail"]["activations"]["layers/output"][0] > 0
+    assert (tmp_path / "run" / "diagnostics.png").read_bytes().startswith(b"\x89PNG")
+    assert f"diagnostics by layer: {tmp_path / 'run' / 'diagnostics.png'}" in output
     assert "profile of steps 3 to 4" in output
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
