@@ -16,7 +16,7 @@ N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention
 ACTIVATIONS = {"residual": "layers/output", "attention/output": "layers/attention", "ffn/output": "layers/ffn"}
 
 
-def inspect(state: TrainState, batch: dict, config: Config) -> dict:
+def layer_statistics(state: TrainState, batch: dict, config: Config) -> dict:
     """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are stacked to (N,).
 
     The kinds are
@@ -59,7 +59,7 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
 
 
 def _forward_statistics(params: dict, fields: dict, config: Config) -> dict:
-    """Return the kinds "attention" and "activations" of `inspect`, over the devices that share the batch."""
+    """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that share the batch."""
     fields = {name: x[:N_EXAMPLES] for name, x in fields.items()}
     segments = fields.get("segments")
     is_token_BT = jnp.ones_like(fields["inputs"], bool) if segments is None else segments > 0

@@ -15,8 +15,7 @@ from references import numpy_model
 from running import ROOT
 from tiny import redrawn, state_of, tiny
 
-from lm import inspection, model, parameters, step
-from lm.inspection import inspect
+from lm import layer_statistics, model, parameters, step
 from lm.parameters import flat
 
 T = 8
@@ -26,7 +25,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, T + 1)))
 @functools.partial(jax.jit, static_argnames="config")
 def measured(params, batch, config):
     """Return the diagnostics of the forward pass, which compile in a second."""
-    return inspection._forward_statistics(params, step.batch_fields(batch), config)
+    return layer_statistics._forward_statistics(params, step.batch_fields(batch), config)
 
 
 def rms(x) -> float:
@@ -72,7 +71,7 @@ def test_activations_are_those_of_the_residual_stream():
 def test_padding_and_sequences_beyond_the_first_are_not_measured(monkeypatch):
     config = tiny(model={"n_layers": 1})
     params = redrawn(config.model)
-    monkeypatch.setattr(inspection, "N_EXAMPLES", 3)
+    monkeypatch.setattr(layer_statistics, "N_EXAMPLES", 3)
     segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0, 0, 0]] * 4)
     other = jnp.where(segments > 0, TOKENS, (TOKENS + 5) % 19).at[3].set(0)
     first, second = (measured(params, {"tokens": tokens, "segments": segments}, config) for tokens in (TOKENS, other))
@@ -86,8 +85,8 @@ def test_padding_and_sequences_beyond_the_first_are_not_measured(monkeypatch):
 def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_same():
     config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
     state, batch = state_of(config), {"tokens": TOKENS}
-    jit_inspect = jax.jit(inspect, static_argnames="config")
-    found = jit_inspect(state, batch, config)
+    jit_statistics = jax.jit(layer_statistics.layer_statistics, static_argnames="config")
+    found = jit_statistics(state, batch, config)
     _, grads = jax.jit(step.gradients, static_argnames="config")(state, batch, config)
     updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
     for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
@@ -101,7 +100,7 @@ def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_sa
     assert found["update_ratio"].keys() == {"layers", "embedding", "head/w_DV"}
     for path, ratio in found["update_ratio"].items():
         np.testing.assert_allclose(ratio, found["updates"][path] / found["parameters"][path], rtol=1e-5)
-    chex.assert_trees_all_close(jit_inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
+    chex.assert_trees_all_close(jit_statistics(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
 
 
 # All examples are measured on any mesh, because no device has more than N_EXAMPLES of them.
@@ -113,18 +112,19 @@ import jax
 import numpy as np
 from on_devices import batch, config_of, initial_state
 
-from lm import inspection
+from lm import layer_statistics
 from lm.config import MESH_AXES
 from lm.parallel.mesh import use_mesh
 
 jax.config.update("jax_num_cpu_devices", 8)
-inspection.N_EXAMPLES = 16
+layer_statistics.N_EXAMPLES = 16
 for case in json.loads(sys.argv[1]):
     config = config_of(case)
     with use_mesh(dict(zip(MESH_AXES, case["mesh"])) if case["mesh"] else {}):
         state, _ = initial_state(config)
         packed = config.data.packing == "documents"
-        found = jax.jit(inspection.inspect, static_argnames="config")(state, batch(0, packed=packed), config)
+        measure = jax.jit(layer_statistics.layer_statistics, static_argnames="config")
+        found = measure(state, batch(0, packed=packed), config)
     print(json.dumps(jax.tree.map(lambda x: np.asarray(x).tolist(), jax.device_get(found))), flush=True)
 """
 
