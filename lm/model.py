@@ -163,7 +163,6 @@ class Block(nn.Module):
             return context.tap(self, f"{name}/output", Norm(c, name=name)(x_BTD))
 
         x_BTD = NORM_PLACEMENTS[c.norm_placement](x_BTD, attention, ffn, norm)
-        self.sow("intermediates", "x_BTD", x_BTD)
         return context.tap(self, "residual", x_BTD)
 
 
@@ -216,7 +215,7 @@ def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
         params: nested dicts, as returned by parameters.init_params.
         c: model section of a resolved config.
         tokens_BT: integers (B, T).
-        **inputs: see Transformer. mutable=["intermediates"]: also return the output of each layer.
+        **inputs: see Transformer. mutable=["intermediates"]: also return what its hooks sow.
     """
     params = params if c.scan_layers else layer_stack.unstack_layers(params)
     return Transformer(c).apply({"params": params}, tokens_BT, **inputs)
