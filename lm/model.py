@@ -6,9 +6,9 @@ rematerialized) is in lm/layer_stack.py, communication between devices in lm/par
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import flax.linen as nn
+import flax.struct
 import jax
 
 from lm import fixed_window, layer_stack, parameters
@@ -42,35 +42,40 @@ POSITION_ENCODINGS = {
     )),
 }  # fmt: skip
 
-# Feed-forward layers: (x, parameters, activation) -> x.
+# Feed-forward layers: (x, parameters, activation, tap of the hidden activations) -> x.
 FEED_FORWARDS = {
-    "mlp": lambda x, p, activation: feed_forward.mlp(
-        x, p["w_in_DF"], p["w_out_FD"], activation=activation, b_in=p.get("b_in_F"), b_out=p.get("b_out_D")
+    "mlp": lambda x, p, activation, tap: feed_forward.mlp(
+        x, p["w_in_DF"], p["w_out_FD"], activation=activation, b_in=p.get("b_in_F"), b_out=p.get("b_out_D"), tap=tap
     ),
-    "glu": lambda x, p, activation: feed_forward.glu(
+    "glu": lambda x, p, activation, tap: feed_forward.glu(
         x, p["w_gate_DF"], p["w_up_DF"], p["w_down_FD"], activation=activation,
-        b_gate=p.get("b_gate_F"), b_up=p.get("b_up_F"), b_down=p.get("b_down_D"),
+        b_gate=p.get("b_gate_F"), b_up=p.get("b_up_F"), b_down=p.get("b_down_D"), tap=tap,
     ),
 }  # fmt: skip
 
 
-class Context(NamedTuple):
-    """Inputs that all layers share in one call."""
+@flax.struct.dataclass
+class Context:
+    """Inputs that all layers share in one call.
+
+    `tap(module, name, x)` is called with each named intermediate, and its result takes the place of x; see
+    lm/interpret/. `attend` replaces the computation of attention; see lm/generation/kv_cache.py.
+    """
 
     positions: jax.Array | None  # integers (T,) or (B, T); None: 0 .. T-1
     segments: jax.Array | None  # integers (B, T): tokens see their own segment only
     rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys
     dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
-    attend: Callable | None = None  # replaces the computation of attention; see lm/generation/kv_cache.py
+    attend: Callable | None = flax.struct.field(pytree_node=False, default=None)
+    tap: Callable = flax.struct.field(pytree_node=False, default=lambda module, name, x: x)
 
     def mask(self, n_tokens: int, window) -> Mask:
         """Return which keys (of all devices that share a sequence) the n_tokens queries of this device see."""
         positions = collectives.local_positions(n_tokens) if self.positions is None else self.positions
         k_positions = collectives.gather_sequence(positions, -1)
-        segments = self.segments
-        k_segments = None if segments is None else collectives.gather_sequence(segments, -1)
-        contiguous = self.positions is None and segments is None and positions.shape == k_positions.shape
-        return Mask(positions, k_positions, segments, k_segments, window, contiguous)
+        k_segments = None if self.segments is None else collectives.gather_sequence(self.segments, -1)
+        contiguous = self.positions is None and self.segments is None and positions.shape == k_positions.shape
+        return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
 
     def dropout(self, x_BTD, rate: float, site: int):
         """Apply dropout at one numbered site of the model, where each example draws from its own key."""
@@ -118,9 +123,9 @@ class FeedForward(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD, context: Context):
         c, p = self.config, declare(self, parameters.ffn_table(self.config))
-        return FEED_FORWARDS[c.ffn](x_BTD, p, c.activation)
+        return FEED_FORWARDS[c.ffn](x_BTD, p, c.activation, lambda h_BTF: context.tap(self, "hidden", h_BTF))
 
 
 class Block(nn.Module):
@@ -134,17 +139,17 @@ class Block(nn.Module):
 
         def attention(x_BTD):
             y_BTD = Attention(c, name="attention")(x_BTD, context, window)
-            return context.dropout(y_BTD, c.dropout, 2 * layer + 1)
+            return context.dropout(context.tap(self, "attention/output", y_BTD), c.dropout, 2 * layer + 1)
 
         def ffn(x_BTD):
-            return context.dropout(FeedForward(c, name="ffn")(x_BTD), c.dropout, 2 * layer + 2)
+            y_BTD = FeedForward(c, name="ffn")(x_BTD, context)
+            return context.dropout(context.tap(self, "ffn/output", y_BTD), c.dropout, 2 * layer + 2)
 
         def norm(name, x_BTD):
-            return Norm(c, name=name)(x_BTD)
+            return context.tap(self, f"{name}/output", Norm(c, name=name)(x_BTD))
 
         x_BTD = NORM_PLACEMENTS[c.norm_placement](x_BTD, attention, ffn, norm)
-        self.sow("intermediates", "x_BTD", x_BTD)
-        return x_BTD
+        return context.tap(self, "residual", x_BTD)
 
 
 class Transformer(nn.Module):
@@ -156,28 +161,29 @@ class Transformer(nn.Module):
         segments: integers (B, T), documents that must not see each other; None: one document.
         dropout_keys_B: one key per example; None: no dropout.
         attend: a function (module, q, k, v, window, **options) -> output that replaces attention over the tokens.
+        tap: a function (module, name, x) -> x that observes or replaces named intermediates.
     """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None, attend=None):
+    def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None, **hooks):
         c = self.config
         table = parameters.parameter_table(c)
         p = declare(self, {path: declared for path, declared in table.items() if "/" not in path})
         at = collectives.local_positions(tokens_BT.shape[-1]) if positions is None else positions
         added, rotation = POSITION_ENCODINGS[c.positions](at, c, p)
-        context = Context(positions, segments, rotation, dropout_keys_B, attend)
+        context = Context(positions, segments, rotation, dropout_keys_B, **hooks)
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
-        x_BTD = context.dropout(x_BTD, c.dropout, site=0)
+        x_BTD = context.dropout(context.tap(self, "embedding", x_BTD), c.dropout, site=0)
         if c.fixed_window:
             x_BTD = fixed_window.FixedWindow(c, name="window")(x_BTD, context)
         else:
             x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
         if "final_norm/scale_D" in table:
-            x_BTD = Norm(c, name="final_norm")(x_BTD)
+            x_BTD = context.tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
         factor = parameters.width_factor(c)
         return x_BTD if factor == 1 else x_BTD / factor
 
@@ -188,8 +194,7 @@ def head(params: dict, c: ModelConfig) -> Head:
     path = "embedding" if c.tie_embeddings else "head/w_DV"
     with jax.named_scope(path):
         w = collectives.gather_parameter(parameters.flat(params)[path], table[path], c.compute_dtype)
-    b_V = None if c.tie_embeddings else params["head"].get("b_V")
-    return Head(w, b_V, softcap=c.logit_softcap, transposed=c.tie_embeddings)
+    return Head(w, params.get("head", {}).get("b_V"), softcap=c.logit_softcap, transposed=c.tie_embeddings)
 
 
 def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
@@ -199,7 +204,7 @@ def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
         params: nested dicts, as returned by parameters.init_params.
         c: model section of a resolved config.
         tokens_BT: integers (B, T).
-        **inputs: see Transformer. mutable=["intermediates"]: also return the output of each layer.
+        **inputs: see Transformer. mutable=["intermediates"]: also return what its hooks sow.
     """
     params = params if c.scan_layers else layer_stack.unstack_layers(params)
     return Transformer(c).apply({"params": params}, tokens_BT, **inputs)

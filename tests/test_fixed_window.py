@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from tiny import redrawn, state_of, tiny
 
-from lm import fixed_window, inspection, model, parameters, step
+from lm import fixed_window, model, parameters, step
 from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import search_meshes
 from lm.cost.memory import activation_bytes, moved_activation_bytes
+from lm.layer_statistics import layer_statistics
 
 W = 3
 WINDOW = {"fixed_window": W, "positions": "none", "norm_placement": "none", "head_bias": True, "activation": "relu"}
@@ -123,6 +124,6 @@ def test_muon_needs_no_hidden_layer():
 @BOTH
 def test_a_step_can_be_inspected(keys):
     config = tiny(model=keys)
-    found = inspection.inspect(state_of(config), {"tokens": np.resize(TOKENS, (4, 9))}, config)
+    found = layer_statistics(state_of(config), {"tokens": np.resize(TOKENS, (4, 9))}, config)
     assert found["gradients"].keys() >= {"embedding", "head/w_DV"}
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))

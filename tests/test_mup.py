@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import state_of, tiny
 
-from lm import layer_stack, model, parameters
+from lm import model, parameters
 from lm.config import OptimizerConfig
 from lm.optimizers import width_scales
 from lm.step import train_step
@@ -57,9 +57,14 @@ def moved(factor: int, **more) -> dict[str, float]:
         state, _ = step(state, {"tokens": TOKENS}, c)
 
     def outputs(params):
-        _, sown = model.hidden(params, c.model, TOKENS, mutable=["intermediates"])
-        stacked = layer_stack.stack_layers(sown["intermediates"])
-        return {"hidden": stacked["layers"]["x_BTD"][0][-1], "logits": model.logits(params, c.model, TOKENS)}
+        residuals = []
+
+        def tap(module, name, x):
+            residuals.extend([x] if name == "residual" else [])
+            return x
+
+        logits = model.logits(params, c.model, TOKENS, tap=tap)
+        return {"hidden": residuals[-1], "logits": logits}
 
     before, after = outputs(first.params), outputs(state.params)
     return {name: float(jnp.sqrt(jnp.mean((after[name] - before[name]) ** 2))) for name in before}

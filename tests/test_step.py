@@ -15,7 +15,6 @@ from tiny import redrawn, state_of, tiny
 
 from lm import step
 from lm.data import Split, markov
-from lm.inspection import inspect
 from lm.layers.attention import Mask
 from lm.parameters import flat, nest
 from lm.training.batch_source import BatchSource
@@ -225,24 +224,6 @@ def test_dropout_depends_on_example_step_and_seed_only():
         jit_gradients(state, {"tokens": same, "weights": jnp.zeros((4, 8)).at[i].set(1)}, config) for i in range(4)
     ]
     assert len({float(loss) for loss, _ in chosen}) == 4
-
-
-@pytest.mark.slow
-def test_inspect_returns_root_mean_squares_by_path():
-    config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
-    state, batch = state_of(config), batch_of(config)
-    jit_inspect = jax.jit(inspect, static_argnames="config")
-    found = jit_inspect(state, batch, config)
-    _, grads = jit_gradients(state, batch, config)
-    updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
-    for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
-        axes = {path: tuple(range(1, x.ndim)) if path.startswith("layers/") else None for path, x in flat(tree).items()}
-        expected = {path: np.sqrt(np.mean(np.float64(x) ** 2, axes[path])) for path, x in flat(tree).items()}
-        assert found[name].keys() == expected.keys()
-        for path in expected:
-            np.testing.assert_allclose(found[name][path], expected[path], rtol=1e-4, err_msg=path)
-    assert found["activations"]["layers/output"].shape == (2,)
-    chex.assert_trees_all_close(jit_inspect(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

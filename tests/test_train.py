@@ -175,15 +175,19 @@ def test_micro_batches_keep_the_dropout_masks(bench, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_details_and_a_profile_are_written(train, tmp_path):
+def test_details_and_a_profile_are_written_and_do_not_change_the_run(bench, train, tmp_path):
     detail, profile = "--config.log.detail_every=4", "--config.train.profile=(3,4)"
-    code, output = train(tmp_path / "run", detail, profile, "--config.train.steps=6")
+    code, output = train(tmp_path / "run", detail, profile)
     assert code == 0
     lines = [line for line in metrics_of(tmp_path / "run") if "detail" in line]
-    assert [line["step"] for line in lines] == [0, 4]
-    assert set(lines[0]["detail"]) == {"gradients", "parameters", "updates", "activations"}
+    assert [line["step"] for line in lines] == [0, 4, 8]
+    kinds = {"attention", "activations", "gradients", "parameters", "updates", "update_ratio"}
+    assert set(lines[0]["detail"]) == kinds
     assert lines[0]["detail"]["parameters"]["final_norm/scale_D"] == 1.0  # gains start at one
     assert lines[0]["detail"]["activations"]["layers/output"][0] > 0
+    assert (tmp_path / "run" / "diagnostics.png").read_bytes().startswith(b"\x89PNG")
+    assert f"diagnostics by layer: {tmp_path / 'run' / 'diagnostics.png'}" in output
+    assert [line for line in metrics_of(tmp_path / "run") if "detail" not in line] == metrics_of(bench.reference())
     assert "profile of steps 3 to 4" in output
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 

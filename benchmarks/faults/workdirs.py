@@ -13,7 +13,7 @@ from benchmarks.faults.runs import Bench, call
 
 TOP_LEVEL = (
     ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
-    "loss.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 
 

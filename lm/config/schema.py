@@ -321,8 +321,8 @@ class LogConfig:
 
     every: int = key(10, "steps between metrics", low=1, execution=True)
     detail_every: int = key(
-        0, "steps between logs of the RMS per layer of gradients, parameters, updates and activations; 0: never", low=0,
-        execution=True,
+        0, "steps between diagnostics by layer: attention, and RMS of activations, gradients, parameters and updates; "
+        "0: never", low=0, execution=True,
     )  # fmt: skip
     tensorboard: bool = key(True, "write TensorBoard events", execution=True)
     wandb: bool = key(False, "log to Weights & Biases, to the project WANDB_PROJECT (needs the extra [wandb])",

@@ -53,7 +53,7 @@ ACTIVATIONS = {f.__name__: f for f in (relu, silu, gelu, relu_squared)}
 ACTIVATIONS["gelu_tanh"] = functools.partial(gelu, approximate=True)
 
 
-def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
+def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
     """Return activation(x w_in + b_in) w_out + b_out.
 
     Args:
@@ -61,14 +61,15 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None):
         w_in, w_out: (D, F) and (F, D).
         activation: a key of ACTIVATIONS.
         b_in, b_out: (F,) and (D,), or None.
+        tap: a function that observes or replaces the hidden activations (..., F).
 
     Returns:
         (..., D).
     """
-    return project(_activate(activation, project(x, w_in, b_in)), w_out, b_out)
+    return project(tap(_activate(activation, project(x, w_in, b_in))), w_out, b_out)
 
 
-def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None):
+def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None, tap=lambda h: h):
     """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down.
 
     With silu this is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, section 2).
@@ -78,12 +79,13 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
         w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
         activation: a key of ACTIVATIONS.
         b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
+        tap: a function that observes or replaces the hidden activations (..., F).
 
     Returns:
         (..., D).
     """
     gate = _activate(activation, project(x, w_gate, b_gate))
-    return project(gate * project(x, w_up, b_up), w_down, b_down)
+    return project(tap(gate * project(x, w_up, b_up)), w_down, b_down)
 
 
 def default_d_ff(d_model, kind):

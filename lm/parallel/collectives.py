@@ -70,6 +70,12 @@ def sum_over_batch(tree):
     return jax.lax.psum(tree, axes) if axes else tree
 
 
+def max_over_batch(tree):
+    """Return the maximum over all devices that share the batch."""
+    axes = tuple(filter(_is_mapped, MANUAL_AXES))
+    return jax.lax.pmax(tree, axes) if axes else tree
+
+
 def sum_gradients(grads: dict, table: Table) -> dict:
     """Sum gradients of each device's own loss, in float32, over the devices that share the batch.
 

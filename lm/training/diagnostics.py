@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from lm.inspection import inspect
+from lm.layer_statistics import layer_statistics
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
 from lm.step import TrainState, take_batch
@@ -27,16 +27,18 @@ class Diagnostics:
 
     def __init__(self, run: Run, source: BatchSource, workdir: Path, progress: Progress):
         self._run, self._source, self._workdir, self._progress = run, source, workdir, progress
-        self._inspect = jax.jit(inspect, static_argnames="config", out_shardings=sharding.replicated_sharding())
+        self._measure = jax.jit(
+            layer_statistics, static_argnames="config", out_shardings=sharding.replicated_sharding()
+        )
         self._profiling = False
 
     def details(self, state: TrainState) -> dict:
-        """Return root mean squares of gradients, parameters, updates and activations by path, as nested lists."""
-        return jax.tree.map(lambda x: np.asarray(x).tolist(), self._inspect_next_step(state))
+        """Return the statistics of the next step by kind and path, as numbers and lists of one number per layer."""
+        return jax.tree.map(lambda x: np.asarray(x).tolist(), self._measure_next_step(state))
 
     def nonfinite_report(self, state: TrainState) -> list[str]:
         """Return lines on the step after `state`: its learning rate, and norms by group of parameters."""
-        found = jax.device_get(self._inspect_next_step(state.replace(halted=np.bool_(False))))
+        found = jax.device_get(self._measure_next_step(state.replace(halted=np.bool_(False))))
         config, table = self._run.config, self._run.table
         n_updates = int(state.step) - int(state.skipped)
         rate = learning_rate_schedule(config.optimizer, config.train.steps)(n_updates)
@@ -54,10 +56,10 @@ class Diagnostics:
             lines.append(f"{group:<24} {parameter_norm:>15.4g} {gradient_norm:>15.4g}")
         return lines
 
-    def _inspect_next_step(self, state: TrainState) -> dict:
+    def _measure_next_step(self, state: TrainState) -> dict:
         config = self._run.config
         feed = {name: array[0] for name, array in self._source.train(int(state.step), 1).items()}
-        return self._inspect(state, take_batch(self._source.resident, feed, config.train.seq_len), config)
+        return self._measure(state, take_batch(self._source.resident, feed, config.train.seq_len), config)
 
     def profile_changes_at(self, step: int) -> bool:
         """Return whether the trace of train.profile starts or stops after `step` steps."""

@@ -1,4 +1,4 @@
-"""End a run: final evaluations, last checkpoint, summary, sample, and a plot of the losses."""
+"""End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the diagnostics."""
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
@@ -6,6 +6,7 @@ from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts
 from lm.step import TrainState
+from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
 from lm.training.step_log import nonfinite_cause
@@ -34,6 +35,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
         text = sample_text(loop, state)
         workdir.write_text(f"samples/step_{step}.txt", text)
         say(f"---- a sample ----\n{text.strip()}\n-----------------")
+    plot_diagnostics(loop, workdir)
     say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
     if config.notes:
         say(config.notes)
@@ -49,6 +51,13 @@ def sample_text(loop: Loop, state: TrainState) -> str:
         decoder, tokenizer, [prompt], config.eval.sample_tokens, Sampling(temperature=0.8), seed=config.train.seed
     )
     return prompt + row.text
+
+
+def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
+    """Plot the diagnostics of log.detail_every, if there are any."""
+    if loop.run.config.log.detail_every:
+        workdir.write_bytes("diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl"))
+        loop.outputs.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
 
 
 def score_last_step(loop: Loop, state: TrainState, val_loss: float) -> None:
@@ -70,6 +79,7 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
             say(line)
     loop.outputs.checkpoints.wait()
     say(f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with --resume to continue")
+    plot_diagnostics(loop, workdir)
     write_summary(loop, state, workdir, status, {})
 
 

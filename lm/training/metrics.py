@@ -36,9 +36,11 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _numbers(value):
-    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within lists."""
+    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within lists and dicts."""
     if isinstance(value, list):
         return [_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
@@ -202,7 +204,7 @@ class MetricsWriter:
 
 
 def _scalars(line: dict):
-    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, detail/KIND/PATH."""
+    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, or KIND/PATH."""
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
         if key == "detail":
@@ -216,7 +218,7 @@ def _detail_scalars(detail: dict):
         for path, value in by_path.items():
             per_layer = enumerate(value) if isinstance(value, list) else [(None, value)]  # a stack of layers is a list
             for layer, number in per_layer:
-                yield f"detail/{kind}/{path if layer is None else f'{path}/{layer}'}", number
+                yield f"{kind}/{path if layer is None else f'{path}/{layer}'}", number
 
 
 def _start_wandb(workdir: Path, arguments: dict):

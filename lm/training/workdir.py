@@ -28,7 +28,7 @@ SUMMARY_FIELDS = (
 # What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
 _WRITTEN = (
     ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
-    "loss.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 

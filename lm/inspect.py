@@ -1,0 +1,75 @@
+"""Draw what happens inside of a trained model: python -m lm.inspect --workdir runs/NAME --prompt "ROMEO:"."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import lm
+from lm.config.values import short
+from lm.errors import UserError, run_command
+from lm.files import write_text
+
+EPILOG = """\
+examples:
+  python -m lm.inspect --workdir runs/mine --prompt "ROMEO: But soft, what light"
+  python -m lm.inspect --workdir runs/mine --prompt "$(cat scene.txt)" --layers 0,5 --output scene.html
+
+The page needs no network. It shows the loss of each token, the likely next tokens, the logit lens, the attention of
+each head, and norms by layer. docs/inspect.md explains how to capture and change the same numbers in Python.
+
+exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = parse_arguments(argv)
+    return run_command(lambda: inspect(arguments))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.inspect",
+        description="Write a page that shows what happens inside of a model that reads a text.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+    add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")
+    add("--layers", metavar="I,J,...", help="layers whose attention is shown (all, or as many as fit on a page)")
+    add("--output", type=Path, metavar="FILE", help="the page to write (inspect.html in the directory of the run)")
+    return parser.parse_args(argv)
+
+
+def inspect(a: argparse.Namespace) -> int:
+    """Write the page and return the exit code."""
+    problems = []
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        problems.append(f"--step: {short(a.step)} is not best, latest, or the number of a step")
+    if not a.prompt:
+        problems.append("--prompt: is empty; the model needs at least one token")
+    if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
+        problems.append(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
+    if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):
+        problems.append(f"--output: {a.output} is not a file in an existing directory")
+    if problems:
+        raise UserError(*problems)
+    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    from lm.interpret.measure import measure  # these import jax
+    from lm.interpret.page import to_html
+    from lm.training.memory import report_out_of_memory
+
+    layers = None if a.layers is None else [int(layer) for layer in a.layers.split(",")]
+    with report_out_of_memory("use a shorter --prompt or fewer --layers"):
+        page = to_html(run, measure(run, a.prompt, layers))
+    output = a.output or Path(a.workdir) / "inspect.html"
+    write_text(output, page)
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

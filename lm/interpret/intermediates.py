@@ -1,0 +1,226 @@
+"""Capture and patch named intermediates of a model, as pure functions.
+
+lm/model.py calls `tap(module, name, x)` with its intermediates, and `attend` in place of attention. Both are hooks of
+`model.Context`. Without hooks the taps return their argument, so they leave no trace in a compiled program.
+
+The layers are unrolled here, whether the run scanned over them or not, so that each has names of its own.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm import model, parameters
+from lm.config import ModelConfig
+from lm.errors import UserError
+from lm.layers import linear
+from lm.layers.attention import Mask, causal_attention
+from lm.layers.losses import head_logits
+from lm.trained_model import TrainedModel
+
+# The axes of the intermediates by the last part of their names; see lm/layers/__init__.py for the letters.
+AXES = {
+    "embedding": "TD",
+    "q": "THK",
+    "k": "SGK",
+    "v": "SGK",
+    "scores": "HTS",
+    "weights": "HTS",
+    "heads": "THK",
+    "hidden": "TF",
+    "output": "TD",
+    "residual": "TD",
+    "logits": "TV",
+}
+
+
+def capture(
+    run: TrainedModel, ids, names: str | Iterable[str], patches: Mapping[str, jax.Array | Callable] | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the logits of a text and named intermediates.
+
+    A pure function, which can be jitted and differentiated. It is compiled for each new length of the text and set of
+    names; with functions as patches on every call, unless it is called inside of a jitted function.
+
+    Args:
+        run: a trained model, as returned by `lm.load`.
+        ids: a text, or token ids (T,) or (B, T).
+        names: names of intermediates, as returned by `names`, or patterns, in which * stands for any characters.
+        patches: see `patch`. Intermediates are captured after their patch.
+
+    Returns:
+        Logits (T, V) in float32, and the intermediates by name, in the order of the computation. With ids (B, T), every
+        array has a first axis B.
+
+    Raises:
+        UserError: if a name is unknown, or the ids do not fit the model.
+    """
+    c, patches = run.config.model, patches or {}
+    values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
+    # A partial object is a new static argument: a function may depend on a variable that has changed.
+    functions = {name: functools.partial(value) for name, value in values.items() if callable(value)}
+    arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
+    patterns = [names] if isinstance(names, str) else names
+    wanted = frozenset(name for pattern in patterns for name in _matches(pattern, c))
+    static = {"c": c, "wanted": wanted, "functions": tuple(functions.items())}
+    logits_TV, acts = _capture(run.params, _token_ids(run, ids), arrays, **static)
+    return logits_TV, {name: acts[name] for name in _axes(c) if name in acts}  # jit sorts the names
+
+
+def patch(run: TrainedModel, ids, patches: Mapping[str, jax.Array | Callable]) -> jax.Array:
+    """Return the logits of a text with some intermediates replaced.
+
+    Args:
+        run, ids: see `capture`.
+        patches: what replaces an intermediate, by name or pattern: an array, which is broadcast to its shape, or a
+            function of it. The functions `lambda x: 0 * x` and `lambda x: x + v` ablate it and add v to it.
+
+    Raises:
+        UserError: if a name is unknown, a patch has the wrong shape, or the ids do not fit the model.
+    """
+    return capture(run, ids, (), patches)[0]
+
+
+def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
+    """Return the logits (T, V) that the model would compute if a residual stream were the output of its last layer.
+
+    This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the logit lens").
+
+    Args:
+        run: a trained model.
+        residual_TD: (T, D), for example the intermediate "layers/0/residual".
+    """
+    ids_T = jnp.zeros(residual_TD.shape[:-1], jnp.int32)  # the last layer's output is replaced for all tokens
+    return patch(run, ids_T, {f"layers/{run.config.model.n_layers - 1}/residual": residual_TD})
+
+
+def names(run: TrainedModel) -> dict[str, str]:
+    """Return the names of all intermediates, in the order of the computation, and the letters of their axes.
+
+    The letters are those of lm/layers/__init__.py; "" stands for unknown axes.
+    """
+    return dict(_axes(run.config.model))
+
+
+@functools.partial(jax.jit, static_argnames=("c", "wanted", "functions"))
+def _capture(params, ids_T, arrays: dict, *, c: ModelConfig, wanted: frozenset[str], functions: tuple):
+    """Return what `capture` returns. Patches are arrays and functions by name, the functions as pairs."""
+    acts, functions = {}, dict(functions)
+    touched = wanted | arrays.keys() | functions.keys()
+
+    def tap(name, x):
+        if name in functions or name in arrays:
+            x = _replace(name, x, functions[name](x) if name in functions else arrays[name])
+        if name in wanted:
+            acts[name] = x
+        return x
+
+    def materializes(name):
+        return not touched.isdisjoint({f"{name}/scores", f"{name}/weights"})
+
+    return _forward(params, c, ids_T, tap, materializes), acts
+
+
+def _forward(params: dict, c: ModelConfig, ids_T, tap: Callable, materializes: Callable):
+    """Return the logits of an unrolled model.
+
+    Args:
+        params, c: parameters, and the model section of a resolved config.
+        ids_T: token ids (T,) or (B, T).
+        tap: called as tap(name, x) with each intermediate; its result takes the place of x.
+        materializes: whether the attention with a given name computes its scores and weights.
+    """
+
+    def tap_module(module, name, x):
+        return tap(_name_of(module, name), x)
+
+    def attend(module, q_THK, k_SGK, v_SGK, window, **options):
+        here = functools.partial(tap_module, module)
+        q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
+        mask = Mask.causal(q_THK.shape[-3], window)
+        if materializes(_name_of(module)):
+            return here("heads", _attention_with_taps(q_THK, k_SGK, v_SGK, mask, here, **options))
+        return here("heads", causal_attention(q_THK, k_SGK, v_SGK, mask, **options))
+
+    c = dataclasses.replace(c, scan_layers=False, remat="none")
+    h_TD = model.hidden(params, c, ids_T, attend=attend, tap=tap_module)
+    return tap("logits", head_logits(h_TD, model.head(params, c)))
+
+
+def _attention_with_taps(q_THK, k_SGK, v_SGK, mask: Mask, tap, *, softcap=None, scale=None, **_):
+    """Return `causal_attention`, computed with taps of its scores and weights. Each query must see a key."""
+    n_shared = q_THK.shape[-2] // k_SGK.shape[-2]
+    k_SHK, v_SHK = jnp.repeat(k_SGK, n_shared, axis=-2), jnp.repeat(v_SGK, n_shared, axis=-2)
+    scale = 1 / math.sqrt(q_THK.shape[-1]) if scale is None else scale
+    scores_HTS = tap("scores", linear.softcap(linear.scores(q_THK, k_SHK) * scale, softcap))
+    visible_HTS = mask.visible()[..., None, :, :]
+    weights_HTS = jax.nn.softmax(jnp.where(visible_HTS, scores_HTS, jnp.finfo(scores_HTS.dtype).min))
+    return linear.weighted_sums(tap("weights", weights_HTS), v_SHK).astype(v_SHK.dtype)
+
+
+def _replace(name: str, x, new):
+    try:
+        return jnp.broadcast_to(jnp.asarray(new, x.dtype), x.shape)
+    except ValueError:
+        raise UserError(f"{name}: the patch has shape {jnp.shape(new)}; expected {x.shape}") from None
+
+
+def _name_of(module, *name: str) -> str:
+    """Return "layers/2/attention/q" for the name "q" in the module with the path ("layers_2", "attention")."""
+    return re.sub(r"^layers_(\d+)", r"layers/\1", "/".join((*module.path, *name)))
+
+
+@functools.lru_cache
+def _axes(c: ModelConfig) -> dict[str, str]:
+    """Return the names of all intermediates and their axes, by tracing the model."""
+    found = {}
+
+    def tap(name, x):
+        found[name] = AXES.get(name.rpartition("/")[2], "")
+        return x
+
+    table = parameters.parameter_table(c)
+    params = parameters.nest({path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()})
+    jax.eval_shape(lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True), params)
+    return found
+
+
+def _matches(pattern: str, c: ModelConfig) -> list[str]:
+    """Return the names of the intermediates that match a pattern.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if found := fnmatch.filter(_axes(c), pattern):
+        return found
+    known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
+    close = difflib.get_close_matches(pattern, [*_axes(c), *known], n=3)
+    advice = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise UserError(
+        f"{pattern}: the model has no intermediate of this name{advice}",
+        f"available (* is a layer, 0 to {c.n_layers - 1}): {', '.join(known)}",
+    )
+
+
+def _token_ids(run: TrainedModel, ids) -> jax.Array:
+    """Return token ids (T,) or (B, T). Traced ids are not checked against the vocabulary.
+
+    Raises:
+        UserError: if they do not fit the model.
+    """
+    if isinstance(ids, str):
+        ids = run.encode(ids)
+    elif not isinstance(ids, jax.core.Tracer):
+        ids = np.asarray(ids)
+        run.encode(ids.ravel())  # checks the range
+    if ids.ndim not in (1, 2) or not 0 < ids.shape[-1] <= run.seq_len:
+        raise UserError(f"ids: shape {ids.shape}; expected (T,) or (B, T) with T from 1 to {run.seq_len}")
+    return jnp.asarray(ids, jnp.int32)

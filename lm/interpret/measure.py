@@ -1,0 +1,183 @@
+"""Measure everything that the page of `lm.inspect` shows."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.interpret.intermediates import capture, logit_lens
+from lm.interpret.intermediates import names as names_of
+from lm.trained_model import TrainedModel
+
+MAX_TOKENS = 1024  # on a page
+MAX_WEIGHTS = 2**24  # attention weights on a page, one byte each
+N_NEXT, N_LENS = 10, 5  # likely next tokens for each position, and for each position and layer of the logit lens
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """The likeliest next tokens after each token of a text, by falling probability.
+
+    Attributes:
+        ids_TR, p_TR: their ids and probabilities, R for each of the T tokens.
+        actual_T: the probability of the token that follows in the text; NaN after the last one.
+    """
+
+    ids_TR: np.ndarray
+    p_TR: np.ndarray
+    actual_T: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+    """What happens inside of a model that reads a text.
+
+    Attributes:
+        ids_T: token ids.
+        labels: printable texts of all tokens that occur, by id.
+        losses_T: loss of each token given those before it, in nats; NaN for the first.
+        next: the likeliest next tokens.
+        lens: the same after each layer, by its name.
+        weights: attention weights (H, T, T) of some layers.
+        norms: mean Euclidean norm over the tokens of the embedding and of each layer's residual stream, (N + 1,), and
+            of what attention and the feed-forward layer add to it, (N,).
+    """
+
+    ids_T: np.ndarray
+    labels: dict[int, str]
+    losses_T: np.ndarray
+    next: Ranking
+    lens: dict[str, Ranking]
+    weights: dict[int, np.ndarray]
+    norms: dict[str, np.ndarray]
+
+
+def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -> Measurements:
+    """Run a model on a text.
+
+    Args:
+        run: a trained model.
+        text: at least one token, and not more than the context of the model or MAX_TOKENS.
+        layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
+
+    Raises:
+        UserError: if the text or the layers do not fit the model or the page, the model has no attention, or its logits
+            are not finite.
+    """
+    if "layers/0/attention/weights" not in names_of(run):
+        raise UserError(f"{run.path}: the page needs a model with attention")
+    ids_T, n_layers = run.encode(text), run.config.model.n_layers
+    limit = min(run.seq_len, MAX_TOKENS)
+    if not 0 < len(ids_T) <= limit:
+        why = "the context of the model" if limit == run.seq_len else "the limit of a page"
+        raise UserError(f"--prompt: {len(ids_T)} tokens; expected 1 to {limit}, {why}")
+    layers = choose_layers(layers, n_layers, run.config.model.n_heads * _n_pairs(len(ids_T)))
+    branches = [_branch(run, name) for name in ("attention", "ffn")]
+    residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
+    asked = [*residuals, *(f"layers/{i}/attention/weights" for i in layers)]
+    asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
+    logits_TV, acts = capture(run, ids_T, asked)
+    if not jnp.isfinite(logits_TV).all():
+        raise UserError(f"{run.path}, step {run.step}: the logits are not finite; choose another --step")
+
+    rows = {"embedding": "embedding"} | {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
+    ranking = _rank(logits_TV, ids_T, N_NEXT)
+    lens = {row: _rank(logit_lens(run, acts[name]), ids_T, N_LENS) for row, name in rows.items()}
+    shown = {int(i) for r in (ranking, *lens.values()) for i in r.ids_TR.flat} | set(ids_T.tolist())
+    norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in residuals])}
+    for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
+        norms[title] = np.array([_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers)])
+    return Measurements(
+        ids_T=ids_T,
+        labels={i: label(run.tokenizer, i) for i in sorted(shown)},
+        losses_T=np.concatenate([[np.nan], -np.log(np.maximum(ranking.actual_T[:-1], 1e-38))]),
+        next=ranking,
+        lens=lens,
+        weights={i: np.asarray(acts[f"layers/{i}/attention/weights"], np.float32) for i in layers},
+        norms=norms,
+    )
+
+
+def choose_layers(layers: Sequence[int] | None, n_layers: int, n_weights: int) -> list[int]:
+    """Return the layers whose attention a page shows, at most MAX_WEIGHTS weights.
+
+    Args:
+        layers: layers to show; None: all if they fit, else evenly spaced ones with the first and the last.
+        n_layers: the number of layers of the model.
+        n_weights: the number of weights of a layer.
+
+    Raises:
+        UserError: if a layer does not exist, or they do not fit.
+
+    >>> choose_layers(None, n_layers=12, n_weights=MAX_WEIGHTS // 4)
+    [0, 4, 7, 11]
+    """
+    n_fit = MAX_WEIGHTS // n_weights
+    if layers is None:
+        chosen = np.linspace(0, n_layers - 1, min(n_layers, max(1, n_fit))).round().astype(int).tolist()
+    else:
+        chosen = sorted(set(layers))
+    if unknown := [i for i in chosen if not 0 <= i < n_layers]:
+        raise UserError(f"--layers: {unknown[0]} is not a layer; expected 0 to {n_layers - 1}")
+    if len(chosen) > n_fit:
+        raise UserError(
+            f"--layers: the attention of {len(chosen)} layers has {len(chosen) * n_weights:,} weights; a page shows at "
+            f"most {MAX_WEIGHTS:,}: use {f'at most {n_fit} layers or ' if n_fit else ''}a shorter prompt"
+        )
+    return chosen
+
+
+def label(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return a printable text for a token: white space and control characters are made visible.
+
+    >>> from lm.data.tokenizers import ByteTokenizer, CharTokenizer
+    >>> [label(CharTokenizer("a \\n\\u200b"), i) for i in range(5)], label(ByteTokenizer(), 0xE2)
+    (['↵', '␣', 'a', 'U+200B', '<4>'], '<0xE2>')
+    """
+    if token_id >= tokenizer.vocab_size:  # the model may have more ids than its tokenizer
+        return f"<{token_id}>"
+    text = tokenizer.decode([token_id])
+    token = tokenizer.model.id_to_token(token_id) or "" if tokenizer.kind == "hf" else ""
+    if "\ufffd" in text:  # part of a character
+        return token or (f"<0x{token_id:02X}>" if tokenizer.kind == "byte" else text)
+    if token.startswith("▁") and not text.startswith(" "):  # SentencePiece drops the space before the first word
+        text = f" {text}"
+    return "".join(map(_visible, text)) or f"<{token or token_id}>"
+
+
+def _visible(character: str) -> str:
+    named = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+    return named.get(character, character if character.isprintable() else f"U+{ord(character):04X}")
+
+
+def _branch(run: TrainedModel, name: str) -> str:
+    """Return the name of what a branch adds to the residual stream: the output of its norm if it has one."""
+    normed = f"{name}_post_norm/output"
+    return normed if f"layers/0/{normed}" in names_of(run) else f"{name}/output"
+
+
+def _n_pairs(n_tokens: int) -> int:
+    """Return the number of pairs of a query and a key that is not after it."""
+    return n_tokens * (n_tokens + 1) // 2
+
+
+def _mean_norm(x_TD) -> float:
+    return float(np.linalg.norm(np.asarray(x_TD, np.float64), axis=-1).mean())
+
+
+def _rank(logits_TV, ids_T: np.ndarray, n: int) -> Ranking:
+    p_TR, ids_TR, actual_T = jax.device_get(_top(logits_TV, jnp.asarray(ids_T, jnp.int32), n))
+    return Ranking(ids_TR, p_TR, np.append(actual_T, math.nan))
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _top(logits_TV, ids_T, n: int):
+    p_TV = jax.nn.softmax(logits_TV)
+    p_TR, ids_TR = jax.lax.top_k(p_TV, min(n, p_TV.shape[-1]))
+    return p_TR, ids_TR, jnp.take_along_axis(p_TV[:-1], ids_T[1:, None], axis=-1)[:, 0]

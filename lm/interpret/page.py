@@ -1,0 +1,163 @@
+"""The page of `lm.inspect`: one self-contained HTML file that shows what happens inside of a model."""
+
+import base64
+import html
+import json
+import math
+from importlib import resources
+
+import numpy as np
+
+from lm.interpret.measure import Measurements, Ranking
+from lm.trained_model import TrainedModel
+
+COLORS = {"residual stream": "#0072B2", "attention": "#D55E00", "feed-forward": "#009E73"}  # Okabe and Ito 2008
+
+
+def to_html(run: TrainedModel, m: Measurements) -> str:
+    """Return the page for the measurements of a text."""
+    c = run.config.model
+    title = f"{run.path}, step {run.step}"
+    size = f"{c.n_layers} layers of {c.n_heads} heads, width {c.d_model}, {c.vocab_size:,} token ids"
+    losses = m.losses_T[1:]
+    loss = f", mean loss {losses.mean():.3f} nats per token" if len(losses) else ""
+    sections = [
+        f"<h1>{html.escape(title)}</h1><p>{size}. The text has {len(m.ids_T)} tokens{loss}.</p>",
+        _section("loss", "Loss per token", LOSS.format(uniform=math.log(c.vocab_size)), _text(m, c.vocab_size)),
+        _section("next", "Likely next tokens", NEXT, '<div id="bars"></div>'),
+        _section("lens", "Logit lens", LENS, '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>'),
+        _section("attention", "Attention", _attention_help(m, c.n_layers), MAPS),
+        _section("norms", "Norms by layer", NORMS, norms_figure(m.norms)),
+    ]
+    files = resources.files("lm.interpret")
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{style}</style>"
+    )
+    data = f'<script type="application/json" id="data">{data_json(m)}</script>'
+    body = "".join(sections)
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{body}{data}<script>{script}</script></body></html>\n'
+    )
+
+
+LOSS = (
+    "The darker a token, the less the model expected it: its loss is the negative logarithm of its probability, from "
+    "white for 0 to orange for at least {uniform:.1f} nats, the loss of a uniform guess. The first token is not "
+    "predicted. Select a token to see what the model predicted after it."
+)
+NEXT = "The bars are the probabilities of the token that follows the selected one; the token that follows is marked."
+LENS = (
+    "Each cell is the next token that the model would predict if it had no later layers: the final norm and the output "
+    "head are applied to the residual stream, the vector of a token to which each layer adds (nostalgebraist 2020). "
+    "Read a column downwards to see where the prediction is made. The darker, the more probable; a frame marks the "
+    "token that follows in the text."
+)
+MAPS = (
+    '<div id="maps"></div><p id="weight"></p>'
+    '<div id="large"><div><canvas id="map"></canvas></div><p id="sources"></p></div>'
+)
+NORMS = (
+    "The mean length of the vectors that attention and the feed-forward layer add to the residual stream, and of the "
+    "residual stream after the layer: a short addition to a long stream changes little."
+)
+
+
+def _attention_help(m: Measurements, n_layers: int) -> str:
+    left_out = (
+        ""
+        if len(m.weights) == n_layers
+        else f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
+    )
+    return (
+        "Each small map is a head: its row is the token that reads, its column the token that is read, and the darker, "
+        "the larger the weight (a row adds up to 1). A dark line along the diagonal is a head that reads the token "
+        "itself or one just before it; a dark column is a token that many others read. Select a head, then a row of "
+        "its map to see the tokens that it reads. The shade is the square root of the weight, so that small weights "
+        f"are visible.{left_out}"
+    )
+
+
+def _section(name: str, title: str, text: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2><p>{text}</p>{content}</section>'
+
+
+def _text(m: Measurements, vocab_size: int) -> str:
+    """Return the text, each token colored by its loss."""
+    spans = []
+    for t, (i, loss) in enumerate(zip(m.ids_T.tolist(), m.losses_T.tolist(), strict=True)):
+        shade = 0.0 if math.isnan(loss) else min(1.0, loss / math.log(max(2, vocab_size)))
+        title = "not predicted" if math.isnan(loss) else f"loss {loss:.3f}, probability {100 * math.exp(-loss):.3g} %"
+        text = html.escape(m.labels[i].replace("␣", " "))
+        spans.append(
+            f'<span data-t="{t}" title="position {t}: {title}" style="--shade:{shade:.3f}">{text}</span>'
+            + ("\n" if "↵" in m.labels[i] else "")
+        )
+    return f'<div class="text" id="text">{"".join(spans)}</div>'
+
+
+def data_json(m: Measurements) -> str:
+    """Return the data of the page's script. "<" is escaped, so that no token can end the script element."""
+    data = {
+        "ids": m.ids_T.tolist(),
+        "labels": {str(i): text for i, text in m.labels.items()},
+        "next": _ranking(m.next),
+        "lens": [{"name": name} | _ranking(ranking) for name, ranking in m.lens.items()],
+        "attention": [{"layer": i, "heads": len(w), "weights": pack(w)} for i, w in m.weights.items()],
+    }
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _ranking(r: Ranking) -> dict:
+    def rounded(x):
+        return [None if math.isnan(p) else float(f"{p:.4g}") for p in x.tolist()]
+
+    return {"ids": r.ids_TR.tolist(), "p": [rounded(row) for row in r.p_TR], "actual": rounded(r.actual_T)}
+
+
+def pack(weights_HTT: np.ndarray) -> str:
+    """Return the lower triangles of maps in base64, row by row, one byte per weight in units of 1/255.
+
+    >>> list(base64.b64decode(pack(np.array([[[1.0, 0.0], [0.2, 0.8]]]))))
+    [255, 51, 204]
+    """
+    rows, columns = np.tril_indices(weights_HTT.shape[-1])
+    triangles = np.round(255 * np.clip(weights_HTT[:, rows, columns], 0, 1)).astype(np.uint8)
+    return base64.b64encode(triangles.tobytes()).decode()
+
+
+def norms_figure(norms: dict[str, np.ndarray]) -> str:
+    """Return a line chart in SVG; a series with one value per layer starts at layer 0, the others at the embedding."""
+    n_layers = min(map(len, norms.values()))
+    largest = max(x.max() for x in norms.values()) or 1.0
+    power = 10 ** math.floor(math.log10(largest))
+    top = next(power * x for x in (1, 2, 4, 6, 8, 10) if power * x >= largest)
+    width, height, left, bottom = 460, 260, 44, 36
+
+    def point(at: int, value: float) -> tuple[float, float]:
+        x = left + (width - left - 16) * (at + 1) / max(1, n_layers)
+        return round(x, 1), round(height - bottom - (height - bottom - 12) * value / top, 1)
+
+    parts = []
+    for value in (0, top / 2, top):
+        _, y = point(0, value)
+        parts.append(f'<line x1="{left}" x2="{width - 16}" y1="{y}" y2="{y}" class="tick"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{value:.3g}</text>')
+    every = -(-n_layers // 12)
+    for at in range(-1, n_layers):
+        if at == -1 or at % every == 0:
+            name = "emb." if at == -1 else at
+            parts.append(f'<text x="{point(at, 0)[0]}" y="{height - 18}" text-anchor="middle">{name}</text>')
+    parts.append(f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">layer</text>')
+    for name, values in norms.items():
+        points = [point(at, v) for at, v in enumerate(values, n_layers - len(values))]
+        parts.append(
+            f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" fill="none" stroke="{COLORS[name]}"/>'
+        )
+        for (x, y), value in zip(points, values, strict=True):
+            parts.append(
+                f'<circle cx="{x}" cy="{y}" r="4" fill="{COLORS[name]}"><title>{name}: {value:.4g}</title></circle>'
+            )
+    legend = "".join(f'<span style="color:{color}">● {name}</span> ' for name, color in COLORS.items())
+    return f'<p class="legend">{legend}</p><svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'

@@ -1,0 +1,96 @@
+"""Diagnostics of a training step by layer: attention, activations, gradients, parameters and updates."""
+
+import jax
+import jax.numpy as jnp
+
+from lm import layer_stack, model, parameters
+from lm.config import Config
+from lm.layers.attention import causal_attention
+from lm.layers.attention_statistics import attention_statistics
+from lm.parallel import collectives
+from lm.step import TrainState, batch_fields, gradients, hidden, optimizer
+
+N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention and activations are measured
+
+# The intermediates whose root mean square is measured (see lm/model.py), and their names in the result.
+ACTIVATIONS = {"residual": "layers/output", "attention/output": "layers/attention", "ffn/output": "layers/ffn"}
+
+
+def layer_statistics(state: TrainState, batch: dict, config: Config) -> dict:
+    """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are stacked to (N,).
+
+    The kinds are
+
+        attention       layers/max_logit: largest logit of all heads, scaled, before the softcap;
+                        layers/entropy: mean entropy of the weights of a query, in nats;
+                        layers/max_entropy: the same if each query weighed all keys that it sees equally
+        activations     root mean squares: layers/output is the residual stream after a layer, layers/attention and
+                        layers/ffn are the outputs of its attention and feed-forward layer, before dropout
+        gradients, parameters, updates    root mean squares by path, and of all weights of a layer together ("layers")
+        update_ratio    root mean square of the update over that of the parameters: of the weights of a layer
+                        ("layers"), the embeddings and the head
+
+    Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each device's share of
+    the batch, without padding. Gradients are those of the full batch, before clipping.
+    """
+    _, grads = gradients(state, batch, config)
+    updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
+    table = parameters.parameter_table(config.model)
+    magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
+    found = {kind: _root_mean_squares(tree, table) for kind, tree in magnitudes.items()}
+    weights = [path for path in ("layers", "embedding", "positions", "head/w_DV") if path in found["updates"]]
+    ratio = {path: found["updates"][path] / found["parameters"][path] for path in weights}
+    found |= {"update_ratio": ratio}
+    if config.model.fixed_window:  # there are no layers
+        return found | {"attention": {}, "activations": {}}
+    measure = collectives.map_over_batch(lambda params, fields: _forward_statistics(params, fields, config), table)
+    return measure(state.params, batch_fields(batch)) | found
+
+
+def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
+    """Return the root mean square of each parameter, per layer if stacked, and of all weights of each layer."""
+    found, weights = {}, []
+    for path, x in parameters.flat(tree).items():
+        stacked = table[path].axes.startswith("N")
+        axes = tuple(range(1, x.ndim)) if stacked else None
+        mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axes)
+        found[path] = jnp.sqrt(mean_square)
+        if stacked and table[path].kind == "weight":
+            weights.append((table[path].size, mean_square))
+    if not weights:
+        return found
+    total = sum(size for size, _ in weights)
+    return found | {"layers": jnp.sqrt(sum(size / total * mean_square for size, mean_square in weights))}
+
+
+def _forward_statistics(params: dict, fields: dict, config: Config) -> dict:
+    """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that share the batch."""
+    fields = {name: x[:N_EXAMPLES] for name, x in fields.items()}
+    segments = fields.get("segments")
+    is_token_BT = jnp.ones_like(fields["inputs"], bool) if segments is None else segments > 0
+    n_tokens = collectives.sum_over_batch(jnp.sum(is_token_BT, dtype=jnp.float32))
+    context = model.Context(fields.get("positions"), segments, rotation=None, dropout_keys_B=None)
+
+    def mean(x_BT):
+        return collectives.sum_over_batch(jnp.sum(jnp.where(is_token_BT, x_BT, 0))) / n_tokens
+
+    def tap(module, name, x_BTD):
+        if name in ACTIVATIONS:
+            mean_square = mean(jnp.mean(jnp.square(x_BTD.astype(jnp.float32)), axis=-1))
+            module.sow("intermediates", ACTIVATIONS[name], jnp.sqrt(mean_square))
+        return x_BTD
+
+    def attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+        k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
+        mask = context.mask(q_BTHK.shape[-3], window)
+        found = attention_statistics(q_BTHK, k_BSGK, mask, softcap=options["softcap"], scale=options["scale"])
+        max_logit = jnp.max(jnp.where(is_token_BT[..., None], found.max_logit_BTH, -jnp.inf))
+        module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
+        module.sow("intermediates", "layers/entropy", mean(jnp.mean(found.entropy_BTH, axis=-1)))
+        module.sow("intermediates", "layers/max_entropy", mean(found.max_entropy_BT))
+        return causal_attention(q_BTHK, k_BSGK, v_BSGK, mask, **options)
+
+    _, sown = hidden(params, fields, config, mutable=["intermediates"], tap=tap, attend=attend)
+    sown = sown["intermediates"] if config.model.scan_layers else layer_stack.stack_layers(sown["intermediates"])
+    layers = jax.tree.map(lambda values: values[0], sown["layers"], is_leaf=lambda x: isinstance(x, tuple))
+    return {"attention": layers.pop("attention"), "activations": layers}

@@ -1,0 +1,171 @@
+"""Plot the diagnostics of a run by layer: attention, activations, gradients, parameters and updates over the steps."""
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+
+from lm.training.metrics import read_metrics
+
+SIZE_INCHES, DPI = (10.0, 12.0), 100
+LABEL_GAP = 0.062  # between two labels beside a panel, as a fraction of its height
+ALL_LAYERS_LABELED = 4  # deeper models label the first and the last layer only
+LOG_FROM = 10  # ratio of the largest to the smallest value from which an axis is logarithmic
+
+WEIGHTS = (("layers", "-", ""), ("embedding", "--", "embedding"), ("head/w_DV", ":", "head"))
+
+# Title, unit, and the quantities of a panel: kind, path, line style, and a label for all of its curves ("": layers).
+PANELS = (
+    ("Largest attention logit", "logit", [("attention", "layers/max_logit", "-", "")]),
+    (
+        "Attention entropy, mean of heads",
+        "nats",
+        [("attention", "layers/entropy", "-", ""), ("attention", "layers/max_entropy", ":", "equal weights")],
+    ),
+    ("Residual stream after each layer", "RMS", [("activations", "layers/output", "-", "")]),
+    (
+        "Output of attention (solid) and feed-forward (dashed)",
+        "RMS",
+        [("activations", "layers/attention", "-", ""), ("activations", "layers/ffn", "--", "")],
+    ),
+    *(
+        (title, unit, [(kind, path, style, label) for path, style, label in WEIGHTS])
+        for kind, title, unit in (
+            ("gradients", "Gradients of weights", "RMS"),
+            ("parameters", "Weights", "RMS"),
+            ("updates", "Updates of weights", "RMS of one step"),
+            ("update_ratio", "Update / weight", "ratio of RMS"),
+        )
+    ),
+)
+
+
+def diagnostics_png(metrics: Path) -> bytes:
+    """Draw the diagnostics in a metrics.jsonl as a PNG, one panel per quantity and one curve per layer.
+
+    Curves of layers are dark for the first layer and light for the last. Values that are not finite, and those that
+    are not positive on a logarithmic axis, are left out.
+    """
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure
+
+    details = [(line["step"], line["detail"]) for line in read_metrics(metrics) if "detail" in line]
+    figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    panels = figure.subplots(math.ceil(len(PANELS) / 2), 2).flat
+    for axes, (title, unit, sources) in zip(panels, PANELS, strict=True):
+        curves = [curve for source in sources for curve in curves_of(details, *source)]
+        _draw(axes, curves)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set(xlabel="step", ylabel=unit)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def curves_of(details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str) -> list[tuple]:
+    """Return (steps, values, label, color, line style) of each curve of one quantity; lines without it are skipped.
+
+    Args:
+        details: (step, detail) of each line.
+        kind, path: where the quantity is in a detail: a number, or a list of one number per layer.
+        style, label: of its curves; without a label each layer has its own.
+    """
+    found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
+    if not found:
+        return []
+    steps = [step for step, _ in found]
+    if not isinstance(found[0][1], list):
+        return [(steps, np.array([value for _, value in found], float), label, "#777777", style)]
+    values_SN = np.array([value for _, value in found], float)
+    if label:  # a quantity of the layers with one name, such as a bound: drawn once where all layers agree
+        distinct = values_SN[:, :1] if np.ptp(values_SN, axis=1).max() < 1e-6 else np.unique(values_SN, axis=1)
+        return [(steps, column, label, "#777777", style) for column in distinct.T]
+    return [(steps, column, *_look(layer, values_SN.shape[1]), style) for layer, column in enumerate(values_SN.T)]
+
+
+def _look(layer: int, n_layers: int) -> tuple[str, tuple]:
+    """Return the label of a layer's curve, empty if it has none, and its color."""
+    from matplotlib import colormaps
+
+    is_labeled = n_layers <= ALL_LAYERS_LABELED or layer in (0, n_layers - 1)
+    return (f"layer {layer}" if is_labeled else ""), colormaps["viridis"](0.88 * layer / max(1, n_layers - 1))
+
+
+def _draw(axes, curves: list[tuple]) -> None:
+    """Draw curves, each with its label beside its last value."""
+    values = np.concatenate([curve[1] for curve in curves] or [np.zeros(0)])
+    is_log = _is_log(values)
+    axes.set_yscale("log" if is_log else "linear")
+    ends, labeled = [], set()
+    for steps, y, label, color, style in curves:
+        y = np.where(np.isfinite(y) & ((y > 0) | (not is_log)), y, np.nan)
+        marker = "o" if np.isfinite(y).sum() == 1 else ""
+        axes.plot(steps, y, color=color, linestyle=style, marker=marker, linewidth=1.4)
+        if np.isfinite(y).any() and label and label not in labeled:
+            labeled.add(label)
+            ends.append((y[np.isfinite(y)][-1], label, color))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.margins(x=0.02)
+    if is_log:
+        _log_ticks(axes)
+    if not curves:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="#777777")
+    _label_ends(axes, ends)
+
+
+def _is_log(values: np.ndarray) -> bool:
+    """Return whether the values need a logarithmic axis: zeros, which it cannot show, are ignored.
+
+    >>> _is_log(np.array([0.0, 0.1, 2.0])), _is_log(np.array([1.0, 2.0])), _is_log(np.array([-1.0, 0.1, 2.0]))
+    (True, False, False)
+    """
+    values = values[np.isfinite(values) & (values != 0)]
+    return bool(len(values) and values.min() > 0 and values.max() >= LOG_FROM * values.min())
+
+
+def _label_ends(axes, ends: list[tuple[float, str, tuple]]) -> None:
+    """Write labels at the right of a panel, at the heights of their values, moved apart where they would overlap."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = sorted((to_axes.transform((axes.get_xlim()[1], y))[1], label, color) for y, label, color in ends)
+    heights = apart([height for height, _, _ in ends], LABEL_GAP)
+    for height, (_, label, color) in zip(heights, ends, strict=True):
+        axes.text(1.01, height, label, color=color, fontsize=8, va="center", transform=axes.transAxes)
+
+
+def apart(heights: list[float], gap: float) -> np.ndarray:
+    """Return ascending heights, moved as little as possible so that neighbors are at least `gap` apart.
+
+    >>> apart([0.25, 0.5, 0.5], 0.125)
+    array([0.25  , 0.4375, 0.5625])
+    """
+    from scipy.optimize import isotonic_regression
+
+    room = gap * np.arange(len(heights))
+    return isotonic_regression(np.asarray(heights) - room).x + room if len(heights) else room
+
+
+def _log_ticks(axes) -> None:
+    """Label powers of ten, and 2 and 5 times them if the axis is short, so that labels do not overlap."""
+    low, high = axes.get_ylim()
+    decades = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    if math.log10(high / low) < 2.5:
+        ticks = [m * 10.0**decade for decade in decades for m in (1, 2, 5)]
+    else:
+        ticks = list(10.0 ** decades[:: math.ceil(len(decades) / 7)])
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.minorticks_off()
+    axes.set_yticks(shown, [_short(tick) for tick in shown])
+
+
+def _short(x: float) -> str:
+    """Format a tick.
+
+    >>> _short(0.002), _short(2e-5), _short(1000.0)
+    ('0.002', '2e-5', '1000')
+    """
+    if 1e-3 <= x < 1e5:
+        return f"{x:.2g}" if x < 100 else f"{x:.0f}"
+    return f"{x:.0e}".replace("e-0", "e-").replace("e+0", "e")

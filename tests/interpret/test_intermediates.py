@@ -1,0 +1,239 @@
+"""Captured intermediates equal NumPy's, patches have the derived effect, and without hooks nothing changes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from references import numpy_model
+from tiny import redrawn, tiny
+
+from lm import model
+from lm.errors import UserError
+from lm.interpret import capture, intermediates, logit_lens, names, patch
+from lm.layer_stack import unstack_layers
+from lm.trained_model import TrainedModel
+
+IDS = np.array([3, 14, 15, 9, 2, 6, 5, 8])
+T = len(IDS)
+
+
+def run_of(**keys) -> TrainedModel:
+    config = tiny(model=keys)
+    return TrainedModel(None, 0, config, redrawn(config.model), None)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A scanned model with grouped heads, a window, a softcap and norms of q and k."""
+    return run_of(scan_layers=True, window_pattern=(0, 3), attn_softcap=2.0, qk_norm=True)
+
+
+@pytest.fixture(scope="module")
+def captured(run):
+    return capture(run, IDS, "*")
+
+
+# --- Capture.
+
+
+def in_numpy(run) -> dict:
+    """Return the intermediates by name from tests/references/numpy_model.py, float64."""
+    c, p = run.config.model, jax.tree.map(np.float64, unstack_layers(run.params))
+    found = {"embedding": p["embedding"][IDS]}
+    x = found["embedding"]
+    for i in range(c.n_layers):
+        window, layer = c.window_pattern[i % len(c.window_pattern)], p[f"layers_{i}"]
+        if c.norm_placement == "pre":
+            y = numpy_model.norm(c, layer["attention_norm"], x)
+            here = {"attention_norm/output": y} | attention_in_numpy(c, layer["attention"], y, window)
+            here["attention/output"] = numpy_model.attention(c, layer["attention"], y, window)
+            y = numpy_model.norm(c, layer["ffn_norm"], x + here["attention/output"])
+            silu = numpy_model.ACTIVATIONS["silu"]
+            hidden = silu(y @ layer["ffn"]["w_gate_DF"]) * (y @ layer["ffn"]["w_up_DF"])
+            here |= {"ffn_norm/output": y, "ffn/hidden": hidden, "ffn/output": hidden @ layer["ffn"]["w_down_FD"]}
+            found |= {f"layers/{i}/{name}": value for name, value in here.items()}
+        x = found[f"layers/{i}/residual"] = numpy_model.block(c, layer, x, window)
+    if "final_norm" in p:
+        found["final_norm/output"] = numpy_model.norm(c, p["final_norm"], x)
+    return found | {"logits": numpy_model.logits(c, p, IDS)}
+
+
+def attention_in_numpy(c, p, y, window):
+    q, k, v = (np.einsum("td,dhk->thk", y, p[name]) for name in ("w_q_DHK", "w_k_DGK", "w_v_DGK"))
+    q = numpy_model.rms(q, p["q_scale_K"], c.norm_eps)
+    k = numpy_model.rms(k, p["k_scale_K"], c.norm_eps)
+    q, k = (np.array([[numpy_model.rotated(c, head, t) for head in x[t]] for t in range(T)]) for x in (q, k))
+    share = q.shape[1] // k.shape[1]
+    scores = np.array([q[:, h] @ k[:, h // share].T for h in range(q.shape[1])]) / np.sqrt(q.shape[2])
+    scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
+    distance = np.arange(T)[:, None] - np.arange(T)
+    weights = np.where((distance >= 0) & (distance < (window or T)), np.exp(scores), 0)
+    weights /= weights.sum(-1, keepdims=True)
+    heads = np.stack([weights[h] @ v[:, h // share] for h in range(len(weights))], 1)
+    found = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": heads}
+    return {f"attention/{name}": value for name, value in found.items()}
+
+
+def test_every_intermediate_equals_numpy(run, captured):
+    expected = in_numpy(run)
+    logits, acts = captured
+    assert list(acts) == list(names(run)) == list(expected)
+    np.testing.assert_array_equal(acts["logits"], logits)
+    for name, value in expected.items():
+        np.testing.assert_allclose(acts[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["post", "sandwich", "output", "parallel", "none"])
+def test_residual_streams_equal_numpy_for_each_placement(placement):
+    run = run_of(norm_placement=placement, positions="none", n_kv_heads=4, ffn="mlp")
+    _, acts = capture(run, IDS, ["*/residual", "logits"])
+    for name, value in acts.items():
+        np.testing.assert_allclose(value, in_numpy(run)[name], rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
+
+
+def test_the_letters_of_names_are_the_axes(run, captured):
+    c = run.config.model
+    sizes = {"T": T, "S": T, "D": c.d_model, "H": 4, "G": 2, "K": c.d_head, "F": c.d_ff, "V": c.vocab_size}
+    for name, letters in names(run).items():
+        assert captured[1][name].shape == tuple(sizes[letter] for letter in letters)
+
+
+@pytest.mark.slow
+def test_a_batch_gives_what_each_text_gives(run, captured):
+    batch = np.stack([IDS[::-1], IDS])
+    logits, acts = capture(run, batch, ["layers/1/attention/*"])
+    np.testing.assert_allclose(logits[1], captured[0], atol=1e-5)
+    for name, value in acts.items():
+        np.testing.assert_allclose(value[1], captured[1][name], atol=1e-5)
+
+
+def test_attention_materializes_scores_in_the_layers_that_need_them_only(run, monkeypatch):
+    fast = []
+    attention = intermediates.causal_attention
+    monkeypatch.setattr(intermediates, "causal_attention", lambda *a, **k: fast.append(1) or attention(*a, **k))
+
+    def calls(*wanted, **patches):
+        fast.clear()
+        jax.eval_shape(lambda: capture(run, IDS[:5], wanted, patches))
+        return len(fast)
+
+    assert calls("layers/1/residual", "*/q") == 2
+    assert calls("layers/1/attention/weights") == 1
+    assert calls(**{"layers/*/attention/scores": lambda x: x}) == 0
+
+
+# --- Patches.
+
+
+def test_patching_everything_with_its_own_value_changes_nothing(run, captured):
+    logits, acts = captured
+    np.testing.assert_allclose(patch(run, IDS, acts | {"logits": lambda x: x}), logits, atol=1e-6)
+
+
+def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_projection(run, captured):
+    ablated = patch(run, IDS, {"layers/1/attention/heads": lambda heads_THK: heads_THK.at[:, 2].set(0)})
+    params = jax.tree.map(lambda x: x, run.params)
+    w_NHKD = params["layers"]["attention"]["w_o_HKD"]
+    params["layers"]["attention"]["w_o_HKD"] = w_NHKD.at[1, 2].set(0)
+    expected, _ = capture(dataclasses.replace(run, params=params), IDS, "*")
+    np.testing.assert_allclose(ablated, expected, atol=1e-5)
+    assert np.abs(ablated - captured[0]).max() > 0.1
+
+
+def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head(run, captured):
+    v = np.linspace(-1, 1, run.config.model.d_model)
+    x = np.float64(captured[1]["layers/1/residual"]) + v
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + run.config.model.norm_eps) * run.params["final_norm"]["scale_D"]
+    added = patch(run, IDS, {"layers/1/residual": captured[1]["layers/1/residual"] + v})
+    np.testing.assert_allclose(added, x @ np.float64(run.params["head"]["w_DV"]), atol=2e-5)
+
+
+def test_the_logit_lens_applies_the_final_norm_and_the_head(run, captured):
+    logits, acts = captured
+    np.testing.assert_allclose(logit_lens(run, acts["layers/1/residual"]), logits, atol=1e-5)
+    c, p = run.config.model, jax.tree.map(np.float64, run.params)
+    x = numpy_model.norm(c, p["final_norm"], np.float64(acts["layers/0/residual"]))
+    np.testing.assert_allclose(logit_lens(run, acts["layers/0/residual"]), x @ p["head"]["w_DV"], atol=1e-5)
+
+
+def test_patches_are_jitted_and_differentiated_by_their_values(run, captured):
+    """Weights of attention are linear in the output of their head, so the derivative is exact."""
+    weights_HTS = captured[1]["layers/0/attention/weights"]
+
+    @jax.jit
+    def head_output(weights_HTS):
+        _, acts = capture(run, IDS, "layers/0/attention/heads", {"layers/0/attention/weights": weights_HTS})
+        return acts["layers/0/attention/heads"][5, 3].sum()
+
+    gradient_HTS = np.asarray(jax.grad(head_output)(weights_HTS))
+    expected_HTS = np.zeros_like(gradient_HTS)
+    expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(-1)  # heads 2 and 3 share key head 1
+    np.testing.assert_allclose(gradient_HTS, expected_HTS, atol=1e-5)
+
+
+def test_a_function_among_the_patches_is_traced_on_every_call(run):
+    """It may depend on a variable that has changed."""
+    factor, seen = 1.0, []
+
+    def scaled(x):
+        seen.append(factor)
+        return factor * x
+
+    for factor in (1.0, 2.0):  # noqa: B007
+        jax.eval_shape(lambda: patch(run, IDS, {"logits": scaled}))
+    assert seen == [1.0, 2.0]
+
+
+# --- The hooks.
+
+
+@pytest.mark.parametrize(
+    "keys", [pytest.param({}, marks=pytest.mark.slow), {"scan_layers": True, "remat": "block", "dropout": 0.5}]
+)
+def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
+    """The lowered program of the gradient is the same text with taps that return their argument and without taps."""
+    c, tapped = tiny(model=keys).model, set()
+
+    def program(**hooks):
+        def loss(params):
+            return model.logits(
+                params, c, IDS[None], dropout_keys_B=jax.random.split(jax.random.key(0), 1), **hooks
+            ).sum()
+
+        return jax.jit(jax.grad(loss)).lower(redrawn(c)).as_text()
+
+    def tap(module, name, x):
+        tapped.add(name)
+        return x
+
+    plain = program()
+    assert program(tap=tap) == plain
+    assert tapped == {"embedding", "attention_norm/output", "attention/output", "ffn_norm/output", "hidden",
+                      "ffn/output", "residual", "final_norm/output"}  # fmt: skip
+
+
+# --- Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda run: capture(run, IDS, ["layers/1/atention/weight"]),
+            r"did you mean layers/1/attention/weights.*\n.*0 to 1\): embedding, layers/\*/attention_norm/output, ",
+        ),
+        (lambda run: patch(run, IDS, {"layers/7/residual": 0}), "layers/7/residual: the model has no intermediate"),
+        (
+            lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
+            r"shape \(3, 16\); expected \(8, 16\)",
+        ),
+        (lambda run: capture(run, [1, 99], []), "integers from 0 to 18"),
+        (lambda run: capture(run, [], []), r"T from 1 to 8"),
+        (lambda run: capture(run, range(9), []), r"T from 1 to 8"),
+    ],
+)
+def test_mistakes_are_user_errors(run, call, message):
+    with pytest.raises(UserError, match=message):
+        call(run)
