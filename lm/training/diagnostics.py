@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from lm.config import Config
 from lm.layer_statistics import layer_statistics
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
@@ -27,9 +28,7 @@ class Diagnostics:
 
     def __init__(self, run: Run, source: BatchSource, workdir: Path, progress: Progress):
         self._run, self._source, self._workdir, self._progress = run, source, workdir, progress
-        self._measure = jax.jit(
-            layer_statistics, static_argnames="config", out_shardings=sharding.replicated_sharding()
-        )
+        self._program = None  # the compiled `_measure`
         self._profiling = False
 
     def details(self, state: TrainState) -> dict:
@@ -57,9 +56,14 @@ class Diagnostics:
         return lines
 
     def _measure_next_step(self, state: TrainState) -> dict:
-        config = self._run.config
         feed = {name: array[0] for name, array in self._source.train(int(state.step), 1).items()}
-        return self._measure(state, take_batch(self._source.resident, feed, config.train.seq_len), config)
+        arguments = state, self._source.resident, feed
+        if self._program is None:
+            # Compiled ahead: jit would compile once more for the state that the training program returns, because its
+            # arrays are committed to a device and those of a new state are not.
+            jitted = jax.jit(_measure, static_argnames="config", out_shardings=sharding.replicated_sharding())
+            self._program = jitted.lower(*arguments, self._run.config).compile()
+        return self._program(*arguments)
 
     def profile_changes_at(self, step: int) -> bool:
         """Return whether the trace of train.profile starts or stops after `step` steps."""
@@ -87,3 +91,8 @@ class Diagnostics:
         self._profiling = False
         first, last = self._run.config.train.profile
         self._progress.say(f"profile of steps {first} to {last}: {self._workdir / 'profile'}")
+
+
+def _measure(state: TrainState, corpus: dict | None, feed: dict, config: Config) -> dict:
+    """Return `layer_statistics` of the batch that a feed describes; see `take_batch`."""
+    return layer_statistics(state, take_batch(corpus, feed, config.train.seq_len), config)
