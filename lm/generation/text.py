@@ -22,18 +22,18 @@ class Continuation:
     Attributes:
         prompt: the prompt.
         sample: the index of the sample.
-        prompt_ids: the ids of the prompt.
         text: the text so far, without a last part that further tokens may change.
         ids: the drawn ids, up to the end of the text.
         finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text".
+        prompt_ids: the ids of the prompt.
     """
 
     prompt: str
     sample: int
-    prompt_ids: list[int] = dataclasses.field(default_factory=list)
     text: str = ""
     ids: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
     _n_settled: int = 0  # the number of ids whose text is known and does not change
     _settled: str = ""  # their text
 

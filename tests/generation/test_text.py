@@ -92,7 +92,7 @@ def test_the_text_is_that_of_all_ids_decoded_at_once(kind, data):
     prompt_ids, ids = data.draw(drawn), data.draw(drawn | of_text)
     ids = [i for i in ids if i != tokenizer.end_of_text] or [0]
     prompt_ids = tokenizer.encode(tokenizer.decode(prompt_ids)).tolist()  # prompts are texts
-    row, shown = Continuation("", 0, prompt_ids), [""]
+    row, shown = Continuation("", 0, prompt_ids=prompt_ids), [""]
     while not row.finish:
         n = data.draw(st.integers(1, 20))
         row.add(ids[len(row.ids) :][:n], tokenizer, (), len(ids))
