@@ -135,7 +135,7 @@ def stream_texts(
         if not ids:
             raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
         text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
-        rows += [Continuation(text, sample, ids) for sample in range(n_samples)]
+        rows += [Continuation(text, sample, prompt_ids=ids) for sample in range(n_samples)]
     if not rows:
         yield rows
     for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
