@@ -186,7 +186,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _prompt(self, context: str, n_tokens: int) -> list[int]:
-        """Encode a context; its first tokens are dropped if the model could not see n_tokens more, as by the harness."""
+        """Encode a context, without its first tokens if the model could not see n_tokens more."""
         if not (ids := self.tok_encode(context) or self._prefix()):
             raise UserError("a task asks for text without a context, and this model's tokenizer has no end of text")
         return ids[-max(self.max_length - n_tokens, self.max_length // 2, 1) :]

@@ -3,9 +3,11 @@
 import argparse
 import importlib.util
 import json
+import re
 import sys
 
-from lm.errors import UserError, run_command
+from lm.config.values import short
+from lm.errors import UserError, first_line, run_command
 
 EPILOG = """\
 examples:
@@ -46,16 +48,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate(a: argparse.Namespace, others: list[str]) -> int:
     """Run the harness with the model and the other options."""
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        raise UserError(f"--step: {short(a.step)} is not best, latest, or the number of a step")
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
-    import lm.evaluation_harness  # noqa: F401 - registers the model
     from lm_eval.__main__ import cli_evaluate
 
-    model_args = json.dumps(
-        {"workdir": a.workdir, "step": int(a.step) if a.step.isdigit() else a.step, "windows": a.windows}
-    )
+    import lm.evaluation_harness  # noqa: F401 - registers the model
+
+    step = int(a.step) if a.step.isdigit() else a.step
+    model_args = json.dumps({"workdir": a.workdir, "step": step, "windows": a.windows})
     sys.argv = ["lm_eval", "run", "--model", "lm", "--model_args", model_args, "--batch_size", "auto", *others]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:  # the harness raises it for unknown tasks and wrong task files
+        raise UserError(f"lm-eval: {first_line(error)}") from error
     return 0
 
 

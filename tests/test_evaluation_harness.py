@@ -171,6 +171,15 @@ def test_an_empty_prompt_needs_an_end_of_text(adapt):
         adapt(trained()).generate_until(instances([("", {})]), True)
 
 
-def test_a_missing_run_exits_with_2(tmp_path, capsys):
-    assert main(["--workdir", str(tmp_path / "none"), "--tasks", "lambada_openai"]) == 2
-    assert "none" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workdir", "none", "--step", "first"], "--step: 'first' is not best"),
+        (["--workdir", "none", "--tasks", "no_such_task"], "no_such_task"),
+    ],
+)
+def test_mistakes_exit_with_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["test"])
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
