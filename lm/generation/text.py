@@ -1,5 +1,6 @@
 """Generate text: encode prompts, decode the drawn tokens, and end at a stop string or at the end of a document."""
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +11,8 @@ from lm.generation.filters import Sampling
 
 EVERY = 16  # tokens to draw before the text is checked for stop strings
 INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
+CONTEXT = 8  # tokens that are decoded before new ones: some tokenizers change spaces at the start of a text
+PENDING = 8  # the newest tokens, which are decoded again with the next ones: more than the bytes of a character
 
 
 @dataclasses.dataclass
@@ -23,6 +26,7 @@ class Continuation:
         ids: the drawn ids, up to the end of the text.
         finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text" (of a
             document, or of a turn in a chat).
+        prompt_ids: the ids of the prompt.
     """
 
     prompt: str
@@ -30,6 +34,9 @@ class Continuation:
     text: str = ""
     ids: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
+    _n_settled: int = 0  # the number of ids whose text is known and does not change
+    _settled: str = ""  # their text
 
     def add(self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int) -> None:
         """Add drawn ids, unless the text has ended."""
@@ -42,16 +49,40 @@ class Continuation:
             self.ids.append(int(i))
         if self.finish is None and len(self.ids) >= n_tokens:
             self.finish = "length"
-        text = _decode_after(tokenizer, self.prompt, self.ids)
-        if found := [text.index(string) for string in stop if string in text]:
+        text = self._decode(tokenizer)
+        # A stop string that begins in the text of the last call would have been complete, or held back.
+        if found := [at for string in stop if (at := text.find(string, len(self.text))) >= 0]:
             self.text, self.finish = text[: min(found)], "stop"
-            while self.ids and _decode_after(tokenizer, self.prompt, self.ids[:-1]).startswith(self.text):
-                self.ids.pop()
+            self._drop_ids_after_text(tokenizer)
         elif self.finish:
             self.text = text
         else:
             text = text.rstrip(INCOMPLETE)
             self.text = text[: len(text) - max((_overlap(text, string) for string in stop), default=0)]
+
+    def _decode(self, tokenizer: Tokenizer) -> str:
+        """Decode the ids. Only the last tokens are decoded again, so that the cost is linear in the length."""
+        tail = self._text_between(tokenizer, self._n_settled, len(self.ids))
+        for n in range(len(self.ids) - PENDING, max(self._n_settled, len(self.ids) - PENDING - 4), -1):
+            head = self._text_between(tokenizer, self._n_settled, n)
+            if tail == head + self._text_between(tokenizer, n, len(self.ids)):  # no character spans the border
+                self._n_settled, self._settled, tail = n, self._settled + head, tail[len(head) :]
+                break
+        return self._settled + tail
+
+    def _text_between(self, tokenizer: Tokenizer, first: int, end: int) -> str:
+        """Return what ids[first:end] add to the text of the ids before them."""
+        prompt_ids = self.prompt_ids[max(0, len(self.prompt_ids) + first - CONTEXT) :]
+        before = [*prompt_ids, *self.ids[max(0, first - CONTEXT) : first]]
+        return _decode_after(tokenizer, before, self.ids[first:end])
+
+    def _drop_ids_after_text(self, tokenizer: Tokenizer) -> None:
+        """Drop the ids that the text does not need."""
+
+        def suffices(n: int) -> bool:
+            return _decode_after(tokenizer, self.prompt_ids, self.ids[:n]).startswith(self.text)
+
+        del self.ids[bisect.bisect_left(range(len(self.ids)), True, key=suffices) :]
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -63,17 +94,16 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def _decode_after(tokenizer: Tokenizer, prompt: str, ids: Sequence[int]) -> str:
-    """Decode ids together with their prompt, because some tokenizers drop a space at the start of a text."""
-    prompt_ids = tokenizer.encode_prompt(prompt).tolist()
-    before, text = tokenizer.decode(prompt_ids), tokenizer.decode([*prompt_ids, *ids])
-    return text[len(before) :] if text.startswith(before) else tokenizer.decode(ids)
+def _decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+    """Decode ids together with those before them, because some tokenizers drop a space at the start of a text."""
+    start, text = tokenizer.decode(before), tokenizer.decode([*before, *ids])
+    return text[len(start) :] if text.startswith(start) else tokenizer.decode(ids)
 
 
 def stream_texts(
     decoder: Decoder,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     n_tokens: int,
     sampling: Sampling,
     *,
@@ -87,7 +117,7 @@ def stream_texts(
     Args:
         decoder: the model.
         tokenizer: its tokenizer.
-        prompts: texts of at least one token each.
+        prompts: texts, or sequences of token ids, of at least one token each.
         n_tokens: maximum number of tokens to generate for each.
         sampling: the distribution to draw from.
         n_samples: number of continuations of each prompt.
@@ -98,14 +128,17 @@ def stream_texts(
     Raises:
         UserError: if the tokenizer encodes a prompt to no tokens.
     """
+    rows = []
     for prompt in prompts:
-        if len(tokenizer.encode_prompt(prompt)) == 0:
+        ids = tokenizer.encode_prompt(prompt).tolist() if isinstance(prompt, str) else list(prompt)
+        if not ids:
             raise UserError(f"prompt: this tokenizer encodes {prompt!r} to no tokens; use a longer prompt")
-    rows = [Continuation(prompt, sample) for prompt in prompts for sample in range(n_samples)]
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+        rows += [Continuation(text, sample, prompt_ids=ids) for sample in range(n_samples)]
     if not rows:
         yield rows
     for part in (rows[i : i + batch_size] for i in range(0, len(rows), batch_size)):
-        ids, samples = [tokenizer.encode_prompt(row.prompt).tolist() for row in part], [row.sample for row in part]
+        ids, samples = [row.prompt_ids for row in part], [row.sample for row in part]
         for drawn_BT in decoder.stream(ids, n_tokens, sampling, seed=seed, samples=samples, every=EVERY):
             for row, drawn in zip(part, drawn_BT.tolist(), strict=True):
                 row.add(drawn, tokenizer, stop, n_tokens)
@@ -115,7 +148,7 @@ def stream_texts(
 
 
 def generate_texts(
-    decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options
+    decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], *args, **options
 ) -> list[Continuation]:
     """Return the finished continuations. The arguments are those of `stream_texts`."""
     *_, rows = stream_texts(decoder, tokenizer, prompts, *args, **options)

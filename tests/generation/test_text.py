@@ -1,7 +1,10 @@
 """Texts from drawn ids: where they end, and which part is shown during generation."""
 
 import itertools
+from functools import cache
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from tiny import redrawn, tiny
@@ -57,6 +60,60 @@ def test_a_text_ends_at_the_end_of_a_document():
 
 def test_no_prompts_give_no_texts():
     assert generate_texts(None, ByteTokenizer(), [], 3, Sampling()) == []
+
+
+TEXT = "the caf\u00e9s \u201cof\u201d \U0001f600 \u65e5\u672c the cat's hat\n" * 3
+
+
+@cache
+def tokenizer_of(kind):
+    """Return a tokenizer; "metaspace" is one that drops a space at the start of a text."""
+    if kind == "metaspace":
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        pieces = ["\u2581the", "\u2581", "\u2581cat", "s", "'", "\u2581\u2581"]
+        model = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="s"))
+        model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        return tokenizers.HFTokenizer(model.to_str())
+    return tokenizers.make(kind, [TEXT])
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "bpe:300", "metaspace"])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=60)
+def test_the_text_is_that_of_all_ids_decoded_at_once(kind, data):
+    """For ids drawn at random or from a text, in calls of any sizes."""
+    tokenizer = tokenizer_of(kind)
+    drawn = st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=60)
+    of_text = st.just(tokenizer.encode(TEXT).tolist()[:80])
+    prompt_ids, ids = data.draw(drawn), data.draw(drawn | of_text)
+    ids = [i for i in ids if i != tokenizer.end_of_text] or [0]
+    prompt_ids = tokenizer.encode(tokenizer.decode(prompt_ids)).tolist()  # prompts are texts
+    row, shown = Continuation("", 0, prompt_ids=prompt_ids), [""]
+    while not row.finish:
+        n = data.draw(st.integers(1, 20))
+        row.add(ids[len(row.ids) :][:n], tokenizer, (), len(ids))
+        shown.append(row.text)
+    before, everything = tokenizer.decode(prompt_ids), tokenizer.decode(prompt_ids + ids)
+    assert before + row.text == everything
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(shown))
+
+
+@pytest.mark.parametrize("piece", [b"a", b"\xff", "\u65e5".encode(), b"\xe6\x97"])
+def test_the_work_of_decoding_grows_linearly(piece):
+    """Also for bytes that are no characters: at most 15 ids are decoded per drawn id."""
+    tokenizer, n_decoded = ByteTokenizer(), 0
+
+    class Counting(ByteTokenizer):
+        def decode(self, ids):
+            nonlocal n_decoded
+            n_decoded += len(ids)
+            return tokenizer.decode(ids)
+
+    ids = list(piece * 2000)
+    row, _ = grow([ids[i : i + 16] for i in range(0, len(ids), 16)], Counting(), n_tokens=len(ids))
+    assert row.text == tokenizer.decode(ids)
+    assert n_decoded < 15 * len(ids)
 
 
 @pytest.mark.slow

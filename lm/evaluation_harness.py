@@ -1,0 +1,201 @@
+"""An adapter for EleutherAI's lm-evaluation-harness (package lm-eval, in the extra [eval]).
+
+Importing this module registers the model "lm" with the harness:
+
+    import lm_eval
+    from lm.evaluation_harness import HarnessModel
+
+    lm_eval.simple_evaluate(HarnessModel("runs/mine"), tasks=["hellaswag"])
+"""
+
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from tqdm import tqdm
+
+import lm
+from lm.errors import UserError
+from lm.generation.filters import Sampling
+from lm.generation.text import generate_texts
+from lm.scoring.log_probabilities import Score, score, windows
+
+WINDOWS = ("training", "harness")
+SUPPORTED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p"}
+
+
+@register_model("lm")
+class HarnessModel(TemplateLM):
+    """A trained model for the harness.
+
+    Contexts and continuations are encoded as by the harness's own "hf" models: together, with the spaces between them
+    in the continuation. A long context loses its first tokens. The end of text, if the tokenizer has one, stands before
+    a text without context; otherwise the first token of such a text has no probability.
+
+    Args:
+        workdir: what `lm.load` accepts.
+        step: a step, "latest", or "best" by validation loss.
+        batch_size: number of texts that are computed at once; "auto": as many as fit the memory of most machines.
+        windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) see a text that is longer than the
+            context. "training": as the evaluation of a run, in consecutive windows, without the first token.
+            "harness": as the harness's own models, with an end of text before the first token and a full last window.
+        max_batch_size, device: not used; the harness gives them to all models.
+
+    Raises:
+        UserError: if there is no such run, or it has no tokenizer.
+    """
+
+    max_gen_toks = 256  # for tasks that do not state it
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        step: int | str = "best",
+        batch_size: int | str = "auto",
+        windows: str = "training",
+        max_batch_size=None,
+        device=None,
+    ):
+        super().__init__()
+        if windows not in WINDOWS:
+            raise UserError(f"windows: {windows!r} is not one of {', '.join(WINDOWS)}")
+        if batch_size != "auto" and (not str(batch_size).isdigit() or int(batch_size) < 1):
+            raise UserError(f"batch_size: {batch_size!r} is not auto or an integer of at least 1")
+        self.trained = lm.load(workdir, step)
+        if self.trained.tokenizer is None:
+            raise UserError(f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs one")
+        self.windows, self.batch_size = windows, None if batch_size == "auto" else int(batch_size)
+
+    # ---- What the harness asks of a model's tokenizer ---------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.trained.tokenizer.end_of_text
+
+    @property
+    def max_length(self) -> int:
+        return self.trained.seq_len
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
+        return self.trained.tokenizer.encode(string).tolist()
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        context_ids, ids = super()._encode_pair(context, continuation)
+        # Encoded together, a short continuation may become a part of the context's last token.
+        return context_ids or self._prefix(), ids or self.tok_encode(continuation)
+
+    def _prefix(self) -> list[int]:
+        """Return the context of a text without context."""
+        return [] if self.eot_token_id is None else [self.eot_token_id]
+
+    def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:
+        raise UserError("--apply_chat_template: this model has no chat template")
+
+    def get_model_info(self) -> dict:
+        """Return what the harness records with the results."""
+        return {"model_step": self.trained.step, "model_windows": self.windows}
+
+    # ---- Log-likelihoods --------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return (log-probability, whether each token is the likeliest) of continuations given their contexts."""
+        pairs = []
+        for context, continuation in (request.args for request in requests):
+            if context:
+                pairs.append(self._encode_pair(context, continuation))
+            else:
+                pairs.append((self._prefix(), self.tok_encode(continuation)))
+        return self._loglikelihood_tokens(
+            [(request.args, *pair) for request, pair in zip(requests, pairs, strict=True)], disable_tqdm
+        )
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
+        pairs = [(context or ids[:1], ids[not context :]) for _, context, ids in requests]
+        scores = self._score(pairs, full_last=True, disable_tqdm=disable_tqdm)
+        results = [(sum(s.log_p for s in found), all(s.is_greedy for s in found)) for found in scores]
+        for (strings, _, _), result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial("loglikelihood", strings, result)
+        return results
+
+    def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probabilities of texts.
+
+        The harness divides them by the bytes of all tokens. A first token that has no probability, because nothing
+        stands before it, is therefore counted as the mean of the others.
+        """
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        prefix = self._prefix() if self.windows == "harness" else []
+        pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
+        results = []
+        scores = self._score(pairs, full_last=self.windows == "harness", disable_tqdm=disable_tqdm)
+        for request, (_, ids), found in zip(requests, pairs, scores, strict=True):
+            total = math.fsum(s.log_p for s in found)
+            if not prefix:
+                total += total / len(ids) if ids else -math.log(self.trained.config.model.vocab_size)
+            results.append(total)
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return results
+
+    def _score(self, pairs, *, full_last: bool, disable_tqdm: bool) -> list[list[Score]]:
+        """Return the scores of the windows of each pair (context, ids)."""
+        c, seq_len = self.trained.config.model, self.trained.seq_len
+        split = [list(windows(context, ids, seq_len, full_last=full_last)) for context, ids in pairs]
+        flat = [window for found in split for window in found]
+        with tqdm(total=len(flat), desc="Scoring windows", disable=disable_tqdm) as bar:
+            options = {"seq_len": seq_len, "batch_size": self.batch_size, "progress": bar.update}
+            scores = iter(score(self.trained.params, c, flat, **options))
+        return [[next(scores) for _ in found] for found in split]
+
+    # ---- Generation -------------------------------------------------------------------------------------------------
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+        """Return the continuation of each context, up to one of its stop strings."""
+        groups, results = defaultdict(list), [""] * len(requests)
+        for i, request in enumerate(requests):
+            groups[repr(request.args[1])].append(i)  # requests of a batch share their options
+        with tqdm(total=len(requests), desc="Generating texts", disable=disable_tqdm) as bar:
+            for group in groups.values():
+                contexts = [requests[i].args[0] for i in group]
+                for i, text in zip(group, self._generate(contexts, requests[group[0]].args[1], bar), strict=True):
+                    results[i] = text
+                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
+        return results
+
+    def _generate(self, contexts: Sequence[str], options: dict, bar) -> list[str]:
+        """Return continuations; contexts that occur several times get different samples."""
+        n_tokens, stop, sampling = self._sampling(options)
+        keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
+        n_samples = max(Counter(keys).values()) if sampling.temperature else 1
+        batch_size = self.batch_size or 16
+        prompts, texts = sorted(set(keys), key=lambda ids: (-len(ids), ids)), {}
+        for first in range(0, len(prompts), batch_size):
+            part = prompts[first : first + batch_size]
+            options = {"n_samples": n_samples, "stop": stop, "batch_size": batch_size}
+            rows = generate_texts(self.trained.decoder, self.trained.tokenizer, part, n_tokens, sampling, **options)
+            texts |= {(tuple(row.prompt_ids), row.sample): row.text for row in rows}
+            bar.update(sum(key in part for key in keys))
+        seen, found = Counter(), []
+        for key in keys:
+            found.append(texts[key, seen[key] % n_samples])
+            seen[key] += 1
+        return found
+
+    def _prompt(self, context: str, n_tokens: int) -> list[int]:
+        """Encode a context, without its first tokens if the model could not see n_tokens more."""
+        if not (ids := self.tok_encode(context) or self._prefix()):
+            raise UserError("a task asks for text without a context, and this model's tokenizer has no end of text")
+        return ids[-max(self.max_length - n_tokens, self.max_length // 2, 1) :]
+
+    def _sampling(self, options: dict) -> tuple[int, list[str], Sampling]:
+        """Return the maximum number of tokens, the stop strings and the distribution of a task's options."""
+        options = normalize_gen_kwargs(options, self.max_gen_toks)
+        if unknown := sorted(set(options) - SUPPORTED):
+            logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
+        temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
+        filters = {name: options.get(name) for name in ("top_k", "top_p", "min_p")}
+        return options["max_gen_toks"], [s for s in options["until"] if s], Sampling(temperature, **filters)

@@ -1,0 +1,70 @@
+"""Evaluate a trained model on the tasks of lm-evaluation-harness: python -m lm.harness --workdir RUN --tasks NAMES."""
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+
+from lm.config.values import short
+from lm.errors import UserError, first_line, run_command
+
+EPILOG = """\
+examples:
+  python -m lm.harness --workdir runs/mine --tasks hellaswag,arc_easy --limit 100
+  python -m lm.harness --workdir runs/mine --tasks my_task --include_path my_tasks --output_path results
+  lm_eval ls tasks                                        (the tasks of the harness)
+
+Needs the extra [eval]. Most tasks download their data; docs/harness.md has one that does not.
+
+exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.harness",
+        description="Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of "
+        "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ...",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    parser.add_argument(
+        "--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)"
+    )
+    parser.add_argument(
+        "--windows",
+        default="training",
+        choices=["training", "harness"],
+        help="how long texts are split for perplexities: as in the evaluation of a run (default), or as by the "
+        "harness's own models",
+    )
+    arguments, others = parser.parse_known_args(argv)
+    return run_command(lambda: evaluate(arguments, others))
+
+
+def evaluate(a: argparse.Namespace, others: list[str]) -> int:
+    """Run the harness with the model and the other options."""
+    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
+        raise UserError(f"--step: {short(a.step)} is not best, latest, or the number of a step")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
+    from lm_eval.__main__ import cli_evaluate
+
+    import lm.evaluation_harness  # noqa: F401 - registers the model
+
+    step = int(a.step) if a.step.isdigit() else a.step
+    model_args = json.dumps({"workdir": a.workdir, "step": step, "windows": a.windows})
+    sys.argv = ["lm_eval", "run", "--model", "lm", "--model_args", model_args, "--batch_size", "auto", *others]
+    try:
+        cli_evaluate()
+    except ValueError as error:  # the harness raises it for unknown tasks and wrong task files
+        raise UserError(f"lm-eval: {first_line(error)}") from error
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

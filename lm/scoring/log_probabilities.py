@@ -1,0 +1,115 @@
+"""Log-probabilities of given texts: the tokens of many texts, scored in windows of the model's context."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm import model
+from lm.config import ModelConfig
+
+SMALLEST = 16  # minimum length of a padded window
+LOGITS = 2**25  # about this many logits are computed in one call of the model
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Consecutive tokens, at most one more than the context: the last n_scored are predicted from those before."""
+
+    ids: Sequence[int]
+    n_scored: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The scores of a window.
+
+    Attributes:
+        log_p: the sum of the natural logarithms of the probabilities of the scored tokens.
+        is_greedy: whether each of them is the likeliest token.
+    """
+
+    log_p: float
+    is_greedy: bool
+
+
+def windows(context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_last: bool) -> Iterator[Window]:
+    """Split a text into windows in which each token is predicted once.
+
+    Args:
+        context: the ids before the text, at least one.
+        ids: the ids to score.
+        seq_len: the number of tokens that the model sees.
+        full_last: the last window starts early enough to be full; otherwise it starts where the one before it ends.
+
+    >>> [(w.ids, w.n_scored) for w in windows([9], [0, 1, 2, 3, 4], 3, full_last=True)]
+    [([9, 0, 1, 2], 3), ([1, 2, 3, 4], 2)]
+    >>> [(w.ids, w.n_scored) for w in windows([9], [0, 1, 2, 3, 4], 3, full_last=False)]
+    [([9, 0, 1, 2], 3), ([2, 3, 4], 2)]
+    """
+    text = [*context, *ids]
+    for first in range(len(context), len(text), seq_len):
+        end = min(first + seq_len, len(text))
+        start = end - seq_len if full_last else first
+        yield Window(text[max(0, start - 1) : end], end - first)
+
+
+def score(
+    params: dict,
+    c: ModelConfig,
+    of: Sequence[Window],
+    *,
+    seq_len: int,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] = lambda n: None,
+) -> list[Score]:
+    """Score windows, in batches of similar lengths, which are padded to few shapes.
+
+    Args:
+        params: nested dicts, as returned by parameters.init_params.
+        c: the model section of a resolved config.
+        of: the windows.
+        seq_len: the number of tokens that the model sees.
+        batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most 64.
+        progress: called with the number of windows of each finished batch.
+
+    Returns:
+        The scores, in the order of the windows.
+    """
+    batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
+    scores: list[Score | None] = [None] * len(of)
+    longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))  # memory runs out in the first batch or never
+    for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
+        n_rows = min(_power_of_two(len(batch)), batch_size)
+        n_inputs = min(max(SMALLEST, _power_of_two(len(of[batch[0]].ids) - 1)), seq_len)
+        tokens_BT = np.zeros((n_rows, n_inputs + 1), np.int32)
+        for row, i in zip(tokens_BT, batch, strict=False):
+            row[: len(of[i].ids)] = of[i].ids
+        log_p_BT, is_greedy_BT = map(np.asarray, _score_tokens(params, tokens_BT, c))
+        for log_p_T, is_greedy_T, i in zip(log_p_BT, is_greedy_BT, batch, strict=False):
+            end = len(of[i].ids) - 1
+            scored = slice(end - of[i].n_scored, end)
+            scores[i] = Score(float(log_p_T[scored].sum(dtype=np.float64)), bool(is_greedy_T[scored].all()))
+        progress(len(batch))
+    return scores
+
+
+def _power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n.
+
+    >>> [_power_of_two(n) for n in (1, 2, 3, 16, 17)]
+    [1, 2, 4, 16, 32]
+    """
+    return 1 << (n - 1).bit_length()
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _score_tokens(params: dict, tokens_BT, c: ModelConfig):
+    """Return the log-probability of each token but the first, and whether it is the likeliest, both (B, T - 1)."""
+    logits_BTV, targets_BT = model.logits(params, c, tokens_BT[:, :-1]), tokens_BT[:, 1:]
+    log_p_BTV = jax.nn.log_softmax(logits_BTV)
+    log_p_BT = jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    return log_p_BT, jnp.argmax(logits_BTV, axis=-1) == targets_BT

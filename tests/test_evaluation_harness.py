@@ -1,0 +1,185 @@
+"""The adapter for lm-evaluation-harness: results of local tasks, and equality with the harness's own models."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import redrawn, tiny
+
+import lm
+from lm.data import tokenizers
+from lm.errors import UserError
+from lm.harness import main
+from lm.scoring.log_probabilities import score, windows
+from lm.trained_model import TrainedModel
+
+pytestmark = pytest.mark.slow  # importing lm_eval takes seconds
+lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra [eval])")
+
+TEXTS = ["the cat sat on a mat. ", "a cat, a hat and a mat! " * 5, "that is that"]
+QUESTIONS = [
+    {"context": "the cat sat on a", "choices": [" mat", " hat", "t"], "answer": 0},
+    {"context": "a cat, a hat and a cat, a hat and ", "choices": ["a mat", "that"], "answer": 1},
+    {"context": "", "choices": ["the", "mat"], "answer": 0},
+]
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {data}}}
+test_split: test
+"""
+KINDS = {
+    "perplexity": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+    "metric_list: [{metric: bits_per_byte, aggregation: bits_per_byte, higher_is_better: false}]\n",
+    "choice": "output_type: multiple_choice\ndoc_to_text: '{{context}}'\ndoc_to_choice: '{{choices}}'\n"
+    "target_delimiter: ''\ndoc_to_target: '{{answer}}'\n"
+    "metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n",
+    "generation": "output_type: generate_until\ndoc_to_text: 'the cat {{context}}'\ndoc_to_target: 'mat'\n"
+    "generation_kwargs: {until: ['t'], max_gen_toks: 5}\n"
+    "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n",
+}
+
+
+def trained(kind="char", **model):
+    """Return a model with random parameters and a context of 16 tokens."""
+    tokenizer = tokenizers.make(kind, TEXTS)
+    keys = {"vocab_size": tokenizer.vocab_size, "n_kv_heads": None} | model
+    config = tiny(model=keys, train={"seq_len": 16})
+    return TrainedModel(Path("run"), 7, config, redrawn(config.model), tokenizer)
+
+
+@pytest.fixture
+def adapt(monkeypatch):
+    """Return adapt(trained, **options), which makes a HarnessModel of a model in memory."""
+    from lm.evaluation_harness import HarnessModel
+
+    def adapt(run, **options):
+        monkeypatch.setattr(lm, "load", lambda workdir, step="best": run)
+        return HarnessModel("run", **options)
+
+    return adapt
+
+
+def instances(arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance("loglikelihood", {}, args, i) for i, args in enumerate(arguments)]
+
+
+def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
+    """Bits per byte are those of our evaluation; choices and texts are those of our log-probabilities and decoder."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    for kind, rest in KINDS.items():
+        data = tmp_path / f"{kind}.json"
+        data.write_text(json.dumps([{"text": text} for text in TEXTS] if kind == "perplexity" else QUESTIONS))
+        (tmp_path / f"{kind}.yaml").write_text(TASK.format(name=f"local_{kind}", data=data) + rest)
+    run = trained()
+    names = [f"local_{kind}" for kind in KINDS]
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    found = lm_eval.simple_evaluate(adapt(run), tasks=names, task_manager=manager, bootstrap_iters=0)
+
+    nats = sum(run.loss(text) * len(text) for text in TEXTS)
+    bits_per_byte = nats / math.log(2) / sum(len(text) for text in TEXTS)
+    assert found["results"]["local_perplexity"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, abs=1e-6)
+    samples = {name: found["samples"][f"local_{name}"] for name in KINDS}
+    for sample, question in zip(samples["choice"], QUESTIONS, strict=True):
+        context = run.encode(question["context"].rstrip()).tolist()  # spaces belong to the continuation
+        for (log_p, _), choice in zip(sample["filtered_resps"], question["choices"], strict=True):
+            ids = run.encode(question["context"] + choice).tolist()
+            (window,) = windows(ids[: len(context) or 1], ids[len(context) or 1 :], 16, full_last=True)
+            expected = score(run.params, run.config.model, [window], seq_len=16)[0].log_p
+            assert float(log_p) == pytest.approx(expected, abs=1e-5)
+    for sample, question in zip(samples["generation"], QUESTIONS, strict=True):
+        text = run.generate(("the cat " + question["context"])[-11:], 5, temperature=0, stop=["t"])
+        assert sample["filtered_resps"] == [text]
+    assert found["config"]["model_step"] == 7
+
+
+def test_results_are_those_of_the_harness_for_the_same_weights(adapt):
+    """With GPT-2's layout and a BPE, for contexts and texts of all lengths."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra [bench])")
+    pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
+    pytest.importorskip("accelerate", reason="accelerate is not installed (lm-eval[hf])")
+    from lm_eval.models.huggingface import HFLM
+
+    from benchmarks.peers import gpt2
+    from benchmarks.shapes import Shape
+    from lm.parameters import flat
+
+    keys = {"norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "ffn_bias": True, "attn_bias": True}
+    run = trained("bpe:300", positions="learned", tie_embeddings=True, d_ff=64, **keys)
+    c = run.config.model
+    shape = Shape("", c.n_layers, c.n_heads, c.d_model, c.d_ff, c.vocab_size, 16, 1)
+    params = {path: np.asarray(value) for path, value in flat(run.params).items()}
+    end = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=run.tokenizer.model, **end)
+    # Their cache gives wrong results if one text is split into context and continuation in several ways.
+    theirs = HFLM(gpt2(shape, params).eval(), tokenizer=tokenizer, max_length=16, logits_cache=False, device="cpu")
+    ours = adapt(run, windows="harness")
+
+    text = "the cat sat on a mat and that hat"
+    pairs = [(text[:i], text[i:j]) for i in range(0, len(text), 3) for j in range(i + 1, len(text), 5)]
+    pairs += [(TEXTS[1][:n], " mat") for n in range(20, 100, 7)]
+    # If the continuation becomes a part of the context's last token, their model fails.
+    requests = instances([pair for pair in pairs if not pair[0] or theirs._encode_pair(*pair)[1]])
+    assert len(requests) > 30
+    ours_found, theirs_found = ours.loglikelihood(requests, True), theirs.loglikelihood(requests, True)
+    np.testing.assert_allclose([p for p, _ in ours_found], [p for p, _ in theirs_found], atol=2e-4)
+    assert [g for _, g in ours_found] == [g for _, g in theirs_found]
+
+    requests = instances([(TEXTS[1][:n],) for n in range(1, len(TEXTS[1]), 3)])
+    both = [model.loglikelihood_rolling(requests, True) for model in (ours, theirs)]
+    np.testing.assert_allclose(*both, atol=5e-4)
+
+    options = {"until": ["q"], "max_gen_toks": 6}
+    requests = instances([(TEXTS[1][:n], options) for n in range(1, 60, 7)])
+    assert ours.generate_until(requests, True) == theirs.generate_until(requests, True)
+
+
+@pytest.mark.parametrize("n", [16, 17, 32, 40])
+def test_bits_per_byte_of_a_text_with_an_end_of_text_token(adapt, n):
+    """With windows of training, the loss is that of our evaluation, for texts of any length."""
+    run = trained("bpe:270")
+    ids = run.encode(TEXTS[1]).tolist()[:n]
+    text = run.tokenizer.decode(ids)
+    (log_p,) = adapt(run).loglikelihood_rolling(instances([(text,)]), True)
+    assert -log_p / len(ids) == pytest.approx(run.loss(ids), abs=1e-6)
+
+
+def test_equal_contexts_get_different_samples(adapt):
+    options = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    found = adapt(trained()).generate_until(instances([("the", options), ("a", options), ("the", options)]), True)
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"windows": "full"}, "training, harness"), ({"batch_size": "0"}, "at least 1"), ({"batch_size": "x"}, "auto")],
+)
+def test_wrong_options_are_user_errors(adapt, options, message):
+    with pytest.raises(UserError, match=message):
+        adapt(trained(), **options)
+
+
+def test_an_empty_prompt_needs_an_end_of_text(adapt):
+    with pytest.raises(UserError, match="without a context"):
+        adapt(trained()).generate_until(instances([("", {})]), True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workdir", "none", "--step", "first"], "--step: 'first' is not best"),
+        (["--workdir", "none", "--tasks", "no_such_task"], "no_such_task"),
+    ],
+)
+def test_mistakes_exit_with_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["test"])
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
