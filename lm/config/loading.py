@@ -101,11 +101,13 @@ def _message(error: BaseException) -> str:
 
 def _get_config(path: str) -> dict[str, Any]:
     """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
-    kind, _, directory = path.partition(":")
-    if kind == "hf":
+    if path.startswith("hf:"):
         from lm.huggingface.config_files import read_training_config  # which uses this package
 
-        return flatten(to_dict(read_training_config(directory)))
+        try:
+            return flatten(to_dict(read_training_config(path.removeprefix("hf:"))))
+        except UserError as error:
+            raise UserError(*(f"--config: {problem}" for problem in error.problems)) from None
     config = run_file(path, "get_config", "configs")
     try:
         return flatten(dict(config))

@@ -137,7 +137,7 @@ def _read_checkpoint(directory: str, config: Config, corpus: Corpus, table) -> t
     stored = parameters.flat(load_params(directory, dataclasses.replace(theirs, model=model)))
     if jax.process_count() > 1:
         sums = {path: zlib.crc32(x.view(np.uint8)) for path, x in stored.items()}
-        processes.check_equal(f"the checkpoint in {directory}", repr(sums))
+        processes.check_equal("the checkpoint", repr(sums))
     fitting = _fitting(stored, table)
     places = parameters.flat(sharding.shard_state(parameters.nest(fitting), table))
     return f"{directory} (Hugging Face)", {path: _put(x, places[path]) for path, x in fitting.items()}, other

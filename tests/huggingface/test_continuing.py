@@ -245,7 +245,7 @@ def test_parameters_are_trained_in_float32(model_dir):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("hf:{}/absent", "absent: there is no such directory"),
+        ("hf:{}/absent", "^--config: .*absent: there is no such directory"),
         ("hf:{}", "has no config.json"),
         ("{}/llama", r"there is no file .*; did you mean hf:.*/llama\?"),
     ],

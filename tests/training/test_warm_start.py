@@ -43,6 +43,7 @@ def test_the_architecture_may_change_and_every_parameter_is_reported(bench, trai
     assert "layers/attention/q_scale_K" in reported["newly initialized"]
     assert "layers/ffn/w_gate_DF" in reported["not used"]
     assert "embedding" in reported["loaded"]
+    assert reported.pop("config.model differs") == ("  config.model differs: ffn glu -> mlp, qk_norm False -> True")
     n_reported = sum(line.count(",") + 1 for line in reported.values())
     table, before = (flat(restore_params(w, "latest")[1]) for w in (tmp_path / "run", reference))
     assert n_reported == len(table.keys() | before.keys())
