@@ -20,7 +20,7 @@ examples:
   python -m lm.evaluate --workdir runs/mine --data tfds:tiny_shakespeare --data text:novel.txt --json
 
 Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With a stride, the
-text is also evaluated in overlapping windows, so that each token has at least train.seq_len - N tokens of context.
+text is also evaluated in overlapping windows, so that each token has at least seq_len - N tokens of context.
 docs/evaluation.md explains all numbers.
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
@@ -46,6 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--split", default="test", metavar="NAME", help="train, validation, test, a+b to join two, or all (test)")
     add("--data", action="append", metavar="SOURCE", help="text, as config.data.source; may be repeated (the run's)")
+    add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (train.seq_len)")
     add("--stride", type=int, metavar="N", help="evaluate in sliding windows with this distance, too")
     add("--batch-size", type=int, metavar="N", help="windows per batch (as many as have about 8,000 tokens)")
     add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
@@ -58,7 +59,7 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
     """Yield a line for each invalid argument."""
     if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
         yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
-    for name in ("stride", "batch_size"):
+    for name in ("seq_len", "stride", "batch_size"):
         if (value := getattr(a, name)) is not None and not 1 <= value < 2**31:
             yield f"--{name.replace('_', '-')}: {short(value)} must be at least 1 and less than 2**31"
     if "" in (a.data or []):
@@ -75,11 +76,13 @@ def evaluate(a: argparse.Namespace) -> int:
     from lm.scoring import progress, texts  # imports jax
     from lm.training.memory import report_out_of_memory
 
+    run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
     output = make_directory(Path(a.output) if a.output else run.path / "evaluation")
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": progress.show_progress}
-    baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
+    with report_out_of_memory("use --no-baselines"):
+        baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
     with report_out_of_memory("use a smaller --batch-size"):
         results = [texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)]
     show(a, run, results, output)
@@ -113,10 +116,10 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
         print(f"{a.workdir}, step {run.step}, {a.split} split, context of {run.seq_len:,} tokens\n")
         print(report.losses_table(results))
         print(*report.footnotes(results), sep="\n")
-        print("\nloss by tokens of context, windows as in training\n")
+        print("\nloss by tokens of context, consecutive windows\n")
         print(report.context_table(results))
     names = report.short_names(results) if a.data else []
-    name = output / file_name(run.step, a.split, names, a.stride)
+    name = output / file_name(run.step, a.split, names, seq_len=a.seq_len, stride=a.stride)
     write_text(name.with_name(f"{name.name}.json"), to_json(record, indent=2) + "\n")
     write_bytes(name.with_name(f"{name.name}_context.png"), pictures.context_png(results, run.seq_len))
     kinds = ".json, _context.png"
@@ -126,14 +129,14 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     print_line(f"written: {name}{{{kinds.replace(', ', ',')}}}")
 
 
-def file_name(step: int, split: str, texts: list[str], stride: int | None) -> str:
+def file_name(step: int, split: str, texts: list[str], **windows: int | None) -> str:
     """Return the start of the names of the files of an evaluation.
 
-    >>> file_name(600, "test", ["novel.txt"], 64)
+    >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)
     'step_600_test_novel_txt_stride_64'
     """
-    sliding = [] if stride is None else [f"stride_{stride}"]
-    parts = [f"step_{step}", split, *texts, *sliding]
+    numbers = [f"{name}_{value}" for name, value in windows.items() if value is not None]
+    parts = [f"step_{step}", split, *texts, *numbers]
     return "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in parts)[:MAX_LETTERS]
 
 

@@ -1,6 +1,7 @@
 """The command lm.evaluate, and lm.scoring.evaluate."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -93,6 +94,16 @@ def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
     assert result.sliding is None
 
 
+def test_windows_of_one_token_are_a_bigram_model(run):
+    """The loss with a context of 1 is that of the first prediction of each window, for every token."""
+    scores = evaluate(run, seq_len=1, batch_size=256).plain
+    logits_V = {i: np.float64(run.logits([i])[0]) for i in range(14)}
+    ids = np.asarray(open_text(run, "test", None, print).split.tokens)
+    losses = [np.log(np.exp(logits_V[a]).sum()) - logits_V[a][b] for a, b in itertools.pairwise(ids)]
+    assert scores.loss.value == pytest.approx(np.mean(losses), abs=1e-5)
+    assert [(b.first, b.last, b.tokens) for b in scores.by_context] == [(1, 1, len(losses))]
+
+
 def test_a_text_that_has_changed_is_reported(bench, tmp_path):
     """The directory of a run, which is moved, has its own record of the tokens that it trained on."""
     workdir = tmp_path / "run"
@@ -116,12 +127,14 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
         (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
         (["--workdir=absent", "--data="], "--data: is empty"),
+        (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),
+        (["--seq-len=8", "--stride=9"], "--stride: 9 must be at least 1 and at most 8, the length of a window"),
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
         (["--split=dev"], 'no split "dev"; it has train, validation, test; all joins them'),
         (["--split="], 'no split ""'),
         (["--data=text:absent.txt"], '--data: "text:absent.txt" is not a file'),
         (["--data=novel.txt"], '--data: "novel.txt" is not one of tfds:NAME, text:PATH'),
-        (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model 17"),
+        (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model has 17"),
         (
             ["--data=text:foreign.txt"],
             "the validation split: tokenizer: 1 character not in its alphabet of 14: 'Z' "

@@ -19,7 +19,6 @@ import numpy as np
 
 from lm.errors import UserError, first_line
 from lm.files import check_shape, parse_json
-from lm.text import plural
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
@@ -293,7 +292,8 @@ class UnknownText(UserError):
 
     def __init__(self, what: str, unknown: list[str], known: str, where: str):
         shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        super().__init__(f"tokenizer: {plural(len(unknown), what)} not in its {known}: {shown} (the first at {where})")
+        count = f"{len(unknown):,} {what}{'s' * (len(unknown) > 1)}"
+        super().__init__(f"tokenizer: {count} not in its {known}: {shown} (the first at {where})")
 
 
 def _describe_place(text: str, index: int) -> str:

@@ -17,7 +17,7 @@ def losses_table(results: list[TextResult]) -> str:
     """Return a table of the scores of all texts, with a row for each kind of windows."""
     rows = [("text", "predicted by", "tokens", LOSS, "perplexity", "bits per byte", ACCURACY)]
     for name, result in zip(short_names(results), results, strict=True):
-        rows.append((name, "model, windows as in training", *_cells(result.plain)))
+        rows.append((name, f"model, windows of {result.plain.seq_len:,}", *_cells(result.plain)))
         if result.sliding:
             rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
         for baseline, loss in reversed(result.baselines.items()):

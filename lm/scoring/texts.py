@@ -34,7 +34,7 @@ class TextResult:
 
     Attributes:
         text: the text.
-        plain: the scores in consecutive windows, as in training.
+        plain: the scores in consecutive windows, as in the evaluation of a run.
         sliding: the scores in sliding windows; None without a stride.
         baselines: the losses of unigram, bigram and trigram models of the run's train split, in nats per token.
     """
@@ -50,6 +50,7 @@ def evaluate(
     split: str = "test",
     *,
     data: str | None = None,
+    seq_len: int | None = None,
     stride: int | None = None,
     batch_size: int | None = None,
     baselines: bool = True,
@@ -61,15 +62,17 @@ def evaluate(
         run: the model, as `lm.load` returns it.
         split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
         data: the text, as config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
+        seq_len: tokens that the model sees at once; None: as many as in training.
         stride: evaluate in sliding windows with this distance, too.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
         baselines: compute the losses of n-gram models, too.
         say: receives lines of information and warnings.
 
     Raises:
-        UserError: if the text cannot be read or encoded, has no such split or too few tokens, or the stride is out of
-            range.
+        UserError: if the text cannot be read or encoded, has no such split or too few tokens, or seq_len or the
+            stride is out of range.
     """
+    run = with_seq_len(run, seq_len)
     check_stride(run, stride)
     text = open_text(run, split, data, say)
     (losses,) = find_baselines(run, [text], say) if baselines else [{}]
@@ -99,15 +102,25 @@ def score_text(
         report = progress(f"{text}, {windows}")
         return score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
 
-    plain = score(None, "windows as in training")
+    plain = score(None, f"windows of {run.seq_len}")
     sliding = None if stride is None else score(stride, f"stride {stride}")
     return TextResult(text, plain, sliding, baselines)
+
+
+def with_seq_len(run: TrainedModel, seq_len: int | None) -> TrainedModel:
+    """Return a model that sees this many tokens at once, at most those of its training; None: the same model."""
+    if seq_len is None:
+        return run
+    if not 1 <= seq_len <= run.seq_len:
+        raise UserError(f"--seq-len: {seq_len} must be at least 1 and at most {run.seq_len}, as in training")
+    train = dataclasses.replace(run.config.train, seq_len=seq_len)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, train=train))
 
 
 def check_stride(run: TrainedModel, stride: int | None) -> None:
     """Raise UserError if a model cannot be evaluated in windows with this distance."""
     if stride is not None and not 1 <= stride <= run.seq_len:
-        raise UserError(f"--stride: {stride} must be at least 1 and at most {run.seq_len}, the context of this model")
+        raise UserError(f"--stride: {stride} must be at least 1 and at most {run.seq_len}, the length of a window")
     if stride is not None and run.config.data.packing == "documents":
         raise UserError(
             f"--stride: {run.path} packs documents into rows and is evaluated in these rows; leave out the stride"
@@ -191,11 +204,13 @@ def _trained_on(path: Path) -> str | None:
 def _check_tokens(config: Config, text: Text) -> None:
     """Raise UserError if a text is shorter than a window, or has tokens that the model does not know."""
     tokens, window, vocab_size = text.split.tokens, config.train.seq_len + 1, config.model.vocab_size
-    advice = "use a longer text, or --split all"
+    advice = "use a longer text, --split all or a smaller --seq-len"
     if text.split.packed and not len(tokens):
         raise UserError(f"--data: {text} has no document of two tokens; {advice}")
     if not text.split.packed and len(tokens) < window:
-        raise UserError(f"--data: {text} has {len(tokens):,} tokens, and a window of this model {window:,}; {advice}")
+        raise UserError(
+            f"--data: {text} has {len(tokens):,} tokens, and a window of this model has {window:,}; {advice}"
+        )
     if not text.corpus.ids_are_checked and (largest := shards.largest_id(tokens)) >= vocab_size:
         raise UserError(
             f"--data: {text} has the id {largest:,}, and the vocabulary of this model {vocab_size:,} ids; the shards "
