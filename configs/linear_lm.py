@@ -2,8 +2,9 @@
 
     python -m lm.train --config configs/linear_lm.py
 
-Cost: TODO
-Result: TODO
+Cost: 34 s of CPU time on 2 cores of a 2.6 GHz Xeon (shared virtual machine), compilation included.
+Result: 2.195 nats per character on validation+test after 2,000 steps (37,505 parameters, 4.1 million characters). A
+bigram model reaches 2.484, a trigram model 2.038. docs/baselines.md compares these and other models.
 """
 
 from lm.config import default_config
@@ -13,10 +14,9 @@ def get_config():
     config = default_config()
     config.name = "linear_lm"
     config.data.offline = "python_docs"
-    # With d_model >= vocab_size the model can represent every linear function of the characters (one-hot vectors).
     config.model.fixed_window = 8
     config.model.n_layers = 1
-    config.model.d_model = 64
+    config.model.d_model = 64  # with the bias, enough for any function of one of 65 characters, as one-hot vectors are
     config.model.head_bias = True
     config.model.positions = "none"
     config.model.norm_placement = "none"

@@ -32,7 +32,7 @@ class FixedWindow(nn.Module):
             x_BTWD = cached(self, x_BTD, c.fixed_window)
         else:
             x_BTWD = last_vectors(x_BTD, c.fixed_window, context.segments)
-        x_BTD = x_BTWD.reshape(*x_BTD.shape[:2], -1)
+        x_BTD = x_BTWD.reshape(*x_BTD.shape[:-1], -1)
         if c.n_layers == 1:
             return x_BTD
         table = parameters.parameter_table(c)
@@ -49,13 +49,14 @@ def last_vectors(x_BTD, n: int, segments_BT=None):
     >>> last_vectors(x_BTD, 2)[0, :, :, 0].tolist()
     [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
     """
-    T = x_BTD.shape[1]
+    T = x_BTD.shape[-2]
+    batch = [(0, 0)] * (x_BTD.ndim - 2)
 
     def earlier(distance: int):
-        x = jnp.pad(x_BTD, ((0, 0), (distance, 0), (0, 0)))[:, :T]
+        x = jnp.pad(x_BTD, [*batch, (distance, 0), (0, 0)])[..., :T, :]
         if segments_BT is None:
             return x
-        same_BT = segments_BT == jnp.pad(segments_BT, ((0, 0), (distance, 0)))[:, :T]
-        return jnp.where(same_BT[:, :, None], x, 0)
+        same_BT = segments_BT == jnp.pad(segments_BT, [*batch, (distance, 0)])[..., :T]
+        return jnp.where(same_BT[..., None], x, 0)
 
-    return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=2)
+    return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=-2)

@@ -36,6 +36,7 @@ def test_logits_equal_those_by_hand(keys):
     params = redrawn(c)
     expected = [[logits_by_hand(params, row[: t + 1], c.n_layers) for t in range(len(row))] for row in TOKENS]
     np.testing.assert_allclose(model.logits(params, c, TOKENS), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(model.logits(params, c, TOKENS[0]), expected[0], rtol=0, atol=1e-5)  # without a batch
 
 
 def test_the_linear_model_is_softmax_regression_on_one_hot_vectors():

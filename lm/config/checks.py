@@ -178,6 +178,10 @@ def fixed_window(config: Config) -> Iterator[Problem]:
             "model.tie_embeddings model.fixed_window",
             "true, but the output head of a fixed_window reads several embeddings or a hidden layer; use false",
         )
+    if config.log.detail_every:
+        yield problem(
+            "log.detail_every model.fixed_window", "a model of a fixed_window has no layers to be measured; use 0"
+        )
 
 
 # ---- The data --------------------------------------------------------------------------------------------------
