@@ -1,0 +1,136 @@
+"""Exchange models with Hugging Face: python -m lm.hf import|export|check|config."""
+
+import argparse
+import re
+import sys
+
+from lm.config.values import MAX_INT, short
+from lm.errors import UserError, run_command
+
+EPILOG = """\
+examples:
+  python -m lm.hf import Qwen3-0.6B --workdir runs/qwen3
+  python -m lm.hf export --workdir runs/mine --output mine-hf
+  python -m lm.hf check mine-hf
+  python -m lm.hf config Llama-3.2-1B > configs/llama.py
+
+Checkpoints are local directories; nothing is downloaded. docs/huggingface.md lists the supported models.
+
+exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments, or a model that is not supported;
+3 check: the logits differ; 130 Ctrl-C.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = parse_arguments(argv)
+    return run_command(lambda: arguments.run(arguments))
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m lm.hf",
+        description="Exchange models with Hugging Face's transformers: safetensors, config.json, tokenizer.json.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name, run, text):
+        added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = command("import", import_, "write the directory of a run with the weights and tokenizer of a checkpoint")
+    add("directory", metavar="DIR", help="the directory of the checkpoint")
+    add("--workdir", required=True, metavar="DIR", help="the directory to write")
+    add("--seq-len", type=int, metavar="N", help="positions that the model uses (the checkpoint's, at most 2048)")
+    add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (the checkpoint's)")
+
+    add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--output", required=True, metavar="DIR", help="the directory to write")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+    add("--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (5)")
+
+    add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
+    add("directory", metavar="DIR", help="the directory of the checkpoint")
+    add("--workdir", metavar="RUN", help="compare the weights of this run (those of DIR)")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint of the run (best by validation loss)")
+    add("--prompt", metavar="TEXT", help="the text to compare on (random ids)")
+    add("--ids", metavar="N,N,...", help="the token ids to compare on (random ids)")
+    add("--tolerance", type=float, default=1e-3, metavar="X", help="largest accepted difference of logits (0.001)")
+
+    add = command("config", config, "print our config for the config.json of a checkpoint")
+    add("directory", metavar="DIR", help="the directory of the checkpoint")
+    return parser.parse_args(argv)
+
+
+def import_(a: argparse.Namespace) -> int:
+    """Import a checkpoint, and return the exit code."""
+    if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
+        raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
+    start_jax()
+    from lm.huggingface.importing import import_checkpoint
+    from lm.training.memory import report_out_of_memory
+
+    with report_out_of_memory("use --dtype bfloat16"):
+        import_checkpoint(a.directory, a.workdir, seq_len=a.seq_len, dtype=a.dtype)
+    return 0
+
+
+def export(a: argparse.Namespace) -> int:
+    """Export a run, and return the exit code."""
+    step = parse_step(a.step)
+    if not 0 < a.shard_gb < 1e6:
+        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0")
+    start_jax()
+    from lm.huggingface.exporting import export_run
+
+    export_run(a.workdir, a.output, step=step, shard_bytes=int(a.shard_gb * 1e9))
+    return 0
+
+
+def check(a: argparse.Namespace) -> int:
+    """Compare with transformers, and return the exit code."""
+    step = parse_step(a.step)
+    if a.prompt is not None and a.ids is not None:
+        raise UserError("--prompt and --ids: give one of them")
+    if a.prompt == "":
+        raise UserError("--prompt: is empty; give at least one token")
+    ids = None
+    if a.ids is not None:
+        if not re.fullmatch(r"\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*", a.ids):
+            raise UserError(f"--ids: {short(a.ids)} is not a list of token ids such as 5,17,3")
+        ids = [int(n) for n in a.ids.split(",")]
+    start_jax()
+    from lm.huggingface.checking import compare
+
+    return 0 if compare(a.directory, a.workdir, step, text=a.prompt, ids=ids, tolerance=a.tolerance) else 3
+
+
+def config(a: argparse.Namespace) -> int:
+    """Print a config file, and return the exit code."""
+    from lm.huggingface.config_files import config_source
+
+    print(config_source(a.directory), end="")
+    return 0
+
+
+def parse_step(text: str) -> int | str:
+    """Return the step of an argument; raises UserError if it is none."""
+    if not re.fullmatch("best|latest|[0-9]{1,18}", text):
+        raise UserError(f"--step: {short(text)} is not best, latest, or the number of a step")
+    return text if text in ("best", "latest") else int(text)
+
+
+def start_jax() -> None:
+    """Import jax with this package's settings."""
+    from lm import runtime
+
+    runtime.start_jax()
+    runtime.require_platform(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

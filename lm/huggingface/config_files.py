@@ -1,0 +1,260 @@
+"""Translate config.json of a checkpoint to our config and back. Imports no jax."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lm.config import Config, ModelConfig, checks, flatten, layer_windows, to_dict
+from lm.config.convert import from_flat
+from lm.errors import UserError
+from lm.files import read_json
+from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
+from lm.huggingface.tokenizer_files import find_tokenizer
+
+MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  # theirs -> param_dtype
+# Our keys that do not change what a trained model computes, beyond rounding.
+WITHOUT_EFFECT = frozenset({
+    "dropout", "init", "embed_std", "zero_init_residual", "mup_base_d_model", "mup_base_d_head", "param_dtype",
+    "compute_dtype", "scan_layers", "attention", "remat",
+})  # fmt: skip
+
+
+# ---- From config.json --------------------------------------------------------------------------------------------
+
+
+def read_fields(directory: str | Path) -> dict[str, Any]:
+    """Return the fields of config.json in a directory.
+
+    Raises:
+        UserError: if the directory or its config.json is missing or damaged.
+    """
+    path = Path(directory) / "config.json"
+    if not Path(directory).is_dir():
+        raise UserError(f"{directory}: there is no such directory; give one with a checkpoint of Hugging Face")
+    try:
+        return read_json(path, advice="download it again")
+    except FileNotFoundError:
+        raise UserError(f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face") from None
+
+
+def is_checkpoint(directory: str | Path) -> bool:
+    """Return whether a directory holds a checkpoint of Hugging Face, judged by `model_type` in its config.json.
+
+    A run's directory has a config.json, too, without this field.
+    """
+    try:
+        return "model_type" in read_json(Path(directory) / "config.json")
+    except (OSError, UserError):
+        return False
+
+
+def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
+    """Return the family of a config.json; raises UserError if it is not supported."""
+    name = fields.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        if isinstance(name, str):
+            found = f"model_type is {name[:80]!r}"
+        elif "model" in fields and "train" in fields:
+            raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
+        else:
+            found = "there is no model_type"
+        raise UserError(f"{directory}/config.json: {found}; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def read_config(directory: str | Path, *, seq_len: int | None = None) -> Config:
+    """Return our resolved config for the config.json of a checkpoint.
+
+    Args:
+        directory: the checkpoint's directory.
+        seq_len: train.seq_len; None: the checkpoint's number of positions, at most MAX_SEQ_LEN.
+
+    Raises:
+        UserError: with every field that is missing, wrong or not supported.
+    """
+    fields = read_fields(directory)
+    family = family_of(directory, fields)
+    values, problems = _read_model(family, fields)
+    positions = fields.get(family.context, 1024)
+    if not isinstance(positions, int) or positions < 1:
+        problems.append(f"{family.context} is {positions!r}, not a number of positions")
+    elif family.fixed.get("positions") == "learned" and (seq_len or 1) > positions:
+        problems.append(f"{family.context} is {positions}, but {seq_len} positions are needed")
+    else:
+        values["train.seq_len"] = seq_len or min(positions, MAX_SEQ_LEN)
+    values["name"] = Path(directory).resolve().name or family.model_type
+    if tokenizer := find_tokenizer(directory):
+        values["data.tokenizer"] = f"hf:{tokenizer}"
+    config, wrong = from_flat(values)
+    names = {f"model.{key}": field.name for key, field in family.fields.items()}
+    problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
+    if not problems:
+        problems += [text.partition(": ")[2] for _, text in checks.heads(config)]
+    if problems:
+        raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
+    return config
+
+
+def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the model section by dotted name, and what is wrong."""
+    problems, ours = [], USUAL | family.fixed
+    if ours["positions"] != "rope":
+        del ours["rope_pairing"]
+    for name, supported in (family.requires | {"quantization_config": (None,)}).items():
+        if fields.get(name) not in supported:
+            shown = " or ".join(str(value).lower() for value in supported if value is not None) or "none"
+            problems.append(f"{name} is {str(fields[name])[:80]}; only {shown} is supported")
+    required = {field.name for field in family.fields.values() if field.default is REQUIRED}
+    for name in sorted(required):
+        if isinstance(fields.get(name), bool) or not isinstance(fields.get(name), int) or fields[name] < 1:
+            problems.append(f"{name} is {str(fields.get(name))[:80]}; expected a positive integer")
+    if problems:
+        return {}, problems
+    for key, field in family.fields.items():
+        value = fields.get(field.name)
+        if value is None:
+            value = field.default(fields) if callable(field.default) else field.default
+        ours[key] = value
+    if "d_head" not in ours and ours["d_model"] % ours["n_heads"] == 0:
+        ours["d_head"] = ours["d_model"] // ours["n_heads"]
+    if ours["attn_out_bias"] == ours["attn_bias"]:
+        ours["attn_out_bias"] = None
+    for conversion in family.conversions:
+        try:
+            ours |= conversion.read(fields)
+        except ValueError as error:
+            problems.append(str(error))
+        except (TypeError, AttributeError, ArithmeticError):
+            problems.append(f"the fields for {', '.join(conversion.keys)} have values of a wrong type")
+    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        problems.append(f"dtype is {dtype[:80]!r}; supported are {', '.join(DTYPES)}")
+    else:
+        # In bfloat16 a gain of 1 + w would be rounded.
+        ours["param_dtype"] = "float32" if family.gain_offset else DTYPES[dtype]
+        ours["compute_dtype"] = DTYPES[dtype]
+    return {f"model.{key}": value for key, value in ours.items()}, problems
+
+
+def config_source(directory: str | Path) -> str:
+    """Return a config file in Python that trains the architecture of a checkpoint from scratch."""
+    config, default = flatten(to_dict(read_config(directory))), flatten(to_dict(Config()))
+    lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
+    return "\n".join([
+        f'"""The architecture of {json.dumps(Path(directory).name)[1:-1]}, to be trained from scratch."""',
+        "",
+        "from lm.config import default_config",
+        "",
+        "",
+        "def get_config():",
+        "    config = default_config()",
+        *lines,
+        "    return config",
+        "",
+    ])  # fmt: skip
+
+
+# ---- To config.json ----------------------------------------------------------------------------------------------
+
+
+def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
+    """Return the family that has an equivalent of a model, and the fields of its config.json.
+
+    Args:
+        config: a resolved config.
+
+    Raises:
+        UserError: if no family has one, with the reasons of the closest family.
+    """
+    reasons = {}  # by model_type
+    for family in FAMILIES.values():
+        fields, problems = _write_model(family, config.model)
+        if not problems:
+            return family, _write_common(family, config) | fields
+        reasons[family.model_type] = problems
+    closest = min(reasons, key=lambda name: len(reasons[name]))
+    raise UserError(
+        f"no supported family of Hugging Face computes what this model does; {closest} comes closest, but:",
+        *(f"  {problem}" for problem in reasons[closest]),
+    )
+
+
+def exported_model(family: Family, c: ModelConfig) -> ModelConfig:
+    """Return the model section whose parameters a checkpoint of the family has: some have biases that are zero here."""
+    biases = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
+    return dataclasses.replace(c, **dict.fromkeys(biases, True)) if family.zero_biases else c
+
+
+def normalized(c: ModelConfig) -> dict[str, Any]:
+    """Return the model section without differences that change nothing: keys without effect, other spellings."""
+    ours = {name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT}
+    if ours["attn_out_bias"] is None:
+        ours["attn_out_bias"] = c.attn_bias
+    if c.attn_scale is not None and math.isclose(c.attn_scale, c.d_head**-0.5):
+        ours["attn_scale"] = None
+    ours["window_pattern"] = (0,) if not any(layer_windows(c)) else c.window_pattern
+    ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
+    if c.rope_width == c.d_head:
+        ours["rope_width"] = None
+    unused = {
+        "norm_bias norm_algorithm norm_ddof": c.norm != "layer" or c.norm_placement == "none",
+        "rope_theta rope_width rope_scaling": c.positions != "rope",
+        "rope_factor": c.rope_scaling == "none" or c.positions != "rope",
+        "rope_low_freq_factor rope_high_freq_factor rope_original_max_positions": c.rope_scaling != "llama3"
+        or c.positions != "rope",
+        "sinusoidal_order": c.positions != "sinusoidal",
+        "max_positions": c.positions != "learned",
+        "qk_norm_over": not c.qk_norm,
+        "norm_algorithm": c.norm_algorithm != "running_mean",
+    }
+    return ours | {name: USUAL[name] for names, is_unused in unused.items() if is_unused for name in names.split()}
+
+
+def _write_model(family: Family, c: ModelConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a model section, and why the family has no equivalent."""
+    ours, fields, problems, name = normalized(exported_model(family, c)), {}, [], family.model_type
+    variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
+    for key, expected in (USUAL | family.fixed).items():
+        if key not in variable and ours[key] != expected:
+            before = "" if key not in family.fixed else " always"
+            problems.append(
+                f"config.model.{key}: {_shown(ours[key])}; {family.model_type}{before} has {_shown(expected)}"
+            )
+    for key, field in family.fields.items():
+        value = ours[key]
+        if fields.get(field.name, value) != value:  # two of our keys have one field
+            problems.append(f"config.model.{key}: {_shown(value)}; {name} has {field.name} for both")
+        fields[field.name] = value
+    for conversion in family.conversions:
+        try:
+            fields |= conversion.write(c)
+        except ValueError as error:
+            problems.append(str(error))
+    if "d_head" not in family.fields and c.d_head * c.n_heads != c.d_model:
+        problems.append(f"config.model.d_head: {c.d_head}; {name} has d_model / n_heads")
+    elif family.divisible and c.d_model % c.n_heads:
+        problems.append(f"config.model.d_model: {c.d_model} is not divisible by n_heads, as {name} requires")
+    return fields, problems
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _write_common(family: Family, config: Config) -> dict[str, Any]:
+    """Return the fields that do not describe the model's layers."""
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "dtype": config.model.param_dtype,
+        "torch_dtype": config.model.param_dtype,  # the name in transformers 4
+        family.context: config.train.seq_len,
+        **family.writes,
+        # Their defaults are ids of the family's own tokenizer.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }

@@ -1,0 +1,89 @@
+"""Import a checkpoint of Hugging Face: write the directory of a run that every command reads."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from lm import parameters
+from lm.config import Config, to_dict
+from lm.data import tokenizers
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.files import to_json
+from lm.huggingface.config_files import read_config
+from lm.huggingface.exporting import SETTINGS
+from lm.huggingface.tokenizer_files import copy_settings, find_tokenizer
+from lm.huggingface.weights import load_params
+from lm.training.checkpoints import Checkpoints
+from lm.training.workdir import Workdir
+
+
+def import_checkpoint(
+    directory: str,
+    workdir: str,
+    *,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0.
+
+    Args:
+        directory: the checkpoint's directory.
+        workdir: the directory to write; it must not hold a run.
+        seq_len: train.seq_len of the run; None: see `read_config`.
+        dtype: model.param_dtype and compute_dtype; None: those of the checkpoint.
+        say: called with each line for the user.
+
+    Raises:
+        UserError: if the checkpoint is damaged or not supported, or the workdir holds a run.
+    """
+    config = read_config(directory, seq_len=seq_len)
+    if dtype:
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, param_dtype=dtype, compute_dtype=dtype)
+        )
+    tokenizer = load_tokenizer(directory, config)
+    if tokenizer is None:
+        say(f"WARNING: {directory} has no tokenizer.json, so the run can compute logits of ids but no text")
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
+    params = load_params(directory, config)
+    digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
+    source = {"name": f"weights of {directory}", "fingerprint": digest}
+    meta = {
+        "data": source["name"],
+        "data_fingerprint": source["fingerprint"],
+        "tokenizer": tokenizer and tokenizer.to_json(),
+        "config": to_dict(config),
+    }
+    with closing(Workdir(workdir)) as run:
+        for line in run.start(config, data=source):
+            say(line)
+        if tokenizer:
+            run.write_text("tokenizer.json", tokenizer.to_json())
+        copy_settings(Path(directory), Path(workdir) / SETTINGS)
+        with closing(Checkpoints(run.path, keep=config.checkpoint.keep, say=say)) as checkpoints:
+            checkpoints.save(0, {"params": params}, meta)
+            checkpoints.wait()
+    n, m = parameters.count(parameters.parameter_table(config.model)), config.model
+    say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+
+
+def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, or None if it has none.
+
+    Raises:
+        UserError: if it is damaged, or has more ids than the model.
+    """
+    path = find_tokenizer(directory)
+    if path is None:
+        return None
+    tokenizer = tokenizers.make(f"hf:{path}", [])
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
+            f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
+        )
+    return tokenizer

@@ -1,0 +1,155 @@
+"""Read and write tensors in safetensors files, one at a time. Imports no jax.
+
+The format: 8 bytes with the length of the header (little-endian), the header in JSON (name -> dtype, shape and the
+range of bytes), and the tensors. https://github.com/huggingface/safetensors
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from lm.errors import UserError
+from lm.files import read_json
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth")
+DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F64": np.float64}
+SHARD_BYTES = 5 * 10**9
+
+
+class TensorFiles:
+    """The tensors of a checkpoint, in one file or in several with an index. A context manager.
+
+    Attributes:
+        shapes: the shape of each tensor by name.
+    """
+
+    def __init__(self, directory: str | Path):
+        """Open the files and check their headers.
+
+        Raises:
+            UserError: if files are missing, damaged or not safetensors.
+        """
+        from safetensors import safe_open
+
+        self._directory, self._stack = Path(directory), ExitStack()
+        self._file_of, files = {}, {}
+        with ExitStack() as stack:
+            for name, expected in self._find_files().items():
+                path = self._directory / name
+                if not path.is_file():
+                    raise UserError(f"{path} is missing; download it again")
+                try:
+                    files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
+                except Exception as error:  # SafetensorError is not exported
+                    raise UserError(f"{path} is damaged or truncated ({error}); download it again") from None
+                self._file_of |= {tensor: (name, files[name]) for tensor in files[name].keys()}  # noqa: SIM118
+                if expected and (lost := sorted(expected - set(files[name].keys()))):
+                    raise UserError(f"{path} has no tensor {lost[0]}, which {INDEX} places there; download both again")
+            slices = {tensor: file.get_slice(tensor) for tensor, (_, file) in self._file_of.items()}
+            self.shapes = {tensor: tuple(found.get_shape()) for tensor, found in slices.items()}
+            self._dtypes = {tensor: found.get_dtype() for tensor, found in slices.items()}
+            self._stack = stack.pop_all()
+
+    def _find_files(self) -> dict[str, set[str] | None]:
+        """Return the names of the files, with the tensors that an index places in each."""
+        if (self._directory / INDEX).is_file():
+            places = read_json(self._directory / INDEX, {"weight_map": {str: str}}, "download it again")["weight_map"]
+            found = {}
+            for tensor, name in places.items():
+                if Path(name).name != name or not name.endswith(".safetensors"):
+                    raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
+                found.setdefault(name, set()).add(tensor)
+            return found
+        if (self._directory / SINGLE).is_file():
+            return {SINGLE: None}
+        if pickles := sorted(path.name for pattern in PICKLES for path in self._directory.glob(pattern)):
+            raise UserError(
+                f"{self._directory} has {pickles[0]} and no {SINGLE}: pickle files can run any code when read "
+                "and are never opened here; convert them with transformers, AutoModelForCausalLM.from_pretrained(DIR)"
+                ".save_pretrained(NEW_DIR), or download the safetensors files"
+            )
+        raise UserError(f"{self._directory} has neither {SINGLE} nor {INDEX}")
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor.
+
+        Raises:
+            UserError: if it cannot be read, or is not of a floating-point type.
+        """
+        file_name, file = self._file_of[name]
+        where, dtype = f"{self._directory / file_name}: {name}", self._dtypes[name]
+        if dtype not in DTYPES:
+            raise UserError(f"{where} is stored as {dtype}; supported are {', '.join(DTYPES)}")
+        try:
+            return file.get_tensor(name)
+        except Exception as error:
+            raise UserError(f"{where} cannot be read ({error})") from None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+
+class Planned(NamedTuple):
+    """A tensor to be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_tensors(
+    directory: Path, planned: list[Planned], values: Iterator[np.ndarray], shard_bytes=SHARD_BYTES
+) -> list[str]:
+    """Write tensors to model.safetensors, or to several files with an index, and return the names of the files.
+
+    Args:
+        directory: an existing directory.
+        planned: the tensors in the order of `values`.
+        values: their values; one at a time is in memory.
+        shard_bytes: largest number of bytes of a file, unless a single tensor is larger.
+    """
+    shards: list[list[Planned]] = [[]]
+    for tensor in planned:
+        if shards[-1] and sum(other.n_bytes for other in shards[-1]) + tensor.n_bytes > shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    n = len(shards)
+    names = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)] if n > 1 else [SINGLE]
+    for name, shard in zip(names, shards, strict=True):
+        _write_file(directory / name, shard, values)
+    if n > 1:
+        places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
+        (directory / INDEX).write_text(json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+    return [*names, *([INDEX] if n > 1 else [])]
+
+
+def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]) -> None:
+    header, end = {"__metadata__": {"format": "pt"}}, 0  # transformers refuses files without a format
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    for tensor in planned:
+        start, end = end, end + tensor.n_bytes
+        header[tensor.name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in planned:
+            value = next(values)
+            if value.shape != tensor.shape or value.dtype != tensor.dtype:
+                raise ValueError(f"{tensor.name}: {value.shape} {value.dtype}, planned {tensor.shape} {tensor.dtype}")
+            file.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))

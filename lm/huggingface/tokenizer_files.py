@@ -1,0 +1,92 @@
+"""Find the tokenizer of a checkpoint, and write one for an exported model. Imports no jax."""
+
+import shutil
+from pathlib import Path
+
+from lm.data.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer
+from lm.files import to_json, write_text
+
+# Files with settings that we do not use, but that an exported model should have again.
+SETTINGS = (
+    "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja",
+)  # fmt: skip
+# lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
+WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
+
+
+def find_tokenizer(directory: str | Path) -> Path | None:
+    """Return the path of a checkpoint's tokenizer.json, or None if it has none."""
+    path = Path(directory) / "tokenizer.json"
+    return path if path.is_file() else None
+
+
+def copy_settings(source: Path, target: Path) -> list[str]:
+    """Copy the settings of tokenizer and generation from one directory to another; returns the names of the files."""
+    names = [name for name in SETTINGS if (source / name).is_file()]
+    if names:
+        target.mkdir(exist_ok=True)
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names
+
+
+def write_tokenizer(target: Path, tokenizer: Tokenizer, *, seq_len: int, keep: list[str]) -> list[str]:
+    """Write tokenizer.json and tokenizer_config.json, and return the names of the files.
+
+    Args:
+        target: an existing directory.
+        tokenizer: one of ours.
+        seq_len: the number of tokens that the model sees.
+        keep: files that are there already and must not be replaced.
+    """
+    write_text(target / "tokenizer.json", to_tokenizer_json(tokenizer))
+    if "tokenizer_config.json" in keep:
+        return ["tokenizer.json"]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.end_of_text is not None:
+        settings["eos_token"] = tokenizer.decode([tokenizer.end_of_text])
+    if getattr(tokenizer, "unk", False):
+        settings["unk_token"] = "<unk>"
+    write_text(target / "tokenizer_config.json", to_json(settings, indent=2) + "\n")
+    return ["tokenizer.json", "tokenizer_config.json"]
+
+
+def to_tokenizer_json(tokenizer: Tokenizer) -> str:
+    """Return the tokenizer.json that encodes like one of our tokenizers.
+
+    >>> import tokenizers
+    >>> json = to_tokenizer_json(CharTokenizer("hello"))
+    >>> tokenizers.Tokenizer.from_str(json).encode("hole").ids
+    [1, 3, 2, 0]
+    """
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.json
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Model
+
+    if isinstance(tokenizer, ByteTokenizer):
+        model = Model(models.BPE({_byte_character(byte): byte for byte in range(256)}, []))
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        model.decoder = decoders.ByteLevel()
+        return model.to_str()
+    pattern = {CharTokenizer: r"[\s\S]", WordTokenizer: WORD}[type(tokenizer)]
+    unknown = {"unk_token": "<unk>"} if tokenizer.unk else {}
+    model = Model(models.WordLevel({piece: i for i, piece in enumerate(tokenizer.pieces)}, **unknown))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    model.decoder = decoders.Fuse()
+    return model.to_str()
+
+
+def _byte_character(byte: int) -> str:
+    """Return the character that stands for a byte in a byte-level BPE (Radford et al. 2019).
+
+    Printable characters of Latin-1 stand for themselves, the others for those from U+0100 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return chr(byte) if byte in printable else chr(256 + others.index(byte))
