@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.page import publish
-from lm import data, layer_stack, model
+from lm import data
 from lm.data.batches import gather
 from lm.errors import UserError, run_command
+from lm.interpret import capture
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
 from lm.text import markdown_table
-from lm.trained_model import load
+from lm.trained_model import TrainedModel, load
 from lm.training.provenance import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
@@ -79,8 +80,7 @@ def swapped(run: str) -> dict[str, dict]:
         UserError: if the model has another norm, or its test split is shorter than a window.
     """
     trained = load(run)
-    params, config = trained.params, trained.config
-    c = config.model
+    config, c = trained.config, trained.config.model
     if (c.norm, c.norm_algorithm, c.norm_ddof) != ("layer", "two_pass", 0):
         raise UserError(
             f"{run}: the model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0, but "
@@ -92,7 +92,7 @@ def swapped(run: str) -> dict[str, dict]:
         raise UserError(f"{run}: the test split is shorter than a window of {config.train.seq_len} tokens")
     starts = np.arange(n_windows) * config.train.seq_len
     tokens_BT = gather(split.arrays, starts, config.train.seq_len)["tokens"][:, :-1]
-    outputs = {a: forward(params, dataclasses.replace(c, norm_algorithm=a), tokens_BT) for a in ALGORITHMS}
+    outputs = {a: forward(trained, a, tokens_BT) for a in ALGORITHMS}
     logits, layers = outputs["two_pass"]
     return {
         a: {
@@ -104,12 +104,11 @@ def swapped(run: str) -> dict[str, dict]:
     }
 
 
-def forward(params: dict, c, tokens_BT):
-    """Return (logits of shape (B, T, V), output of each layer, of shape (B, T, D))."""
-    _, sown = model.hidden(params, c, tokens_BT, mutable=["intermediates"])
-    outputs = sown["intermediates"]
-    stacked = outputs if c.scan_layers else layer_stack.stack_layers(outputs)
-    return model.logits(params, c, tokens_BT), list(stacked["layers"]["x_BTD"][0])
+def forward(run: TrainedModel, algorithm: str, tokens_BT):
+    """Return logits (B, T, V) and the output (B, T, D) of each layer with another LayerNorm algorithm."""
+    config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, norm_algorithm=algorithm))
+    logits_BTV, acts = capture(dataclasses.replace(run, config=config), tokens_BT, "layers/*/residual")
+    return logits_BTV, list(acts.values())
 
 
 def rms(x):

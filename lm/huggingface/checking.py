@@ -5,7 +5,6 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import numpy as np
 
@@ -92,19 +91,16 @@ def _tokens(config: Config, tokenizer, text: str | None, ids: list[int] | None) 
 
 
 def our_activations(params: dict, c, tokens_BT) -> dict[str, np.ndarray]:
-    """Return the input of the first layer, the output of each layer, and the logits of our model, by name."""
+    """Return the input of the first layer, the output of each layer, and the logits of our unrolled model, by name."""
     found = {}
 
-    def record(call, arguments, options, context):
-        if not isinstance(context.module, lm.model.Block) or context.method_name != "__call__":
-            return call(*arguments, **options)
-        found.setdefault("embeddings", np.asarray(arguments[0]))
-        out = call(*arguments, **options)
-        found[f"layer {len(found) - 1}"] = np.asarray(out)
-        return out
+    def tap(module, name, x_BTD):
+        if name in ("embedding", "residual"):
+            found["embeddings" if name == "embedding" else f"layer {len(found) - 1}"] = np.asarray(x_BTD)
+        return x_BTD
 
-    with nn.intercept_methods(record), jax.default_matmul_precision("highest"):
-        found["logits"] = np.asarray(lm.model.logits(params, c, tokens_BT))
+    with jax.default_matmul_precision("highest"):
+        found["logits"] = np.asarray(lm.model.logits(params, c, tokens_BT, tap=tap))
     return found
 
 

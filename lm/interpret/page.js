@@ -23,7 +23,9 @@ function mark(elements, chosen, name) {
 function select(t) {
   const spans = find("text").querySelectorAll("span");
   mark(spans, spans[t], "selected");
-  mark(find("grid").querySelectorAll("thead td"), find("grid").querySelector(`thead td:nth-child(${t + 2})`), "selected");
+  const columns = find("grid").querySelectorAll("thead td"), scrolled = find("grid").parentElement;
+  mark(columns, columns[t], "selected");
+  scrolled.scrollLeft = columns[t].offsetLeft - scrolled.clientWidth / 2;
   const bars = find("bars"), next = data.next, actual = t + 1 < n ? data.ids[t + 1] : null;
   bars.replaceChildren();
   const rows = next.ids[t].map((id, r) => [id, next.p[t][r]]);
@@ -142,5 +144,6 @@ find("text").onclick = event => {
 drawLens();
 drawMaps();
 select(n - 1);
+find("grid").parentElement.scrollLeft = 0;
 showCell(data.lens.at(-1), n - 1);
 showMap(data.attention[0], 0, find("maps").querySelector("canvas"));

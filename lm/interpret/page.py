@@ -132,7 +132,7 @@ def norms_figure(norms: dict[str, np.ndarray]) -> str:
     n_layers = min(map(len, norms.values()))
     largest = max(x.max() for x in norms.values()) or 1.0
     power = 10 ** math.floor(math.log10(largest))
-    top = next(power * x for x in (1, 2, 4, 6, 8, 10) if power * x >= largest)
+    top = next(power * x for x in (1, 1.2, 1.6, 2, 3, 4, 6, 8, 10) if power * x >= largest)
     width, height, left, bottom = 460, 260, 44, 36
 
     def point(at: int, value: float) -> tuple[float, float]:
