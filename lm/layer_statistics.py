@@ -31,20 +31,20 @@ def layer_statistics(state: TrainState, batch: dict, config: Config) -> dict:
                         ("layers"), the embeddings and the head
 
     Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each device's share of
-    the batch, without padding. Gradients are those of the full batch, before clipping.
+    the batch, without padding; a model without layers has neither. Gradients are those of the full batch, before
+    clipping.
     """
     _, grads = gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
     table = parameters.parameter_table(config.model)
     magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
     found = {kind: _root_mean_squares(tree, table) for kind, tree in magnitudes.items()}
-    weights = [path for path in ("layers", "embedding", "positions", "head/w_DV") if path in found["updates"]]
-    ratio = {path: found["updates"][path] / found["parameters"][path] for path in weights}
-    found |= {"update_ratio": ratio}
-    if config.model.fixed_window:  # there are no layers
-        return found | {"attention": {}, "activations": {}}
-    measure = collectives.map_over_batch(lambda params, fields: _forward_statistics(params, fields, config), table)
-    return measure(state.params, batch_fields(batch)) | found
+    paths = [path for path in ("layers", "embedding", "positions", "head/w_DV") if path in found["updates"]]
+    found["update_ratio"] = {path: found["updates"][path] / found["parameters"][path] for path in paths}
+    if "layers" in paths:
+        measure = collectives.map_over_batch(lambda params, fields: _forward_statistics(params, fields, config), table)
+        found |= measure(state.params, batch_fields(batch))
+    return found
 
 
 def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
@@ -57,10 +57,9 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
         found[path] = jnp.sqrt(mean_square)
         if stacked and table[path].kind == "weight":
             weights.append((table[path].size, mean_square))
-    if not weights:
-        return found
-    total = sum(size for size, _ in weights)
-    return found | {"layers": jnp.sqrt(sum(size / total * mean_square for size, mean_square in weights))}
+    if total := sum(size for size, _ in weights):
+        found["layers"] = jnp.sqrt(sum(size / total * mean_square for size, mean_square in weights))
+    return found
 
 
 def _forward_statistics(params: dict, fields: dict, config: Config) -> dict:

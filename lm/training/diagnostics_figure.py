@@ -111,8 +111,13 @@ def _draw(axes, curves: list[tuple]) -> None:
     axes.margins(x=0.02)
     if is_log:
         _log_ticks(axes)
-    if not curves:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="#777777")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(shown := {step for curve in curves for step in curve[0]}) == 1:
+        axes.set_xlim(min(shown) - 1, min(shown) + 1)
+    if not ends:
+        axes.set_yticks([])
+        why = "zero or not finite" if curves else "not measured"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#777777")
     _label_ends(axes, ends)
 
 

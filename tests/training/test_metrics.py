@@ -14,7 +14,7 @@ from running import small_disk
 
 from lm.errors import UserError
 from lm.training.loss_curve import loss_curve_png
-from lm.training.metrics import TIMING_FIELDS, MetricsWriter, _wandb_id, cut_back, read_metrics
+from lm.training.metrics import TIMING_FIELDS, MetricsWriter, _scalars, _wandb_id, cut_back, read_metrics
 from lm.training.progress import Progress, duration
 
 
@@ -48,6 +48,23 @@ def test_non_finite_numbers_are_strict_json(tmp_path):
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert math.isnan(line["loss"])
     assert (line["grad_norm"], line["low"]) == (math.inf, -math.inf)
+
+
+def test_details_have_one_curve_per_path_and_layer():
+    detail = {"attention": {"layers/max_logit": [2.0, 5.0]}, "gradients": {"embedding": 0.5}}
+    assert dict(_scalars({"step": 3, "detail": detail})) == {
+        "attention/layers/max_logit/0": 2.0,
+        "attention/layers/max_logit/1": 5.0,
+        "gradients/embedding": 0.5,
+    }
+
+
+def test_non_finite_details_are_read_back(tmp_path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write({"step": 1, "detail": {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}})
+    writer.close()
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["detail"] == {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 2, "loss": 1'])
