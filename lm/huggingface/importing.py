@@ -19,7 +19,7 @@ from lm.huggingface.exporting import SETTINGS
 from lm.huggingface.tokenizer_files import copy_settings, find_tokenizer
 from lm.huggingface.weights import load_params
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.workdir import Workdir
+from lm.training.workdir import Workdir, check_workdir
 
 
 def import_checkpoint(
@@ -43,13 +43,13 @@ def import_checkpoint(
         UserError: if the checkpoint is damaged or not supported, or the workdir holds a run.
     """
     config = read_config(directory, seq_len=seq_len)
+    check_workdir(workdir, config, resume=False)  # before the weights are read
     if dtype:
         config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, param_dtype=dtype, compute_dtype=dtype)
         )
     tokenizer = load_tokenizer(directory, config)
     if tokenizer is None:
-        say(f"WARNING: {directory} has no tokenizer.json, so the run can compute logits of ids but no text")
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
     params = _on_device(load_params(directory, config))
     digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
@@ -69,6 +69,8 @@ def import_checkpoint(
         with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
             checkpoints.save(0, {"params": params}, meta)
             checkpoints.wait()
+    if tokenizer is None:
+        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
     say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
 
