@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from lm import parameters
@@ -114,6 +115,18 @@ def load_params(directory: str | Path, config: Config) -> dict:
                     value = value.astype(np.float32) + np.float32(family.gain_offset)
                 values[path][() if place.layer is None else place.layer] = value
     return parameters.nest(values)
+
+
+def to_device(params: dict) -> dict:
+    """Move parameters to the first device, one by one, and return them. `params` is empty afterwards.
+
+    NumPy arrays would be copied all at once where a checkpoint is saved.
+    """
+    moved = {}
+    for name in list(params):
+        value = params.pop(name)
+        moved[name] = to_device(value) if isinstance(value, dict) else jax.block_until_ready(jax.device_put(value))
+    return moved
 
 
 def _match(directory: str | Path, family: Family, c: ModelConfig, files: TensorFiles) -> dict[str, str]:
