@@ -128,7 +128,7 @@ def start_jax() -> None:
     """Import jax with this package's settings."""
     from lm import runtime
 
-    runtime.start_jax()
+    runtime.start_jax(retain_memory=False)
     runtime.require_platform(None)
 
 

@@ -36,16 +36,18 @@ def retain_freed_memory() -> None:
         mallopt(TOP_PAD, 2**26)
 
 
-def start_jax(cache_dir: str | None = None, *, deterministic: bool = False):
+def start_jax(cache_dir: str | None = None, *, deterministic: bool = False, retain_memory: bool = True):
     """Import and return jax, with the settings that must precede its import and a cache of compiled programs.
 
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
         deterministic: choose GPU kernels whose sums are always added in one order.
+        retain_memory: see `retain_freed_memory`; False for commands that need memory rather than speed.
     """
     if deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
-    retain_freed_memory()
+    if retain_memory:
+        retain_freed_memory()
     import jax
 
     from lm.data.cache import user_cache

@@ -46,6 +46,30 @@ MODELS = {
             ffn_bias=True, attn_bias=True, positions="learned", tie_embeddings=True, init="gpt2",
         ),
     ),
+    "qwen2_0.5b": (
+        494_032_768,
+        TrainConfig(seq_len=4096),
+        ModelConfig(
+            vocab_size=151_936, d_model=896, n_layers=24, n_heads=14, n_kv_heads=2, d_ff=4864, attn_bias=True,
+            attn_out_bias=False, tie_embeddings=True,
+        ),
+    ),
+    "olmo2_7b": (
+        7_298_617_344,
+        TrainConfig(seq_len=4096),
+        ModelConfig(
+            vocab_size=100_352, d_model=4096, n_layers=32, n_heads=32, d_ff=11_008, norm_placement="output",
+            qk_norm=True, qk_norm_over="all_heads",
+        ),
+    ),
+    "gemma2_2b": (
+        2_614_341_888,
+        TrainConfig(seq_len=8192),
+        ModelConfig(
+            vocab_size=256_000, d_model=2304, n_layers=26, n_heads=8, n_kv_heads=4, d_head=256, d_ff=9216,
+            norm_placement="sandwich", tie_embeddings=True,
+        ),
+    ),
     "llama_3.2_1b": (
         1_235_814_400,
         TrainConfig(seq_len=8192),
@@ -70,6 +94,9 @@ def test_published_models_have_their_exact_parameter_counts(name):
 OTHERS = [
     {"attn_bias": True, "ffn_bias": True, "head_bias": True},
     {"qk_norm": True},
+    {"qk_norm": True, "qk_norm_over": "all_heads"},
+    {"attn_out_bias": True},
+    {"norm_placement": "output"},
     {"tie_embeddings": True},
     {"norm": "layer"},
     {"norm_placement": "none"},

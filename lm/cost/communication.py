@@ -148,16 +148,20 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
 def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019)."""
     m, n = config.model, micro_batches_per_step(config, sizes)
-    x_BTD = tokens_per_micro_batch(config, sizes) * m.d_model * jnp.dtype(m.compute_dtype).itemsize
+    n_tokens = tokens_per_micro_batch(config, sizes)
+    x_BTD = n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
+    # One float32 number per token for queries and for keys, forward and backward.
+    squares = 4 + 2 * (m.remat != "none") if m.qk_norm and m.qk_norm_over == "all_heads" else 0
     outputs = 2 + (m.remat == "block")  # the last output of a block is not recomputed
     inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
     outer = 2 * n if m.vocab_size % sizes["tensor"] == 0 else 0
-    for what, times in (
-        ("outputs of attention and feed-forward layers", n * outputs * m.n_layers),
-        ("gradients of their inputs", n * inputs * m.n_layers),
-        ("embeddings, and the gradient of the head's input", outer),
+    for what, payload, times in (
+        ("outputs of attention and feed-forward layers", x_BTD, n * outputs * m.n_layers),
+        ("gradients of their inputs", x_BTD, n * inputs * m.n_layers),
+        ("embeddings, and the gradient of the head's input", x_BTD, outer),
+        ("squares of queries and keys, summed over heads", 4 * n_tokens, n * squares * m.n_layers),
     ):
-        yield from _transfer(sizes, ["tensor"], what, "all-reduce", x_BTD, times)
+        yield from _transfer(sizes, ["tensor"], what, "all-reduce", payload, times)
 
 
 def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:

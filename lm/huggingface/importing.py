@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import jax
+
 from lm import parameters
 from lm.config import to_dict
 from lm.files import to_json
@@ -13,7 +15,7 @@ from lm.huggingface.config_files import read_config
 from lm.huggingface.exporting import SETTINGS
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params
-from lm.training.checkpoints import Checkpoints
+from lm.training.checkpoints import Checkpoints, bytes_in_flight
 from lm.training.workdir import Workdir
 
 
@@ -46,7 +48,7 @@ def import_checkpoint(
     if tokenizer is None:
         say(f"WARNING: {directory} has no tokenizer.json, so the run can compute logits of ids but no text")
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
-    params = load_params(directory, config)
+    params = on_device(load_params(directory, config))
     digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
     source = {"name": f"weights of {directory}", "fingerprint": digest}
     meta = {
@@ -61,8 +63,17 @@ def import_checkpoint(
         if tokenizer:
             run.write_text("tokenizer.json", tokenizer.to_json())
         copy_settings(Path(directory), Path(workdir) / SETTINGS)
-        with closing(Checkpoints(run.path, keep=config.checkpoint.keep, say=say)) as checkpoints:
+        with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
             checkpoints.save(0, {"params": params}, meta)
             checkpoints.wait()
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
     say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+
+
+def on_device(params: dict) -> dict:
+    """Return the parameters as arrays of the first device, moved one by one. Orbax would copy NumPy arrays at once."""
+    moved = {}
+    for name in list(params):
+        value = params.pop(name)
+        moved[name] = on_device(value) if isinstance(value, dict) else jax.block_until_ready(jax.device_put(value))
+    return moved

@@ -45,9 +45,18 @@ class Checkpoints:
         workdir: the run's directory.
         keep: how many of the newest checkpoints to keep, beside the best by validation loss.
         say: called with each line for the user.
+        in_flight: number of bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None:
+            all.
     """
 
-    def __init__(self, workdir: str | Path, *, keep: int = 2, say: Callable[[str], None] = print):
+    def __init__(
+        self,
+        workdir: str | Path,
+        *,
+        keep: int = 2,
+        say: Callable[[str], None] = print,
+        in_flight: int | None = None,
+    ):
         quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
         # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
@@ -57,8 +66,10 @@ class Checkpoints:
         unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
         self._protected = set() if complete else unscored
         from_first(lambda: _remove_damaged_times(self._directory, say))
+        limit = {} if in_flight is None else {"save_concurrent_gb": in_flight / 1e9}
         self._manager = ocp.CheckpointManager(
             self._directory,
+            item_handlers={"state": ocp.StandardCheckpointHandler(**limit), "meta": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self,
                 cleanup_tmp_directories=True,
@@ -343,7 +354,8 @@ def _in_all(read: Callable[[], Any]) -> Any:
 
 
 def _read_arrays(directory: Path, step: int, target, partial: bool):
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    limit = bytes_in_flight(target) / 1e9
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(restore_concurrent_gb=limit))
     try:
         return reader.restore(
             directory / str(step) / "state",
@@ -355,6 +367,12 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
         )
     except Exception as error:
         raise read_failure(directory, step, "arrays", error) from error
+
+
+def bytes_in_flight(state) -> int:
+    """Return how many bytes of a state to read or write at once: few, but Orbax requires room for the largest leaf."""
+    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
+    return max(2**28, *sizes)
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:

@@ -1,9 +1,10 @@
 """Times of collectives against calculations by hand."""
 
 import pytest
+from tiny import tiny
 
 from lm.config import MESH_AXES
-from lm.cost.communication import Transfer, devices_per_group, seconds
+from lm.cost.communication import Transfer, devices_per_group, seconds, transfers
 from lm.cost.devices import DEVICES, Device
 
 H100 = DEVICES["h100"]  # 450 GB/s within nodes of 8, 50 GB/s per device beyond
@@ -64,3 +65,14 @@ def test_latency_by_hand():
     assert seconds(within, H100, sizes(1, 8, 1, 1)) == pytest.approx(10 * 7 * 3.4e-6)
     total = Transfer("", "all-reduce", ("replica",), 8, **no_bytes)
     assert seconds(total, H100, sizes(8, 8, 1, 1)) == pytest.approx(10 * 6 * 14e-6)
+
+
+@pytest.mark.parametrize(("remat", "per_layer"), [("none", 4), ("block", 6)])
+def test_qk_norm_over_all_heads_sums_one_number_per_token_over_tensor(remat, per_layer):
+    """As in the program that jax 0.10.2 compiles for two CPU devices: float32 of shape (4, 24) in each of 3 layers."""
+    model = {"qk_norm": True, "qk_norm_over": "all_heads", "n_layers": 3, "remat": remat}
+    config = tiny(model=model, train={"batch_size": 4, "seq_len": 24})
+    (squares,) = (t for t in transfers(config, sizes(1, 1, 2, 1)) if "squares" in t.what)
+    assert (squares.kind, squares.payload, squares.times) == ("all-reduce", 4 * 4 * 24, 3 * per_layer)
+    per_head = tiny(model=model | {"qk_norm_over": "head"})
+    assert not [t for t in transfers(per_head, sizes(1, 1, 2, 1)) if "squares" in t.what]

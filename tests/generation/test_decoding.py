@@ -29,6 +29,19 @@ MODELS = {
     "slow_biases": {"norm": "layer", "ffn_bias": True, "attn_bias": True, "rope_pairing": "halves", "n_kv_heads": 1},
     "slow_softcap": {"attn_softcap": 2.0, "n_kv_heads": 2, "window_pattern": (4,), "tie_embeddings": True},
     "slow_mup": {"parametrization": "mup", "mup_base_d_model": 8, "ffn": "mlp", "window_pattern": (5,)},
+    "olmo2": {
+        "norm_placement": "output", "qk_norm": True, "qk_norm_over": "all_heads", "attn_bias": True,
+        "attn_out_bias": False, "window_pattern": (0, 3), "scan_layers": True,
+    },
+    "slow_gemma2": {
+        "norm_placement": "sandwich", "attn_scale": 0.3, "attn_softcap": 2.0, "logit_softcap": 3.0, "embed_scale": 4.0,
+        "tie_embeddings": True, "window_pattern": (3, 0), "d_head": 6, "rope_pairing": "halves",
+    },
+    "slow_llama3": {
+        "rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_max_positions": 32, "rope_theta": 4.0,
+        "n_kv_heads": 1,
+    },
+    "slow_rope_width": {"rope_width": 2, "rope_scaling": "linear", "rope_factor": 2.0, "norm": "layer"},
     "slow_remat": {"scan_layers": True, "remat": "block", "dropout": 0.1, "norm_placement": "post", "qk_norm": True},
 }  # fmt: skip
 

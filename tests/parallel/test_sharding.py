@@ -37,6 +37,12 @@ MODELS = {
             "positions": "learned", "remat": "dots", "vocab_size": 20, "window_pattern": [3, 0],
         }
     },
+    "norms over all heads": {
+        "model": {
+            "norm_placement": "output", "qk_norm": True, "qk_norm_over": "all_heads", "attn_bias": True,
+            "attn_out_bias": False, "embed_scale": 4.0, "attn_scale": 0.3, "rope_width": 2,
+        }
+    },
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
     "muon": {"optimizer": {"name": "muon"}},
     "packed": {"data": {"packing": "documents"}},
