@@ -19,7 +19,7 @@ from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
-from lm.huggingface.weights import load_params
+from lm.huggingface.weights import load_params, to_device
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
 from lm.training.workdir import check_meta
@@ -183,8 +183,7 @@ def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
         raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
     config = read_config(directory)
     tokenizer = load_tokenizer(directory, config)
-    params = jax.tree.map(jax.numpy.asarray, load_params(directory, config))
-    return TrainedModel(directory, 0, config, params, tokenizer)
+    return TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer)
 
 
 @functools.partial(jax.jit, static_argnames="c")
