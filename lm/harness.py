@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m lm.harness",
-        description="Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of "
+        description="Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of\n"
         "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ...",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -66,3 +66,12 @@ class GPT(nn.Module):
             return self.lm_head(x[:, [-1]]), None
         logits = self.lm_head(x)
         return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+
+    @torch.no_grad()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):
+        for _ in range(max_new_tokens):
+            logits = self(idx)[0][:, -1] / temperature
+            if top_k is not None:
+                logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
+            idx = torch.cat([idx, logits.softmax(-1).multinomial(1)], dim=1)
+        return idx
