@@ -11,7 +11,7 @@ from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import search_meshes
 from lm.cost.memory import activation_bytes, moved_activation_bytes
-from lm.layer_statistics import layer_statistics
+from lm.training.layer_statistics import layer_statistics
 
 W = 3
 WINDOW = {"fixed_window": W, "positions": "none", "norm_placement": "none", "head_bias": True, "activation": "relu"}

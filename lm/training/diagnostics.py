@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from lm.config import Config
-from lm.layer_statistics import layer_statistics
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
 from lm.step import TrainState, take_batch
 from lm.training.batch_source import BatchSource
+from lm.training.layer_statistics import layer_statistics
 from lm.training.progress import Progress
 from lm.training.run import Run
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from lm import layer_stack, model, parameters
 from lm.config import Config
 from lm.layers.attention import causal_attention
-from lm.layers.attention_statistics import attention_statistics
 from lm.parallel import collectives
 from lm.step import TrainState, batch_fields, gradients, hidden, optimizer
+from lm.training.attention_statistics import attention_statistics
 
 N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention and activations are measured
 

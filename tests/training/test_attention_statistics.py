@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lm.layers import attention_statistics as module
 from lm.layers.attention import Mask
-from lm.layers.attention_statistics import attention_statistics
+from lm.training import attention_statistics as module
+from lm.training.attention_statistics import attention_statistics
 
 B, T, H, G, K = 2, 7, 4, 2, 8
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 2, 2, 2, 2, 3]])

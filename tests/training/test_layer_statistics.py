@@ -15,8 +15,9 @@ from references import numpy_model
 from running import ROOT
 from tiny import redrawn, state_of, tiny
 
-from lm import layer_statistics, model, parameters, step
+from lm import model, parameters, step
 from lm.parameters import flat
+from lm.training import layer_statistics
 
 T = 8
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, T + 1)))
@@ -112,9 +113,9 @@ import jax
 import numpy as np
 from on_devices import batch, config_of, initial_state
 
-from lm import layer_statistics
 from lm.config import MESH_AXES
 from lm.parallel.mesh import use_mesh
+from lm.training import layer_statistics
 
 jax.config.update("jax_num_cpu_devices", 8)
 layer_statistics.N_EXAMPLES = 16
