@@ -98,8 +98,8 @@ def test_a_tied_head_may_be_repeated_but_not_differ(tmp_path):
 
 
 def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
-    directory = checkpoint(tmp_path, "gemma2", dtype="bfloat16")
-    config = read_config(directory)
+    directory = checkpoint(tmp_path, "gemma2")
+    config = read_config(directory, dtype="bfloat16")
     assert (config.model.param_dtype, config.model.compute_dtype) == ("float32", "bfloat16")
     with TensorFiles(directory) as files:
         stored = files.read("model.norm.weight").astype(np.float32)
