@@ -66,17 +66,18 @@ def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     return FAMILIES[name]
 
 
-def read_config(directory: str | Path, *, seq_len: int | None = None) -> Config:
+def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str | None = None) -> Config:
     """Return our resolved config for the config.json of a checkpoint.
 
     Args:
         directory: the checkpoint's directory.
         seq_len: train.seq_len; None: the checkpoint's number of positions, at most MAX_SEQ_LEN.
+        dtype: dtype of parameters and computation; None: the checkpoint's.
 
     Raises:
         UserError: with every field that is missing, wrong or not supported.
     """
-    fields = read_fields(directory)
+    fields = read_fields(directory) | ({"dtype": dtype} if dtype else {})
     family = family_of(directory, fields)
     values, problems = _read_model(family, fields)
     positions = fields.get(family.context, 1024)

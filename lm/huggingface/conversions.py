@@ -107,6 +107,8 @@ ROPE = Conversion(("rope_theta", "rope_scaling", *ROPE_SCALINGS["llama3"]), _rea
 
 # ---- Sliding windows ---------------------------------------------------------------------------------------------
 
+DEFAULT_WINDOW = 4096  # where config.json has no sliding_window; null means no window
+
 
 def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False) -> Conversion:
     """Return the conversion of families that name the kind of attention of each layer in `layer_types`.
@@ -117,7 +119,7 @@ def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False
     """
 
     def read(fields):
-        size, n = fields.get("sliding_window"), fields["num_hidden_layers"]
+        size, n = fields.get("sliding_window", DEFAULT_WINDOW), fields["num_hidden_layers"]
         if not size or (switch and not fields.get("use_sliding_window")):
             return {"window_pattern": (0,)}
         kinds = fields.get("layer_types")
@@ -162,10 +164,12 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
 
 
 ALL_LAYERS_SLIDE = Conversion(
-    ("window_pattern",), lambda fields: {"window_pattern": (fields.get("sliding_window") or 0,)}, _write_uniform_window
+    ("window_pattern",),
+    lambda fields: {"window_pattern": (fields.get("sliding_window", DEFAULT_WINDOW) or 0,)},
+    _write_uniform_window,
 )
 ALTERNATING_LAYERS_SLIDE = windows(lambda fields, layer: layer % 2 == 0)
-LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 0), switch=True)
+LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
 
 
 # ---- Scales ------------------------------------------------------------------------------------------------------

@@ -256,8 +256,9 @@ GEMMA2 = Family(
     | ATTENTION_BIAS
     | {
         "d_head": Field("head_dim", 256),
-        "attn_softcap": Field("attn_logit_softcapping", None),
-        "logit_softcap": Field("final_logit_softcapping", None),
+        # Without the field there is a softcap; null switches it off.
+        "attn_softcap": Field("attn_logit_softcapping", lambda f: None if "attn_logit_softcapping" in f else 50.0),
+        "logit_softcap": Field("final_logit_softcapping", lambda f: None if "final_logit_softcapping" in f else 30.0),
     }
     | TIED,
     conversions=(

@@ -31,18 +31,14 @@ def import_checkpoint(
         directory: the checkpoint's directory.
         workdir: the directory to write; it must not hold a run.
         seq_len: train.seq_len of the run; None: see `read_config`.
-        dtype: model.param_dtype and compute_dtype; None: those of the checkpoint.
+        dtype: dtype of parameters and computation; None: the checkpoint's.
         say: called with each line for the user.
 
     Raises:
         UserError: if the checkpoint is damaged or not supported, or the workdir holds a run.
     """
-    config = read_config(directory, seq_len=seq_len)
+    config = read_config(directory, seq_len=seq_len, dtype=dtype)
     check_workdir(workdir, config, resume=False)  # before the weights are read
-    if dtype:
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, param_dtype=dtype, compute_dtype=dtype)
-        )
     tokenizer = load_tokenizer(directory, config)
     if tokenizer is None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))

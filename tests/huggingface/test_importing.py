@@ -59,6 +59,12 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
     assert (m.d_head, m.n_kv_heads, m.norm_eps, m.rope_theta, m.tie_embeddings) == (4, 2, 1e-6, 10_000.0, False)
     m = read_config(checkpoint(tmp_path, "gemma2", layer_types=None, tie_word_embeddings=None)).model
     assert (m.window_pattern, m.tie_embeddings) == ((3, 0), True)
+    left_out = {"sliding_window": None, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    m = read_config(checkpoint(tmp_path, "gemma2", **left_out)).model
+    assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((4096, 0), 50.0, 30.0)
+    (tmp_path / "config.json").write_text(json.dumps(EXPECTED["gemma2"]["config"] | left_out))  # null: switched off
+    m = read_config(tmp_path).model
+    assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((0,), None, None)
 
 
 def test_the_context_is_the_checkpoints_up_to_a_limit_or_as_given(tmp_path):
@@ -98,8 +104,8 @@ def test_a_tied_head_may_be_repeated_but_not_differ(tmp_path):
 
 
 def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
-    directory = checkpoint(tmp_path, "gemma2", dtype="bfloat16")
-    config = read_config(directory)
+    directory = checkpoint(tmp_path, "gemma2")
+    config = read_config(directory, dtype="bfloat16")
     assert (config.model.param_dtype, config.model.compute_dtype) == ("float32", "bfloat16")
     with TensorFiles(directory) as files:
         stored = files.read("model.norm.weight").astype(np.float32)
