@@ -18,9 +18,8 @@ from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
-from lm.huggingface.importing import on_device
 from lm.huggingface.tokenizer_files import load_tokenizer
-from lm.huggingface.weights import load_params
+from lm.huggingface.weights import load_params, to_device
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
 from lm.training.workdir import check_meta
@@ -184,7 +183,7 @@ def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
         raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
     config = read_config(directory)
     tokenizer = load_tokenizer(directory, config)
-    return TrainedModel(directory, 0, config, on_device(load_params(directory, config)), tokenizer)
+    return TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer)
 
 
 @functools.partial(jax.jit, static_argnames="c")

@@ -28,6 +28,7 @@ def with_tokenizer(tmp_path):
     return directory
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_imported_used_and_exported_again(with_tokenizer, tmp_path, capsys):
     assert main(["import", str(with_tokenizer), "--workdir", str(tmp_path / "run")]) == 0
     run = lm.load(tmp_path / "run")

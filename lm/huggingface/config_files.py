@@ -11,6 +11,7 @@ from lm.config.convert import from_flat
 from lm.errors import UserError
 from lm.files import read_json
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
+from lm.huggingface.folding import fold
 from lm.huggingface.tokenizer_files import find_tokenizer
 
 MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
@@ -191,12 +192,6 @@ def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def exported_model(family: Family, c: ModelConfig) -> ModelConfig:
-    """Return the model section whose parameters a checkpoint of the family has: some have biases that are zero here."""
-    biases = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
-    return dataclasses.replace(c, **dict.fromkeys(biases, True)) if family.zero_biases else c
-
-
 def normalized(c: ModelConfig) -> dict[str, Any]:
     """Return the model section without differences that change nothing: keys without effect, other spellings."""
     ours = {name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT}
@@ -224,7 +219,8 @@ def normalized(c: ModelConfig) -> dict[str, Any]:
 
 def _write_model(family: Family, c: ModelConfig) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a model section, and why the family has no equivalent."""
-    ours, fields, problems, name = normalized(exported_model(family, c)), {}, [], family.model_type
+    c, _ = fold(family, c)
+    ours, fields, problems, name = normalized(c), {}, [], family.model_type
     variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
     for key, expected in (USUAL | family.fixed).items():
         if key not in variable and ours[key] != expected:

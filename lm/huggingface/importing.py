@@ -6,17 +6,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import jax
-
 from lm import parameters
 from lm.config import to_dict
 from lm.files import to_json
 from lm.huggingface.config_files import read_config
 from lm.huggingface.exporting import SETTINGS
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
-from lm.huggingface.weights import load_params
+from lm.huggingface.weights import load_params, to_device
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.workdir import Workdir
+from lm.training.workdir import Workdir, check_workdir
 
 
 def import_checkpoint(
@@ -40,15 +38,15 @@ def import_checkpoint(
         UserError: if the checkpoint is damaged or not supported, or the workdir holds a run.
     """
     config = read_config(directory, seq_len=seq_len)
+    check_workdir(workdir, config, resume=False)  # before the weights are read
     if dtype:
         config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, param_dtype=dtype, compute_dtype=dtype)
         )
     tokenizer = load_tokenizer(directory, config)
     if tokenizer is None:
-        say(f"WARNING: {directory} has no tokenizer.json, so the run can compute logits of ids but no text")
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
-    params = on_device(load_params(directory, config))
+    params = to_device(load_params(directory, config))
     digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
     source = {"name": f"weights of {directory}", "fingerprint": digest}
     meta = {
@@ -66,14 +64,7 @@ def import_checkpoint(
         with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
             checkpoints.save(0, {"params": params}, meta)
             checkpoints.wait()
+    if tokenizer is None:
+        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
     say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
-
-
-def on_device(params: dict) -> dict:
-    """Return the parameters as arrays of the first device, moved one by one. Orbax would copy NumPy arrays at once."""
-    moved = {}
-    for name in list(params):
-        value = params.pop(name)
-        moved[name] = on_device(value) if isinstance(value, dict) else jax.block_until_ready(jax.device_put(value))
-    return moved

@@ -36,7 +36,7 @@ class TensorFiles:
         Raises:
             UserError: if files are missing, damaged or not safetensors.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         self._directory, self._stack = Path(directory), ExitStack()
         self._file_of, files = {}, {}
@@ -47,7 +47,7 @@ class TensorFiles:
                     raise UserError(f"{path} is missing; download it again")
                 try:
                     files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
-                except Exception as error:  # SafetensorError is not exported
+                except SafetensorError as error:
                     raise UserError(f"{path} is damaged or truncated ({error}); download it again") from None
                 self._file_of |= {tensor: (name, files[name]) for tensor in files[name].keys()}  # noqa: SIM118
                 if expected and (lost := sorted(expected - set(files[name].keys()))):
@@ -81,16 +81,13 @@ class TensorFiles:
         """Return a tensor.
 
         Raises:
-            UserError: if it cannot be read, or is not of a floating-point type.
+            UserError: if it is not of a supported type.
         """
         file_name, file = self._file_of[name]
         where, dtype = f"{self._directory / file_name}: {name}", self._dtypes[name]
         if dtype not in DTYPES:
             raise UserError(f"{where} is stored as {dtype}; supported are {', '.join(DTYPES)}")
-        try:
-            return file.get_tensor(name)
-        except Exception as error:
-            raise UserError(f"{where} cannot be read ({error})") from None
+        return file.get_tensor(name)
 
     def __enter__(self):
         return self

@@ -5,13 +5,15 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from lm import parameters
 from lm.config import Config, ModelConfig
 from lm.errors import UserError
-from lm.huggingface.config_files import exported_model, family_of, read_fields
+from lm.huggingface.config_files import family_of, read_fields
 from lm.huggingface.families import Family, Tensor
+from lm.huggingface.folding import fold
 from lm.huggingface.safetensors_files import Planned, TensorFiles
 from lm.parameters import Parameter
 
@@ -116,6 +118,18 @@ def load_params(directory: str | Path, config: Config) -> dict:
     return parameters.nest(values)
 
 
+def to_device(params: dict) -> dict:
+    """Move parameters to the first device, one by one, and return them. `params` is empty afterwards.
+
+    NumPy arrays would be copied all at once where a checkpoint is saved.
+    """
+    moved = {}
+    for name in list(params):
+        value = params.pop(name)
+        moved[name] = to_device(value) if isinstance(value, dict) else jax.block_until_ready(jax.device_put(value))
+    return moved
+
+
 def _match(directory: str | Path, family: Family, c: ModelConfig, files: TensorFiles) -> dict[str, str]:
     """Return the names in the files of the tensors of a model. Raises UserError unless they are the model's."""
     short = {name.removeprefix(family.prefix): name for name in files.shapes}
@@ -160,7 +174,7 @@ def _some(names: list[str]) -> str:
 def planned_tensors(family: Family, c: ModelConfig) -> list[Planned]:
     """Return the name, shape and dtype of each tensor of an exported model, in the order of `exported_tensors`."""
     dtype = np.dtype(c.param_dtype)
-    return [Planned(place.name, place.shape, dtype) for place in places(family, exported_model(family, c))]
+    return [Planned(place.name, place.shape, dtype) for place in places(family, fold(family, c)[0])]
 
 
 def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[np.ndarray]:
@@ -172,7 +186,8 @@ def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[n
     """
     flat, dtype = parameters.flat(params), np.dtype(c.param_dtype)
     order = _halves(c) if c.positions == "rope" and c.rope_pairing == "adjacent" else None
-    for place in places(family, exported_model(family, c)):
+    exported, factors = fold(family, c)
+    for place in places(family, exported):
         values = []
         for path, p in zip(place.paths, place.parameters, strict=True):
             if path not in flat:
@@ -181,9 +196,10 @@ def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[n
             value = np.asarray(flat[path] if place.layer is None else flat[path][place.layer])
             if order is not None and path.rpartition("/")[2].startswith(ROTATED):
                 value = value[..., order]
-            if family.gain_offset and p.kind == "norm":
-                value = (value.astype(np.float32) - np.float32(family.gain_offset)).astype(dtype)
-            values.append(value)
+            offset = family.gain_offset if p.kind == "norm" else 0.0
+            if offset or path in factors:
+                value = value.astype(np.float32) * np.float32(factors.get(path, 1)) - np.float32(offset)
+            values.append(value.astype(dtype))
         yield place.join(values)
 
 

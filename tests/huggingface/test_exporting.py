@@ -77,6 +77,29 @@ def test_permuted_features_and_zero_biases_do_not_change_the_logits(name, tmp_pa
     np.testing.assert_allclose(logits(load_params(tmp_path, found), c, ids), expected, atol=1e-5)
 
 
+MUP = {"parametrization": "mup", "mup_base_d_model": 5, "mup_base_d_head": 3}
+FOLDED = {
+    "llama": MUP,
+    "llama, biases": {"attn_scale": 0.3, "embed_scale": 3.0, "attn_bias": True},
+    "qwen3": MUP | {"qk_norm": True, "tie_embeddings": True},
+    "gpt2": GPT2 | MUP,
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_factors_that_a_family_lacks_are_multiplied_into_weights(name, tmp_path):
+    config = tiny(model=FOLDED[name] | {"scan_layers": True})
+    params = redrawn(config.model)
+    write_checkpoint(tmp_path, config, params)
+    found = read_config(tmp_path)
+    assert (found.model.parametrization, found.model.attn_scale, found.model.embed_scale) == ("standard", None, 1.0)
+    ids = np.random.default_rng(0).integers(0, 19, (2, 8))
+    logits = jax.jit(model.logits, static_argnums=1)
+    c = dataclasses.replace(found.model, scan_layers=True)
+    expected = logits(params, config.model, ids)
+    np.testing.assert_allclose(logits(load_params(tmp_path, found), c, ids), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", EXPECTED)
 def test_an_imported_checkpoint_is_exported_with_identical_weights(case, tmp_path):
     directory = checkpoint(tmp_path / "from", case)
@@ -105,7 +128,7 @@ def test_bfloat16_weights_keep_their_dtype_and_bits(tmp_path):
     ("keys", "reasons"),
     [
         ({"norm_placement": "post"}, ["norm_placement: post"]),
-        ({"parametrization": "mup"}, ["parametrization: mup; llama has standard"]),
+        ({"embed_scale": 2.0, "tie_embeddings": True}, ["embed_scale: 2.0; llama has 1.0"]),
         ({"ffn": "mlp", "positions": "none"}, ["ffn: mlp; llama has glu", "positions: none; llama has rope"]),
         (GPT2 | {"norm_algorithm": "running_mean"}, ["norm_algorithm: running_mean; gpt2 has two_pass"]),
         (GPT2 | {"n_kv_heads": 2}, ["n_head for both"]),

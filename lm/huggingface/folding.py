@@ -1,0 +1,35 @@
+"""Factors of our models that a family lacks, multiplied into weights of an exported model. Imports no jax."""
+
+import dataclasses
+import math
+
+from lm.config import ModelConfig
+from lm.huggingface.families import Family
+
+BIASES = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
+
+
+def fold(family: Family, c: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
+    """Return the model section of an exported model, and the factors of its parameters by path.
+
+    The factor of attention scores goes to the queries, that of the embeddings to an untied table, and that of muP's
+    last hidden states to the final norm. A family with biases gets biases of zero.
+
+    Args:
+        family: the family to export to.
+        c: model section of a resolved config.
+    """
+    has = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
+    changes, factors = dict.fromkeys(BIASES, True) if family.zero_biases else {}, {}
+    if c.parametrization == "mup":
+        changes |= {"parametrization": "standard", "attn_scale": math.sqrt(c.mup_base_d_head) / c.d_head}
+        factors |= dict.fromkeys(("final_norm/scale_D", "final_norm/bias_D"), c.mup_base_d_model / c.d_model)
+    scale = changes.get("attn_scale", c.attn_scale)
+    if scale is not None and "attn_scale" not in has:
+        changes["attn_scale"] = None
+        queries = ("q_scale_K", "q_scale_HK") if c.qk_norm else ("w_q_DHK", "b_q_HK")
+        factors |= {f"layers/attention/{name}": scale * math.sqrt(c.d_head) for name in queries}
+    if c.embed_scale != 1 and not c.tie_embeddings and "embed_scale" not in has:
+        changes["embed_scale"] = 1.0
+        factors["embedding"] = c.embed_scale
+    return dataclasses.replace(c, **changes), factors
