@@ -17,7 +17,6 @@ from pathlib import Path
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, refuse_url, to_json, write_bytes
-from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.training.metrics import read_metrics
 from lm.training.provenance import describe_start
 
@@ -176,6 +175,8 @@ def check_init_from(config, resumed: str | Path | None) -> None:
         return
     if run is None or Path(run, "checkpoints").is_dir():
         return
+    from lm.huggingface.config_files import is_checkpoint, read_config  # imports NumPy
+
     if not is_checkpoint(run):
         raise UserError(
             f"config.init_from: {run} holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging "

@@ -73,7 +73,7 @@ def test_ids_are_those_of_tiktoken(on, off):
 @pytest.fixture(scope="module")
 def encoding():
     """Return the stored tokenizer as an encoding of tiktoken."""
-    pytest.importorskip("tiktoken", reason="it is not installed")
+    pytest.importorskip("tiktoken", reason="tiktoken is not installed")
     from references.make_special_tokens import to_tiktoken
 
     return to_tiktoken(json.dumps(SPEC))
