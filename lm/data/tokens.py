@@ -105,7 +105,7 @@ def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
         return source, f"{source.name} (fallback)"
 
 
-def _load_tokenizer(spec: str, warn) -> Tokenizer:
+def _load_tokenizer(spec: str, warn) -> tokenizers.Tokenizer:
     """Load a tokenizer that is not learned from the text."""
     tokenizer = tokenizers.make(spec, ())
     for line in tokenizers.warnings_about(tokenizer, spec):
