@@ -179,7 +179,7 @@ def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path)
     without = dataclasses.replace(run, config=config, tokenizer=None)
     result = evaluate(without, data="tokens:shards")
     assert result.plain.loss.value == pytest.approx(run.loss([1] * 40), abs=1e-5)
-    with pytest.raises(UserError, match="was trained on token ids and has no tokenizer; give tokens:PATH"):
+    with pytest.raises(UserError, match="has no tokenizer, only token ids; give tokens:PATH"):
         evaluate(without)
 
 

@@ -151,7 +151,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
     is_own = source == run.config.data.source
     if run.tokenizer is None and not source.startswith("tokens:"):
-        raise UserError(f"--data: {run.path} was trained on token ids and has no tokenizer; give tokens:PATH")
+        raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = dataclasses.replace(_data_here(run), source=source)
     if not is_own:
         config = dataclasses.replace(config, offline=None)
