@@ -9,7 +9,7 @@ import sys
 import pytest
 from running import ROOT
 
-from benchmarks import compare, layers, shapes, startup, time_to_loss, train_speed
+from benchmarks import compare, generation, layers, shapes, startup, time_to_loss, train_speed
 
 TABLES = {
     "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
@@ -18,6 +18,7 @@ TABLES = {
     "time_to_loss": lambda rows: time_to_loss.table(rows[0]),
     "startup": startup.table,
     "layers": lambda rows: layers.table(rows, "cpu"),
+    "generation": generation.table,
 }
 
 
