@@ -267,7 +267,30 @@ class HFTokenizer(Tokenizer):
                 f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to the vocabulary of its "
                 "tokenizer.json, or use a byte-level tokenizer"
             ) from None
-        return [np.array(encoding.ids, self.dtype) for encoding in encodings]
+        encoded = [np.array(encoding.ids, self.dtype) for encoding in encodings]
+        if not self.encodes_special_tokens and (names := self._inseparable):
+            for i in (i for ids in encoded for i in names.keys() & set(ids.tolist())):
+                raise UserError(
+                    f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode as the special token; "
+                    "remove it from the text, or set config.data.special_tokens=true if the text is trusted"
+                )
+        return encoded
+
+    @cached_property
+    def _inseparable(self) -> dict[int, str]:
+        """Return the special tokens by id that the model itself makes of their names; not the one for unknown text.
+
+        Unigram and WordLevel models have the names in their vocabularies.
+        """
+
+        def ids(text):
+            try:
+                return self.model.encode(text, add_special_tokens=False).ids
+            except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
+                return []
+
+        unknown = ids("\U0010fffd")
+        return {i: name for name, i in self._special_ids().items() if i in ids(name) and i not in unknown}
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)

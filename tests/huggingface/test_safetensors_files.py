@@ -1,6 +1,7 @@
 """Files of tensors: what is written is what the safetensors package reads; damage is a clear error."""
 
 import json
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -76,6 +77,11 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
         TensorFiles(tmp_path)
     write_index(c="../other/model.safetensors")
     with pytest.raises(UserError, match="is not a safetensors file beside it"):
+        TensorFiles(tmp_path)
+    write_index()
+    shutil.copyfile(tmp_path / names[1], tmp_path / "stale.safetensors")
+    write_index(b="stale.safetensors")
+    with pytest.raises(UserError, match="both have the tensor b"):
         TensorFiles(tmp_path)
     write_index()
     (tmp_path / names[1]).unlink()
