@@ -158,7 +158,7 @@ def config_source(directory: str | Path) -> str:
     config, default = flatten(to_dict(read_training_config(directory))), flatten(to_dict(Config()))
     lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
     return "\n".join([
-        f'"""The architecture of {json.dumps(Path(directory).name)[1:-1]}, to be trained from scratch."""',
+        f'"""The architecture of {json.dumps(Path(directory).resolve().name)[1:-1]}, to be trained from scratch."""',
         "",
         "from lm.config import default_config",
         "",

@@ -66,7 +66,7 @@ class TensorFiles:
             places = read_json(self._directory / INDEX, {"weight_map": {str: str}}, "download it again")["weight_map"]
             found = {}
             for tensor, name in places.items():
-                if Path(name).name != name or not name.endswith(".safetensors"):
+                if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
                 found.setdefault(name, set()).add(tensor)
             return found
