@@ -127,6 +127,22 @@ def test_without_special_tokens_nothing_is_put_before_a_text(llama_like):
     assert off.encode_prompt("cat").tolist() == off.encode("cat").tolist()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "charsmap"),
+        (
+            {"post_processor": {"type": "BertProcessing", "sep": ["x", 9], "cls": ["y", 4_000_000_000]}},
+            "begins a text with id 4000000000, which the vocabulary lacks",
+        ),
+    ],
+)
+def test_a_tokenizer_json_that_panics_or_names_other_ids_is_refused(change, message, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SPEC | change))
+    with pytest.raises(UserError, match=message):
+        tokenizers.make(f"hf:{tmp_path / 'tokenizer.json'}", (), special_tokens=True)
+
+
 UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], *([c, -3.0] for c in "ab<>/s")]}
 WORDS = {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}}
 
