@@ -133,10 +133,11 @@ class HarnessModel(TemplateLM):
         pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
         results = []
         scores = self._score(pairs, full_last=self.windows == "harness", disable_tqdm=disable_tqdm)
-        for request, (_, ids), found in zip(requests, pairs, scores, strict=True):
+        for request, ids, found in zip(requests, texts, scores, strict=True):
             total = math.fsum(s.log_p for s in found)
-            if not prefix:
-                total += total / len(ids) if ids else -math.log(self.trained.config.model.vocab_size)
+            if ids and not prefix:
+                n = len(ids) - 1
+                total += total / n if n else -math.log(self.trained.config.model.vocab_size)
             results.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return results

@@ -43,7 +43,8 @@ def score_split(
     T = config.train.seq_len
     windows = Windows(split, T, stride or T)
     n = len(windows)
-    B = batch_size or min(max(1, TOKENS // T), 1 << (n - 1).bit_length())  # few sizes, hence few compiled programs
+    # At most the next power of two: few sizes, hence few compiled programs.
+    B = min(batch_size or max(1, TOKENS // T), 1 << (n - 1).bit_length())
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in range(0, n, B):

@@ -13,7 +13,9 @@ from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
 
-_RUN = {"data": ({"fingerprint": str}, None)}  # of run.json
+# Shapes of run.json and config.json; see `lm.files.read_json`.
+_RUN = {"data": ({"fingerprint": str}, None)}
+_CONFIG = {"train": {"seq_len": int}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
+    if is_own and corpus.fingerprint != (_trained_on(run) or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -193,10 +195,13 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
-def _trained_on(path: Path) -> str | None:
-    """Return the fingerprint of the tokens that a run trained on, None if it is not known."""
+def _trained_on(run: TrainedModel) -> str | None:
+    """Return the fingerprint of the tokens that a run trained on; None if unknown, or if its rows had another length."""
     try:
-        return (read_json(path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        if run.config.data.packing != "none":
+            if read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len:
+                return None
+        return (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
     except FileNotFoundError:
         return None
 
