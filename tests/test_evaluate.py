@@ -163,7 +163,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path, arguments, me
     write_bad_texts()
     if "--workdir=absent" not in arguments:
         arguments = [f"--workdir={bench.reference()}", *arguments]
-        monkeypatch.setattr("lm.scoring.predictions._score_batch", None)  # found before anything is computed
+        monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""

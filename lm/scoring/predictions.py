@@ -49,7 +49,7 @@ def score_split(
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in range(0, n, B):
         batch, contexts_BT = windows.batch(first, B)
-        weights_BT, losses_BT, hits_BT = _score_batch(params, batch, config.model)
+        weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((1, losses_BT, hits_BT)):
@@ -59,8 +59,8 @@ def score_split(
     return Scores(sums, T, windows.stride, split.n_bytes / split.n_tokens if split.n_bytes else None)
 
 
-def _score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target, and whether it is the likeliest token: (B, T) each."""
+def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, LOGITS // (B * c.vocab_size)))  # positions at a time

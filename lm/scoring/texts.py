@@ -196,11 +196,11 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
 
 
 def _trained_on(run: TrainedModel) -> str | None:
-    """Return the fingerprint of the tokens that a run trained on; None if unknown, or if its rows had another length."""
+    """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
     try:
-        if run.config.data.packing != "none":
-            if read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len:
-                return None
+        seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
+        if run.config.data.packing != "none" and seq_len != run.seq_len:
+            return None
         return (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
     except FileNotFoundError:
         return None
