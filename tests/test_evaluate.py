@@ -15,7 +15,7 @@ import lm
 from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.evaluate import main
+from lm.evaluate import file_name, main
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text, with_seq_len
 
@@ -85,6 +85,13 @@ def test_tables_and_json(bench, tmp_path, capsys):
     assert float(value) == pytest.approx(plain["loss"], abs=5e-3)
     assert float(error) == pytest.approx(plain["loss_error"], rel=0.1)
     assert f"written: {tmp_path}" in err
+
+
+def test_long_names_of_texts_leave_room_for_the_numbers():
+    """A file name has at most 255 bytes. Without its stride, an evaluation would overwrite that of another stride."""
+    names = [file_name(7, "test", ["\u65e5" * 100, "b" * 300], seq_len=None, stride=n) for n in (4, 8)]
+    assert [name[-9:] for name in names] == ["_stride_4", "_stride_8"]
+    assert len(f"{names[0]}_context.png".encode()) <= 255
 
 
 def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
