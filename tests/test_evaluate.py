@@ -226,6 +226,13 @@ def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
         evaluate(dataclasses.replace(run, path=tmp_path))
 
 
+def test_the_config_of_a_checkpoint_of_hugging_face_is_not_read_as_that_of_a_run(bench, run, tmp_path):
+    """Also if the text is the one that the config of the model names by default."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    imported = dataclasses.replace(run, path=tmp_path)
+    assert open_text(imported, "test", f"text:{bench.text}", print).split.name == "test"
+
+
 def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, run, tmp_path):
     """Two different baselines of one text would mean that they were counted in different texts."""
     copy = tmp_path / "copy.txt"

@@ -151,7 +151,7 @@ def _has_text(run: TrainedModel) -> bool:
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    is_own = source == run.config.data.source
+    is_own = _has_text(run) and source == run.config.data.source
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = dataclasses.replace(_data_here(run), source=source)
@@ -198,10 +198,11 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
 def _trained_on(run: TrainedModel) -> str | None:
     """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
     try:
+        fingerprint = (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        if run.config.data.packing == "none":
+            return fingerprint
         seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
-        if run.config.data.packing != "none" and seq_len != run.seq_len:
-            return None
-        return (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        return fingerprint if seq_len == run.seq_len else None
     except FileNotFoundError:
         return None
 
