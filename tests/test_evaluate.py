@@ -152,6 +152,7 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
         (["--split=dev"], 'no split "dev"; it has train, validation, test; all joins them'),
         (["--split="], 'no split ""'),
+        (["--split=test+train+test"], "--split: test is given twice"),
         (["--data=text:absent.txt"], '--data: "text:absent.txt" is not a file'),
         (["--data=novel.txt"], '--data: "novel.txt" is not one of tfds:NAME, text:PATH'),
         (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model has 17"),

@@ -134,6 +134,9 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
     source = data or run.config.data.source
+    names = split.split("+")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--split: {repeated[0]} is given twice")
     corpus = _open_corpus(run, source, say)
     try:
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
