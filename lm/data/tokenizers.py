@@ -75,7 +75,8 @@ class Tokenizer:
         return [self._begin(ids) for ids in self.encode_all(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode one text from its beginning."""
+        """Encode one text from its beginning; raises UserError if it has a lone surrogate, which cannot be printed."""
+        _utf8(text)
         return self.encode_documents([text])[0]
 
     def _begin(self, ids: np.ndarray) -> np.ndarray:

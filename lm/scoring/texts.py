@@ -13,7 +13,9 @@ from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
 
-_RUN = {"data": ({"fingerprint": str}, None)}  # of run.json
+# Shapes of run.json and config.json; see `lm.files.read_json`.
+_RUN = {"data": ({"fingerprint": str}, None)}
+_CONFIG = {"train": {"seq_len": int}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,9 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
     source = data or run.config.data.source
+    names = split.split("+")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--split: {repeated[0]} is given twice")
     corpus = _open_corpus(run, source, say)
     try:
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
@@ -149,7 +154,7 @@ def _has_text(run: TrainedModel) -> bool:
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    is_own = source == run.config.data.source
+    is_own = _has_text(run) and source == run.config.data.source
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = dataclasses.replace(_data_here(run), source=source)
@@ -163,7 +168,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
+    if is_own and corpus.fingerprint != (_trained_on(run) or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -193,10 +198,14 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
-def _trained_on(path: Path) -> str | None:
-    """Return the fingerprint of the tokens that a run trained on, None if it is not known."""
+def _trained_on(run: TrainedModel) -> str | None:
+    """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
     try:
-        return (read_json(path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        fingerprint = (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        if run.config.data.packing == "none":
+            return fingerprint
+        seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
+        return fingerprint if seq_len == run.seq_len else None
     except FileNotFoundError:
         return None
 
