@@ -11,7 +11,7 @@ from running import summary_of
 import lm
 from lm import model
 from lm.data import open_corpus
-from lm.data.tokenizers import train_bpe
+from lm.data.hf_tokenizer import train_bpe
 from lm.errors import UserError
 from lm.generation import options
 

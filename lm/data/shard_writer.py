@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.config import SPLITS
-from lm.data import cache, tokenizers
+from lm.data import cache, hf_tokenizer, tokenizers
 from lm.data.shards import MANIFEST, RECORD, SPLIT_IN_FILE_NAME
 from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
@@ -127,7 +127,7 @@ def _prepare_tokenizer(o: Options, units: list[Unit], say) -> tokenizers.Tokeniz
         say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(read_documents(unit, o.field), share))
-        tokenizer = tokenizers.train_bpe(texts, int(size), o.special_tokens)
+        tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens)
     write_text(path, tokenizer.json)
     return tokenizer
 

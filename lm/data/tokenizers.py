@@ -8,12 +8,10 @@ encoded as ordinary text, so that untrusted text cannot send such a signal. With
 the token.
 """
 
-import contextlib
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -23,8 +21,6 @@ from lm.files import check_shape, parse_json
 
 UNK = "<unk>"
 END_OF_TEXT = "<|endoftext|>"
-ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
-ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
 # A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
 # every character, so joining the pieces of a text returns the text.
@@ -76,7 +72,7 @@ class Tokenizer:
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encode one text from its beginning; raises UserError if it has a lone surrogate, which cannot be printed."""
-        _utf8(text)
+        utf8(text)
         return self.encode_documents([text])[0]
 
     def _begin(self, ids: np.ndarray) -> np.ndarray:
@@ -110,7 +106,7 @@ class ByteTokenizer(Tokenizer):
         return {}
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(_utf8(text), np.uint8).astype(self.dtype)
+        return np.frombuffer(utf8(text), np.uint8).astype(self.dtype)
 
     def decode(self, ids) -> str:
         """Decode ids; bytes that are not UTF-8, such as those of an untrained model, become U+FFFD."""
@@ -183,140 +179,7 @@ class WordTokenizer(Tokenizer):
         return "".join(self.pieces[i] for i in np.asarray(ids).tolist())
 
 
-class HFTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json.
-
-    Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add or change tokens.
-    They are switched off, also in `json`, and their names are in `switched_off`.
-
-    Args:
-        tokenizer: the content of tokenizer.json.
-        special_tokens: encode the names of special tokens as these tokens, and begin documents and prompts as the
-            tokenizer's post-processor does (<s>, <bos>). False: encode the names as ordinary text.
-    """
-
-    kind = "hf"
-
-    def __init__(self, tokenizer: str, special_tokens: bool = False):
-        with _panics_as_errors():
-            self._load(tokenizer, special_tokens)
-
-    def _load(self, tokenizer: str, special_tokens: bool):
-        import tokenizers
-
-        self.model = tokenizers.Tokenizer.from_str(tokenizer)
-        self.switched_off = self._switch_off()
-        self.json = self.model.to_str() if self.switched_off else tokenizer
-        self.model.encode_special_tokens = not special_tokens  # the library's name for encoding them as text
-        vocabulary = self.model.get_vocab(with_added_tokens=True)
-        if not vocabulary:
-            raise ValueError("its vocabulary is empty")
-        self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_text = next((vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None)
-        self.encodes_special_tokens = special_tokens
-        if special_tokens:
-            self.special_tokens = tuple(self._special_ids())
-            self.begin_of_text = self._find_begin_of_text()
-            if foreign := [i for i in self.begin_of_text if i >= self.vocab_size]:
-                raise ValueError(f"its post-processor begins a text with id {foreign[0]}, which the vocabulary lacks")
-
-    def _special_ids(self) -> dict[str, int]:
-        """Return the id of each special token by name."""
-        added = self.model.get_added_tokens_decoder().items()
-        return {token.content: i for i, token in added if token.special}
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """Return the ids that end a generated text: the end of text, and the ends of a turn in a chat."""
-        special = self._special_ids()
-        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special}
-
-    def _find_begin_of_text(self) -> tuple[int, ...]:
-        """Return the ids that the post-processor puts before a text."""
-        try:
-            encoding = self.model.encode("a")
-        except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
-            return ()
-        marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        return tuple(i for i, added in itertools.takewhile(lambda pair: pair[1], marked))
-
-    def _switch_off(self) -> list[str]:
-        """Switch off what would drop, add or change tokens, and return its names."""
-        names = []
-        if self.model.truncation is not None:
-            self.model.no_truncation()
-            names.append("truncation")
-        if self.model.padding is not None:
-            self.model.no_padding()
-            names.append("padding")
-        if getattr(self.model.model, "dropout", None):  # only BPE has it
-            self.model.model.dropout = None
-            names.append("BPE dropout")
-        return names
-
-    def state(self):
-        # Without the option the JSON is that of earlier versions, so tokens that were cached with it stay valid.
-        return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
-
-    def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":
-        return self if special_tokens == self.encodes_special_tokens else HFTokenizer(self.json, special_tokens)
-
-    def encode(self, text: str) -> np.ndarray:
-        return self.encode_all([text])[0]
-
-    def encode_all(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts on all cores."""
-        for text in texts:
-            _utf8(text)
-        try:
-            with _panics_as_errors():
-                encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as e:  # `tokenizers` raises bare Exception
-            raise UserError(
-                f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to the vocabulary of its "
-                "tokenizer.json, or use a byte-level tokenizer"
-            ) from None
-        encoded = [np.array(encoding.ids, self.dtype) for encoding in encodings]
-        if not self.encodes_special_tokens and (names := self._inseparable):
-            for i in (i for ids in encoded for i in names.keys() & set(ids.tolist())):
-                raise UserError(
-                    f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode as the special token; "
-                    "remove it from the text, or set config.data.special_tokens=true if the text is trusted"
-                )
-        return encoded
-
-    @cached_property
-    def _inseparable(self) -> dict[int, str]:
-        """Return the special tokens by id that the model itself makes of their names; not the one for unknown text.
-
-        Unigram and WordLevel models have the names in their vocabularies.
-        """
-
-        def ids(text):
-            try:
-                return self.model.encode(text, add_special_tokens=False).ids
-            except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
-                return []
-
-        unknown = ids("\U0010fffd")
-        return {i: name for name, i in self._special_ids().items() if i in ids(name) and i not in unknown}
-
-    def decode(self, ids) -> str:
-        return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
-
-
-@contextlib.contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise ValueError where `tokenizers` panics: its PanicException is not an Exception."""
-    try:
-        yield
-    except BaseException as e:
-        if type(e).__name__ == "PanicException":
-            raise ValueError(str(e)) from None
-        raise
-
-
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as e:
@@ -370,6 +233,8 @@ def is_lossy(tokenizer: Tokenizer) -> bool:
 
 def from_json(text: str) -> Tokenizer:
     """Load a tokenizer from its `to_json`; raises UserError if it is none."""
+    from lm.data.hf_tokenizer import HFTokenizer
+
     kinds = {
         "byte": (ByteTokenizer, {}),
         "char": (CharTokenizer, {"chars": str, "unk": bool}),
@@ -388,30 +253,6 @@ def from_json(text: str) -> Tokenizer:
         raise UserError(f"a saved tokenizer is corrupted: {first_line(e)}") from None
 
 
-def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = False) -> HFTokenizer:
-    """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); deterministic.
-
-    Its vocabulary includes all 256 bytes, so it is lossless for every string that UTF-8 can encode.
-
-    Args:
-        documents: the texts to train on.
-        vocab_size: at most this many ids; the last is END_OF_TEXT.
-        special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the name.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
-    if special_tokens:
-        documents = (part for document in documents for part in document.split(END_OF_TEXT))
-    model.train_from_iterator(documents, trainer)
-    model.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
-    return HFTokenizer(model.to_str(), special_tokens)
-
-
 def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens: bool = False) -> Tokenizer:
     """Make the tokenizer of config.data.tokenizer.
 
@@ -424,6 +265,8 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
     Raises:
         UserError: the spec is unknown, or its file is not a tokenizer.json.
     """
+    from lm.data.hf_tokenizer import HFTokenizer, train_bpe
+
     kind, _, argument = spec.partition(":")
     if kind == "byte":
         return ByteTokenizer()

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 from lm.config import Config
-from lm.data.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer, Tokenizer, WordTokenizer, make
+from lm.data.hf_tokenizer import HFTokenizer
+from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
 from lm.files import to_json, write_text
 

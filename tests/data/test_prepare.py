@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import cache, open_corpus, tokenizers
+from lm.data import cache, hf_tokenizer, open_corpus, tokenizers
 from lm.data.prepare import main
 from lm.data.shard_writer import split_documents
 from lm.data.units import Unit, find_units, read_documents
@@ -144,7 +144,7 @@ def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
 
 
 def test_a_tokenizer_with_truncation_loses_no_token(dump, tmp_path, capsys):
-    bpe = json.loads(tokenizers.train_bpe(DOCUMENTS, 280).json)
+    bpe = json.loads(hf_tokenizer.train_bpe(DOCUMENTS, 280).json)
     cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     for name, spec in {"plain": bpe, "cut": bpe | {"truncation": cut}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(spec))

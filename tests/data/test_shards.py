@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import check_corpus, open_corpus, prepare, tokenizers
+from lm.data import check_corpus, hf_tokenizer, open_corpus, prepare
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def test_token_shards_are_joined_in_order(tmp_path, kind):
 
 def test_token_shards_can_be_decoded_with_a_tokenizer_json(tmp_path):
     text = "It was the best of times,\nit was the worst of times. " * 40
-    bpe = tokenizers.train_bpe([text], 280)
+    bpe = hf_tokenizer.train_bpe([text], 280)
     (tmp_path / "tokenizer.json").write_text(bpe.json)
     (tmp_path / "train.bin").write_bytes(bpe.encode(text).tobytes())
     corpus = open_shards(tmp_path, f"tokens:{tmp_path}/train.bin", f"hf:{tmp_path / 'tokenizer.json'}")

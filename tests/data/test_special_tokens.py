@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import DataConfig
-from lm.data import open_corpus, prepare, shard_writer, tokenizers
-from lm.data.tokenizers import END_OF_TEXT, HFTokenizer
+from lm.data import hf_tokenizer, open_corpus, prepare, shard_writer, tokenizers
+from lm.data.hf_tokenizer import HFTokenizer
+from lm.data.tokenizers import END_OF_TEXT
 from lm.errors import UserError
 from lm.generation.text import Continuation
 
@@ -223,7 +224,7 @@ def test_each_document_begins_as_the_tokenizer_json_says(tmp_path, llama_like):
 
 def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
     texts = ["aaabdaaabac", f"{END_OF_TEXT * 99}aaabdaaabac"]
-    plain, special = (tokenizers.train_bpe([text], 260, special_tokens=True) for text in texts)
+    plain, special = (hf_tokenizer.train_bpe([text], 260, special_tokens=True) for text in texts)
     assert special.to_json() == plain.to_json()
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data import tokenizers
+from lm.data import hf_tokenizer, tokenizers
 from lm.errors import UserError
 
 ENGLISH = "To be, or not to be: that's the ques-tion.\n\tWhether 'tis  nobler"
@@ -14,7 +14,7 @@ UTF8 = st.text(st.characters(exclude_categories=["Cs"]))  # every code point but
 
 @pytest.fixture(scope="module")
 def bpe():
-    return tokenizers.train_bpe([ENGLISH * 20], 280)
+    return hf_tokenizer.train_bpe([ENGLISH * 20], 280)
 
 
 @settings(max_examples=200, deadline=None)
@@ -65,14 +65,14 @@ def test_words_include_the_space_before_them():
 
 def test_bpe_merges_the_textbook_example():
     # Wikipedia's "aaabdaaabac": aa, ab and then aaab are merged, which leaves aaab d aaab a c.
-    tokenizer = tokenizers.train_bpe(["aaabdaaabac"], 256 + 3 + 1)
+    tokenizer = hf_tokenizer.train_bpe(["aaabdaaabac"], 256 + 3 + 1)
     assert [tokenizer.decode([i]) for i in tokenizer.encode("aaabdaaabac")] == ["aaab", "d", "aaab", "a", "c"]
 
 
 def test_bpe_is_deterministic_and_has_the_given_size(bpe):
     assert bpe.vocab_size == 280
     assert bpe.end_of_text == 279
-    assert tokenizers.train_bpe([ENGLISH * 20], 280).to_json() == bpe.to_json()
+    assert hf_tokenizer.train_bpe([ENGLISH * 20], 280).to_json() == bpe.to_json()
 
 
 def test_the_end_of_text_is_never_the_encoding_of_text(bpe):

@@ -13,10 +13,10 @@ from lm.config import DataConfig
 from lm.data import (
     check_corpus,
     checksums,
+    hf_tokenizer,
     open_corpus,
     python_docs,
     sources,
-    tokenizers,
 )
 from lm.data import tokens as tokens_module
 from lm.errors import UserError
@@ -295,7 +295,7 @@ def test_check_corpus_lists_every_problem_at_once(config):
 
 
 def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
-    spec = json.loads(tokenizers.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
+    spec = json.loads(hf_tokenizer.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     lines = []
     corpus = open_corpus(config(tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"), say=lines.append)

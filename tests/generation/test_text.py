@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import redrawn, tiny
 
-from lm.data import tokenizers
+from lm.data import hf_tokenizer, tokenizers
 from lm.data.tokenizers import ByteTokenizer
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
@@ -74,7 +74,7 @@ def tokenizer_of(kind):
         pieces = ["\u2581the", "\u2581", "\u2581cat", "s", "'", "\u2581\u2581"]
         model = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="s"))
         model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        return tokenizers.HFTokenizer(model.to_str())
+        return hf_tokenizer.HFTokenizer(model.to_str())
     return tokenizers.make(kind, [TEXT])
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from tiny import redrawn, tiny
 
-from lm.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
+from lm.data.hf_tokenizer import train_bpe
+from lm.data.tokenizers import ByteTokenizer, CharTokenizer
 from lm.errors import UserError
 from lm.interpret import capture
 from lm.interpret import measure as measuring
