@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from huggingface_checkpoints import checkpoint
 from running import metrics_of
 
 import lm
@@ -16,6 +17,7 @@ from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.evaluate import main
+from lm.huggingface.importing import import_checkpoint
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text
 
@@ -109,12 +111,12 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
     run, said = lm.load(workdir), []
-    evaluate(run, say=said.append)
+    evaluate(run, baselines=False, say=said.append)
     assert said == []
     record = json.loads((workdir / "run.json").read_text())
     record["data"]["fingerprint"] = "other"
     (workdir / "run.json").write_text(json.dumps(record))
-    evaluate(run, say=said.append)
+    evaluate(run, baselines=False, say=said.append)
     assert said == [
         f"WARNING: the text or the tokens of text:{bench.text} have changed since {workdir} trained on them"
     ]
@@ -202,8 +204,17 @@ def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
 
 
 def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
-    with pytest.raises(UserError, match=r"--data: .* is not a run with a text of its own"):
+    with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
         evaluate(dataclasses.replace(run, path=tmp_path))
+
+
+def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
+    """Its config has the default source, on which it was not trained."""
+    import_checkpoint(checkpoint(tmp_path / "model"), tmp_path / "run", seq_len=None, dtype=None, say=print)
+    imported = lm.load(tmp_path / "run")
+    with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
+        evaluate(imported)
+    assert find_baselines(imported, [None], print) == [{}]
 
 
 def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, run, tmp_path):

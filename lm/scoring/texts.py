@@ -9,6 +9,7 @@ from lm.config import Config, DataConfig
 from lm.data import Corpus, Split, cache, open_corpus, shards
 from lm.errors import UserError
 from lm.files import read_json
+from lm.huggingface.importing import WEIGHTS_OF
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
@@ -130,7 +131,7 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`."""
     if data is None and not _has_text(run):
-        raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
+        raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
     source = data or run.config.data.source
     corpus = _open_corpus(run, source, say)
     try:
@@ -143,13 +144,14 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
 
 
 def _has_text(run: TrainedModel) -> bool:
-    """Return whether a model was trained by a run here, unlike a model of Hugging Face."""
-    return (run.path / "checkpoints").is_dir()
+    """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or not."""
+    imported = _data_record(run.path).get("name", "").startswith(WEIGHTS_OF)
+    return (run.path / "checkpoints").is_dir() and not imported
 
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    is_own = source == run.config.data.source
+    is_own = source == run.config.data.source and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = dataclasses.replace(_data_here(run), source=source)
@@ -163,7 +165,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    if is_own and corpus.fingerprint != (_trained_on(run.path) or corpus.fingerprint):
+    if is_own and corpus.fingerprint != _data_record(run.path).get("fingerprint", corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -179,7 +181,7 @@ def _data_here(run: TrainedModel) -> DataConfig:
 def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
     """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
 
-    They are empty if the model is not of a run with a text, and, with a warning, if this text cannot be read.
+    They are empty if the model was not trained by a run, and, with a warning, if the text of the run cannot be read.
     """
     if not _has_text(run):
         return [{} for _ in texts]
@@ -193,12 +195,12 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
-def _trained_on(path: Path) -> str | None:
-    """Return the fingerprint of the tokens that a run trained on, None if it is not known."""
+def _data_record(path: Path) -> dict[str, str]:
+    """Return the name and the fingerprint of the tokens that a run trained on; empty if they are unknown."""
     try:
-        return (read_json(path / "run.json", _RUN)["data"] or {}).get("fingerprint")
+        return read_json(path / "run.json", _RUN)["data"] or {}
     except FileNotFoundError:
-        return None
+        return {}
 
 
 def _check_tokens(config: Config, text: Text) -> None:
