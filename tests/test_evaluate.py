@@ -128,7 +128,7 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
         (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
         (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
-        (["--workdir=absent", "--data="], "--data: is empty"),
+        (["--workdir=absent", "--data="], "--data is empty"),
         (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),
         (["--seq-len=8", "--stride=9"], "--stride: 9 must be at least 1 and at most 8, the length of a window"),
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
@@ -143,7 +143,7 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
             "(the first at line 2, column 2, after '\\nh'); this model cannot predict them",
         ),
         (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
-        (["--data=tokens:large"], "has the id 999, and the vocabulary of this model 14 ids"),
+        (["--data=tokens:large"], "has the id 999, but the vocabulary of this model has 14 ids"),
         (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
     ],
 )

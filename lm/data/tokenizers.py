@@ -45,7 +45,7 @@ class Tokenizer:
     Attributes:
         end_of_text: the id that ends a document; None if there is none.
         begin_of_text: the ids that begin a document or a prompt.
-        special_tokens: names of the special tokens that are encoded as tokens, in no order.
+        special_tokens: names of the special tokens that are encoded as tokens, in any order.
     """
 
     kind: str
@@ -70,11 +70,11 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts from their beginnings: each starts with begin_of_text, once."""
+        """Encode several texts, each with begin_of_text before it, once."""
         return [self._begin(ids) for ids in self.encode_all(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode one text from its beginning."""
+        """Encode a text with begin_of_text before it, once."""
         return self.encode_documents([text])[0]
 
     def _begin(self, ids: np.ndarray) -> np.ndarray:
@@ -227,7 +227,7 @@ class HFTokenizer(Tokenizer):
         """Return the ids that the post-processor puts before a text."""
         try:
             encoding = self.model.encode("a")
-        except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
+        except Exception:  # `tokenizers` raises bare Exception if it cannot encode the text
             return ()
         marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return tuple(i for i, added in itertools.takewhile(lambda pair: pair[1], marked))
@@ -247,7 +247,7 @@ class HFTokenizer(Tokenizer):
         return names
 
     def state(self):
-        # Without the option the JSON is that of earlier versions, so tokens that were cached with it stay valid.
+        # Without the option, the JSON is the same as in earlier versions, so that cached tokens stay valid.
         return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
 
     def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":
@@ -285,9 +285,9 @@ class UnknownText(UserError):
 
     Args:
         what: "character" or "word".
-        unknown: them, each once.
-        known: the vocabulary that lacks them, and its size.
-        where: the place of the first.
+        unknown: the unknown ones, each once.
+        known: the vocabulary and its size.
+        where: the position of the first one.
     """
 
     def __init__(self, what: str, unknown: list[str], known: str, where: str):
@@ -297,7 +297,7 @@ class UnknownText(UserError):
 
 
 def _describe_place(text: str, index: int) -> str:
-    """Describe a place in a text as editors do, from 1, with the characters before it.
+    """Return the line and column of a character, counted from 1, and the characters before it.
 
     >>> _describe_place("To be or not!", 9)
     "line 1, column 10, after 'To be or '"

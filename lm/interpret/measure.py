@@ -36,7 +36,7 @@ class Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """What happens inside of a model that reads a text.
+    """The measurements of a model that reads a text.
 
     Attributes:
         ids_T: token ids.

@@ -1,4 +1,4 @@
-"""The page of `lm.inspect`: one self-contained HTML file that shows what happens inside of a model."""
+"""The page of `lm.inspect`: one self-contained HTML file that shows how a model processes a text."""
 
 import base64
 import html

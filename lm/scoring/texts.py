@@ -62,11 +62,11 @@ def evaluate(
     Args:
         run: the model, as `lm.load` returns it.
         split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
-        data: the text, as config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
+        data: the text, as in config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
         seq_len: tokens that the model sees at once; None: as many as in training.
-        stride: evaluate in sliding windows with this distance, too.
+        stride: also evaluate in sliding windows, which begin this many tokens apart.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
-        baselines: compute the losses of n-gram models, too.
+        baselines: also compute the losses of n-gram models.
         say: receives lines of information and warnings.
 
     Raises:
@@ -215,6 +215,6 @@ def _check_tokens(config: Config, text: Text) -> None:
         )
     if not text.corpus.ids_are_checked and (largest := shards.largest_id(tokens)) >= vocab_size:
         raise UserError(
-            f"--data: {text} has the id {largest:,}, and the vocabulary of this model {vocab_size:,} ids; the shards "
-            "are of another tokenizer"
+            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
+            "shards have another tokenizer"
         )
