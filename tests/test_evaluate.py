@@ -107,7 +107,7 @@ def test_windows_of_one_token_are_a_bigram_model(run):
 
 
 def test_a_text_that_has_changed_is_reported(bench, tmp_path):
-    """The directory of a run, which is moved, has its own record of the tokens that it trained on."""
+    """A copied run still has its record of the tokens that it trained on."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
     run, said = lm.load(workdir), []
