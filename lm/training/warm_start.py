@@ -63,7 +63,7 @@ class WarmStart:
 
 
 class _Other(NamedTuple):
-    """The other model: its parameters or their shapes by path, and what is known about it."""
+    """The other model: its parameters or their shapes by path, its config, and its tokenizer (None: unknown)."""
 
     stored: dict[str, Any]
     model: ModelConfig
