@@ -89,6 +89,15 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
         )
 
 
+def qk_norm(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.qk_norm_over != "head" and not m.qk_norm:
+        yield problem(
+            "model.qk_norm_over model.qk_norm",
+            f"{m.qk_norm_over} has no effect with qk_norm = false; use qk_norm = true, or qk_norm_over = head",
+        )
+
+
 def layer_norm(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.norm != "layer":
@@ -314,6 +323,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, layer_norm, attention, depth, head_and_width, fixed_window,
+    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, fixed_window,
     source_and_tokenizer, splits, order_and_packing, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip

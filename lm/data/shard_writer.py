@@ -271,7 +271,7 @@ def cut_pieces(text: str, size: int, special_tokens: Sequence[str] = ()) -> Iter
     pattern, start = re.compile("|".join(map(re.escape, longest_first))), 0
     while start < len(text):
         end = start + size
-        matches = pattern.finditer(text, start) if special_tokens else ()
+        matches = pattern.finditer(text, start, end + len(longest_first[0])) if special_tokens else ()
         for match in matches:
             if match.start() >= end:
                 break

@@ -8,11 +8,12 @@ encoded as ordinary text, so that untrusted text cannot send such a signal. With
 the token.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -196,6 +197,10 @@ class HFTokenizer(Tokenizer):
     kind = "hf"
 
     def __init__(self, tokenizer: str, special_tokens: bool = False):
+        with _panics_as_errors():
+            self._load(tokenizer, special_tokens)
+
+    def _load(self, tokenizer: str, special_tokens: bool):
         import tokenizers
 
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
@@ -211,6 +216,8 @@ class HFTokenizer(Tokenizer):
         if special_tokens:
             self.special_tokens = tuple(self._special_ids())
             self.begin_of_text = self._find_begin_of_text()
+            if foreign := [i for i in self.begin_of_text if i >= self.vocab_size]:
+                raise ValueError(f"its post-processor begins a text with id {foreign[0]}, which the vocabulary lacks")
 
     def _special_ids(self) -> dict[str, int]:
         """Return the id of each special token by name."""
@@ -261,16 +268,51 @@ class HFTokenizer(Tokenizer):
         for text in texts:
             _utf8(text)
         try:
-            encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
+            with _panics_as_errors():
+                encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as e:  # `tokenizers` raises bare Exception
             raise UserError(
                 f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to the vocabulary of its "
                 "tokenizer.json, or use a byte-level tokenizer"
             ) from None
-        return [np.array(encoding.ids, self.dtype) for encoding in encodings]
+        encoded = [np.array(encoding.ids, self.dtype) for encoding in encodings]
+        if not self.encodes_special_tokens and (names := self._inseparable):
+            for i in (i for ids in encoded for i in names.keys() & set(ids.tolist())):
+                raise UserError(
+                    f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode as the special token; "
+                    "remove it from the text, or set config.data.special_tokens=true if the text is trusted"
+                )
+        return encoded
+
+    @cached_property
+    def _inseparable(self) -> dict[int, str]:
+        """Return the special tokens by id that the model itself makes of their names; not the one for unknown text.
+
+        Unigram and WordLevel models have the names in their vocabularies.
+        """
+
+        def ids(text):
+            try:
+                return self.model.encode(text, add_special_tokens=False).ids
+            except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
+                return []
+
+        unknown = ids("\U0010fffd")
+        return {i: name for name, i in self._special_ids().items() if i in ids(name) and i not in unknown}
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise ValueError where `tokenizers` panics: its PanicException is not an Exception."""
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ == "PanicException":
+            raise ValueError(str(e)) from None
+        raise
 
 
 def _utf8(text: str) -> bytes:

@@ -68,7 +68,7 @@ def require_torch() -> None:
 
 def _our_model(directory: str, workdir: str | None, step: int | str):
     if workdir is None:
-        config = read_config(directory)
+        config = read_config(directory, dtype="float32")
         return config, load_params(directory, config), load_tokenizer(directory, config)
     run = load(workdir, step)
     return run.config, run.params, run.tokenizer
@@ -113,7 +113,7 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
         ).eval()
     except Exception as error:
         raise UserError(

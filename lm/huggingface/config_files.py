@@ -8,6 +8,7 @@ from typing import Any
 
 from lm.config import Config, ModelConfig, checks, flatten, layer_windows, to_dict
 from lm.config.convert import from_flat
+from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import read_json
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
@@ -94,7 +95,8 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
-        problems += [text.partition(": ")[2] for _, text in checks.heads(config)]
+        wrong = [*checks.heads(config), *checks.position_encoding(config)]
+        problems += [text.partition(": ")[2] for _, text in wrong]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
     return config
@@ -111,8 +113,9 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
             problems.append(f"{name} is {str(fields[name])[:80]}; only {shown} is supported")
     required = {field.name for field in family.fields.values() if field.default is REQUIRED}
     for name in sorted(required):
-        if isinstance(fields.get(name), bool) or not isinstance(fields.get(name), int) or fields[name] < 1:
-            problems.append(f"{name} is {str(fields.get(name))[:80]}; expected a positive integer")
+        value, limit = fields.get(name), checks.MAX_UNROLLED if name == family.fields["n_layers"].name else MAX_INT
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+            problems.append(f"{name} is {str(value)[:80]}; expected a positive integer, at most {limit}")
     if problems:
         return {}, problems
     for key, field in family.fields.items():
@@ -155,7 +158,7 @@ def config_source(directory: str | Path) -> str:
     config, default = flatten(to_dict(read_training_config(directory))), flatten(to_dict(Config()))
     lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
     return "\n".join([
-        f'"""The architecture of {json.dumps(Path(directory).name)[1:-1]}, to be trained from scratch."""',
+        f'"""The architecture of {json.dumps(Path(directory).resolve().name)[1:-1]}, to be trained from scratch."""',
         "",
         "from lm.config import default_config",
         "",

@@ -37,7 +37,7 @@ def activation(field: str, default: str = "silu") -> Conversion:
     def read(fields):
         name = fields.get(field) or default
         if name not in ACTIVATIONS:
-            raise ValueError(f"{field} is {name!r}; supported are {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"{field} is {str(name)[:80]!r}; supported are {', '.join(ACTIVATIONS)}")
         return {"activation": ACTIVATIONS[name]}
 
     return Conversion(
@@ -58,26 +58,29 @@ def rope_fields(fields: Fields) -> Fields:
     >>> rope_fields({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     {'rope_theta': 500000.0, 'type': 'linear', 'factor': 2.0, 'rope_type': 'linear'}
     """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"  # as transformers 5 prefers
+    rope = fields.get(name) or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"{name} is not one set of parameters; RoPE that differs between layers is not supported")
     theta = fields.get("rope_theta")
-    rope = {"rope_theta": 10_000.0 if theta is None else theta}
-    for name in ("rope_parameters", "rope_scaling"):
-        nested = fields.get(name) or {}
-        if not isinstance(nested, dict) or any(isinstance(value, dict) for value in nested.values()):
-            raise ValueError(f"{name} is not one set of parameters; RoPE that differs between layers is not supported")
-        rope |= nested
-    return rope | {"rope_type": rope.get("rope_type") or rope.get("type") or "default"}
+    rope = {"rope_theta": 10_000.0 if theta is None else theta} | rope
+    rope |= {"rope_type": rope.get("rope_type") or rope.get("type") or "default"}
+    if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
+        rope["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+    return rope
 
 
 def _read_rope(fields):
     rope = rope_fields(fields)
     ours = {"rope_theta": rope["rope_theta"]}
     if rope.get("partial_rotary_factor") not in (None, 1):
-        raise ValueError(f"partial_rotary_factor is {rope['partial_rotary_factor']}; only 1 is supported")
+        raise ValueError(f"partial_rotary_factor is {str(rope['partial_rotary_factor'])[:80]}; only 1 is supported")
     if rope["rope_type"] == "default":
         return ours
     names = ROPE_SCALINGS.get(rope["rope_type"])
     if names is None:
-        raise ValueError(f"rope_type is {rope['rope_type']!r}; supported are default, {', '.join(ROPE_SCALINGS)}")
+        kind = str(rope["rope_type"])[:80]
+        raise ValueError(f"rope_type is {kind!r}; supported are default, {', '.join(ROPE_SCALINGS)}")
     if missing := [name for name in names.values() if name not in rope]:
         raise ValueError(f"the parameters of RoPE have no {' and no '.join(missing)}")
     return ours | {"rope_scaling": rope["rope_type"]} | {ours: rope[theirs] for ours, theirs in names.items()}
@@ -122,6 +125,8 @@ def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False
         size, n = fields.get("sliding_window", DEFAULT_WINDOW), fields["num_hidden_layers"]
         if not size or (switch and not fields.get("use_sliding_window")):
             return {"window_pattern": (0,)}
+        if not isinstance(size, int):
+            raise ValueError(f"sliding_window is {str(size)[:80]}; expected an integer")
         kinds = fields.get("layer_types")
         if kinds is None:
             return {"window_pattern": shortest_pattern([size * default_sliding(fields, i) for i in range(n)])}

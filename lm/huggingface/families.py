@@ -92,12 +92,23 @@ USUAL = {
     "window_pattern": (0,), "attn_softcap": None, "attn_scale": None, "logit_softcap": None, "embed_scale": 1.0,
     "parametrization": "standard", "fixed_window": None,
 }  # fmt: skip
+
+
+def kv_heads(default: int | None) -> Field:
+    """Return the number of key/value heads: without the field, `default`; where it is null, that of query heads."""
+
+    def left_out(fields):
+        return fields["num_attention_heads"] if default is None or "num_key_value_heads" in fields else default
+
+    return Field("num_key_value_heads", left_out)
+
+
 SIZES = {
     "vocab_size": Field("vocab_size"),
     "d_model": Field("hidden_size"),
     "n_layers": Field("num_hidden_layers"),
     "n_heads": Field("num_attention_heads"),
-    "n_kv_heads": Field("num_key_value_heads", lambda fields: fields["num_attention_heads"]),
+    "n_kv_heads": kv_heads(None),
     "d_head": Field("head_dim", lambda fields: fields["hidden_size"] // fields["num_attention_heads"]),
     "d_ff": Field("intermediate_size"),
     "norm_eps": Field("rms_norm_eps", 1e-6),
@@ -222,7 +233,7 @@ MISTRAL = Family(
     "mistral",
     "MistralForCausalLM",
     fixed={},
-    fields=SIZES | NOT_TIED,
+    fields=SIZES | {"n_kv_heads": kv_heads(8)} | NOT_TIED,
     conversions=(ROPE, ALL_LAYERS_SLIDE, activation("hidden_act")),
     requires=WHOLE_ROPE | {"layer_types": (None,)},
     tensors=decoder_tensors(PRE_NORMS),
@@ -232,7 +243,7 @@ QWEN2 = Family(
     "qwen2",
     "Qwen2ForCausalLM",
     fixed={"attn_bias": True},
-    fields=SIZES | NOT_TIED,
+    fields=SIZES | {"n_kv_heads": kv_heads(32)} | NOT_TIED,
     conversions=(ROPE, LAST_LAYERS_SLIDE, activation("hidden_act")),
     requires=WHOLE_ROPE,
     tensors=decoder_tensors(PRE_NORMS),
@@ -242,7 +253,7 @@ QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
     fixed={"qk_norm": True},
-    fields=SIZES | ATTENTION_BIAS | {"d_head": Field("head_dim", 128)} | NOT_TIED,
+    fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(32), "d_head": Field("head_dim", 128)} | NOT_TIED,
     conversions=(ROPE, LAST_LAYERS_SLIDE, activation("hidden_act")),
     requires=WHOLE_ROPE,
     tensors=decoder_tensors(PRE_NORMS | HEAD_NORMS),
@@ -255,6 +266,7 @@ GEMMA2 = Family(
     fields=SIZES
     | ATTENTION_BIAS
     | {
+        "n_kv_heads": kv_heads(4),
         "d_head": Field("head_dim", 256),
         # Without the field there is a softcap; null switches it off.
         "attn_softcap": Field("attn_logit_softcapping", lambda f: None if "attn_logit_softcapping" in f else 50.0),

@@ -49,7 +49,10 @@ class TensorFiles:
                     files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
                 except SafetensorError as error:
                     raise UserError(f"{path} is damaged or truncated ({error}); download it again") from None
-                self._file_of |= {tensor: (name, files[name]) for tensor in files[name].keys()}  # noqa: SIM118
+                for tensor in files[name].keys():  # noqa: SIM118
+                    other, _ = self._file_of.setdefault(tensor, (name, files[name]))
+                    if other != name:
+                        raise UserError(f"{path} and {other} both have the tensor {tensor}; download both again")
                 if expected and (lost := sorted(expected - set(files[name].keys()))):
                     raise UserError(f"{path} has no tensor {lost[0]}, which {INDEX} places there; download both again")
             slices = {tensor: file.get_slice(tensor) for tensor, (_, file) in self._file_of.items()}
@@ -63,7 +66,7 @@ class TensorFiles:
             places = read_json(self._directory / INDEX, {"weight_map": {str: str}}, "download it again")["weight_map"]
             found = {}
             for tensor, name in places.items():
-                if Path(name).name != name or not name.endswith(".safetensors"):
+                if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
                 found.setdefault(name, set()).add(tensor)
             return found

@@ -32,6 +32,7 @@ from lm.training.orbax_errors import Corrupted, disk_failure, quieten_orbax, rea
 from lm.training.val_losses import best_step, read_val_losses, write_val_losses
 from lm.training.workdir import is_step
 
+MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 _RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}
 
 
@@ -370,9 +371,9 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
 
 
 def bytes_in_flight(state) -> int:
-    """Return the number of bytes of a state to read or write at once: few, but at least those of the largest array."""
+    """Return the number of bytes of a state to read or write at once: few, but more than those of the largest array."""
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
-    return max(2**28, *sizes)
+    return max(MIN_IN_FLIGHT, *(size + 1 for size in sizes))
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:

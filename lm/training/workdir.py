@@ -28,6 +28,7 @@ SUMMARY_FIELDS = (
 _WRITTEN = (
     ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
     "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    "huggingface",
 )  # fmt: skip
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 

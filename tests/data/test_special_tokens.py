@@ -127,6 +127,38 @@ def test_without_special_tokens_nothing_is_put_before_a_text(llama_like):
     assert off.encode_prompt("cat").tolist() == off.encode("cat").tolist()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "charsmap"),
+        (
+            {"post_processor": {"type": "BertProcessing", "sep": ["x", 9], "cls": ["y", 4_000_000_000]}},
+            "begins a text with id 4000000000, which the vocabulary lacks",
+        ),
+    ],
+)
+def test_a_tokenizer_json_that_panics_or_names_other_ids_is_refused(change, message, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SPEC | change))
+    with pytest.raises(UserError, match=message):
+        tokenizers.make(f"hf:{tmp_path / 'tokenizer.json'}", (), special_tokens=True)
+
+
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], *([c, -3.0] for c in "ab<>/s")]}
+WORDS = {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}}
+
+
+@pytest.mark.parametrize("model", [UNIGRAM, WORDS], ids=["unigram", "words"])
+def test_a_name_that_the_model_itself_makes_a_special_token_is_refused(model):
+    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    added = [{"id": i, "content": name} | options for i, name in enumerate(("<unk>", "</s>"))]
+    spec = {"version": "1.0", "model": model, "added_tokens": added, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    off = HFTokenizer(json.dumps(spec | dict.fromkeys(("normalizer", "post_processor", "decoder"))))
+    with pytest.raises(UserError, match=r"the text has '</s>', which this tokenizer can only encode as the special"):
+        off.encode_all(["a", "a </s>"])
+    assert off.encode("a \u65e5 <unk>").tolist().count(0) == 2  # unknown text may be encoded as <unk>
+    assert 1 in off.with_special_tokens(True).encode("a </s>")
+
+
 def test_a_continuation_of_a_prompt_with_special_tokens_ends_at_the_end_of_text(llama_like):
     row = Continuation("<|im_start|>The cat", 0)
     row.add([*llama_like.encode(" sat<|im_start|>"), END, 7], llama_like, (), 99)

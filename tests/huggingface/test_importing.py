@@ -5,6 +5,7 @@ The expected numbers are in tests/references/huggingface; tests/references/make_
 
 import dataclasses
 import json
+import math
 
 import jax
 import ml_dtypes
@@ -65,6 +66,24 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
     (tmp_path / "config.json").write_text(json.dumps(EXPECTED["gemma2"]["config"] | left_out))  # null: switched off
     m = read_config(tmp_path).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((0,), None, None)
+
+
+@pytest.mark.parametrize(("case", "n"), [("llama", 2), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("gemma2", 4)])
+def test_the_number_of_key_heads_has_the_default_of_the_family_and_null_means_that_of_query_heads(case, n, tmp_path):
+    heads = 2 if case == "llama" else 64
+    sizes = {"num_attention_heads": heads, "hidden_size": 128, "head_dim": 2}
+    assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
+    (tmp_path / "config.json").write_text(json.dumps(EXPECTED[case]["config"] | sizes | {"num_key_value_heads": None}))
+    assert read_config(tmp_path).model.n_kv_heads == heads
+
+
+def test_of_two_places_of_the_parameters_of_rope_the_one_that_transformers_prefers_is_read(tmp_path):
+    new = {"rope_type": "default", "rope_theta": 500.0}
+    old = {"type": "linear", "factor": 2.0}
+    m = read_config(checkpoint(tmp_path, rope_parameters=new, rope_scaling=old)).model
+    assert (m.rope_scaling, m.rope_theta, m.rope_factor) == ("linear", 10_000.0, 2.0)
+    checkpoint(tmp_path, "llama3 rope", original_max_position_embeddings=5)
+    assert read_config(tmp_path).model.rope_original_max_positions == 5
 
 
 def test_the_context_is_the_checkpoints_up_to_a_limit_or_as_given(tmp_path):
@@ -133,6 +152,20 @@ def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
         ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; supported are float32"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings is 'many'"),
         ({"hidden_size": 9, "vocab_size": 0, "rms_norm_eps": []}, "vocab_size is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected a positive integer, at most 1000"),
+        ({"head_dim": 3}, "3 is odd, but RoPE rotates pairs of features"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 2.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8,
+                }
+            },
+            "4.0 is not less than rope_high_freq_factor = 4.0",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_read_or_expressed_is_refused(fields, message, tmp_path):
@@ -140,6 +173,12 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(fields, message, t
         read_config(checkpoint(tmp_path, **fields))
     assert message in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_hostile_sizes_of_windows_and_layers_are_refused_at_once(tmp_path):
+    for case, fields in (("gemma2", {"sliding_window": math.inf}), ("gemma2", {"num_hidden_layers": 10**18})):
+        with pytest.raises(UserError, match="expected a"):
+            read_config(checkpoint(tmp_path, case, layer_types=None, **fields))
 
 
 def test_learned_positions_cannot_be_extended(tmp_path):

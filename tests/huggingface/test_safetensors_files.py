@@ -1,6 +1,7 @@
 """Files of tensors: what is written is what the safetensors package reads; damage is a clear error."""
 
 import json
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -74,8 +75,14 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
     write_index(c=names[0])
     with pytest.raises(UserError, match="has no tensor c"):
         TensorFiles(tmp_path)
-    write_index(c="../other/model.safetensors")
-    with pytest.raises(UserError, match="is not a safetensors file beside it"):
+    for name in ("../other/model.safetensors", "/model.safetensors", "model.bin", 300 * "a" + ".safetensors"):
+        write_index(c=name)
+        with pytest.raises(UserError, match="is not a safetensors file beside it"):
+            TensorFiles(tmp_path)
+    write_index()
+    shutil.copyfile(tmp_path / names[1], tmp_path / "stale.safetensors")
+    write_index(b="stale.safetensors")
+    with pytest.raises(UserError, match="both have the tensor b"):
         TensorFiles(tmp_path)
     write_index()
     (tmp_path / names[1]).unlink()

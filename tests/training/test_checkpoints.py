@@ -1,5 +1,6 @@
 """Checkpoints: bit-exact restore, which ones are kept, mismatches, and kills during a save."""
 
+import contextlib
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ import pytest
 from checkpointing import assert_same, directories, make_state, save_steps
 
 from lm.errors import UserError
+from lm.training import checkpoints
 from lm.training.checkpoints import Checkpoints, restore_params
 
 # ---- Saving and restoring ------------------------------------------------------------------------------------------
@@ -126,6 +128,15 @@ def test_params_alone_can_be_read(tmp_path):
         restore_params(tmp_path, 3)
     with pytest.raises(UserError, match="holds no checkpoint"):
         restore_params(tmp_path / "elsewhere")
+
+
+def test_a_leaf_may_be_larger_than_what_is_usually_read_and_written_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "MIN_IN_FLIGHT", 1)
+    state = make_state(3)
+    with contextlib.closing(Checkpoints(tmp_path, in_flight=checkpoints.bytes_in_flight(state))) as saver:
+        saver.save(3, state, {})
+    _, params, _ = restore_params(tmp_path, 3)
+    assert_same(params, state.params)
 
 
 def test_a_directory_that_cannot_be_written_to_is_a_user_error(tmp_path):

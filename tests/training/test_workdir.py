@@ -287,7 +287,17 @@ def test_a_workdir_that_is_gone_is_not_made_again(tmp_path, moved):
 
 
 @pytest.mark.parametrize(
-    "link", [".lock", "metrics.jsonl", "checkpoints", "checkpoints/5", "samples", "samples/step_5.txt", "tensorboard"]
+    "link",
+    [
+        ".lock",
+        "huggingface",
+        "metrics.jsonl",
+        "checkpoints",
+        "checkpoints/5",
+        "samples",
+        "samples/step_5.txt",
+        "tensorboard",
+    ],
 )
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_symbolic_link_where_a_run_writes_is_refused(tmp_path, link, dangling):
