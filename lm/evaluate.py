@@ -25,7 +25,7 @@ of context, if that many come before it. docs/evaluation.md explains all numbers
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
-MAX_LETTERS = 120  # of the name of a file
+MAX_BYTES = 120  # of the names of split and texts in the name of a file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,9 +135,10 @@ def file_name(step: int, split: str, texts: list[str], **windows: int | None) ->
     >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)
     'step_600_test_novel_txt_stride_64'
     """
+    names = "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in [split, *texts])
+    names = names.encode()[:MAX_BYTES].decode(errors="ignore")
     numbers = [f"{name}_{value}" for name, value in windows.items() if value is not None]
-    parts = [f"step_{step}", split, *texts, *numbers]
-    return "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in parts)[:MAX_LETTERS]
+    return "_".join([f"step_{step}", names, *numbers])
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ class HarnessModel(TemplateLM):
     """A trained model for the harness.
 
     Contexts and continuations are encoded like in the harness's own "hf" models: together, with the spaces between
-    them in the continuation. A long context loses its first tokens. The end of text, if the tokenizer has one, precedes
-    a text without context; otherwise the first token of such a text has no probability.
+    them in the continuation. They start with the tokenizer's begin of text, if it has one. A long context loses its
+    first tokens. A text without context follows the begin of text, else the end of text; if the tokenizer has neither,
+    the first token of such a text has no probability.
 
     Args:
         workdir: the directory of a run or of a Hugging Face checkpoint.
@@ -82,16 +83,19 @@ class HarnessModel(TemplateLM):
         return self.trained.seq_len
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-        return self.trained.tokenizer.encode(string).tolist()
+        """Encode a text, from its beginning (see `Tokenizer.begin_of_text`) unless add_special_tokens is False."""
+        tokenizer = self.trained.tokenizer
+        return (tokenizer.encode(string) if add_special_tokens is False else tokenizer.encode_prompt(string)).tolist()
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         context_ids, ids = super()._encode_pair(context, continuation)
         # Encoded together, a short continuation may become a part of the context's last token.
-        return context_ids or self._prefix(), ids or self.tok_encode(continuation)
+        return context_ids or self._prefix(), ids or self.tok_encode(continuation, add_special_tokens=False)
 
     def _prefix(self) -> list[int]:
-        """Return the end of text, which precedes a text without context; empty if there is none."""
-        return [] if self.eot_token_id is None else [self.eot_token_id]
+        """Return the begin or end of text, which precedes a text without context; empty if there is neither."""
+        end = self.eot_token_id
+        return list(self.trained.tokenizer.begin_of_text) or ([] if end is None else [end])
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:
         raise UserError("--apply_chat_template: this model has no chat template")
@@ -109,7 +113,7 @@ class HarnessModel(TemplateLM):
             if context:
                 pairs.append(self._encode_pair(context, continuation))
             else:
-                pairs.append((self._prefix(), self.tok_encode(continuation)))
+                pairs.append((self._prefix(), self.tok_encode(continuation, add_special_tokens=False)))
         return self._loglikelihood_tokens(
             [(request.args, *pair) for request, pair in zip(requests, pairs, strict=True)], disable_tqdm
         )
@@ -128,15 +132,17 @@ class HarnessModel(TemplateLM):
         The harness divides them by the bytes of all tokens. A first token that has no probability, because no token
         precedes it, therefore counts as the mean of the others.
         """
-        texts = [self.tok_encode(request.args[0]) for request in requests]
-        prefix = self._prefix() if self.windows == "harness" else []
+        in_training = self.windows == "training"
+        texts = [self.tok_encode(request.args[0], add_special_tokens=not in_training) for request in requests]
+        prefix = list(self.trained.tokenizer.begin_of_text) if in_training else self._prefix()
         pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
         results = []
-        scores = self._score(pairs, full_last=self.windows == "harness", disable_tqdm=disable_tqdm)
-        for request, (_, ids), found in zip(requests, pairs, scores, strict=True):
+        scores = self._score(pairs, full_last=not in_training, disable_tqdm=disable_tqdm)
+        for request, ids, found in zip(requests, texts, scores, strict=True):
             total = math.fsum(s.log_p for s in found)
-            if not prefix:
-                total += total / len(ids) if ids else -math.log(self.trained.config.model.vocab_size)
+            if ids and not prefix:
+                n = len(ids) - 1
+                total += total / n if n else -math.log(self.trained.config.model.vocab_size)
             results.append(total)
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return results

@@ -59,10 +59,15 @@ class TrainedModel:
         """
         if isinstance(text, str):
             return self._tokenizer.encode_prompt(text)
-        ids, vocab_size = np.asarray(text, np.int64), self.config.model.vocab_size
-        if ids.ndim != 1 or ((ids < 0) | (ids >= vocab_size)).any():
+        vocab_size = self.config.model.vocab_size
+        try:
+            ids = np.asarray(text)
+        except ValueError:  # lists of different lengths
+            ids = np.empty(())
+        is_list = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
+        if not is_list or ((ids < 0) | (ids >= vocab_size)).any():
             raise UserError(f"ids: expected one list of integers from 0 to {vocab_size - 1}")
-        return ids
+        return ids.astype(np.int64)
 
     def logits(self, text: str | Sequence[int]) -> np.ndarray:
         """Return the logits for the next token after each token of a text, float32 (T, V).

@@ -16,10 +16,10 @@ import lm
 from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.evaluate import main
+from lm.evaluate import file_name, main
 from lm.huggingface.importing import import_checkpoint
 from lm.scoring import evaluate
-from lm.scoring.texts import find_baselines, open_text
+from lm.scoring.texts import find_baselines, open_text, with_seq_len
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,13 @@ def test_tables_and_json(bench, tmp_path, capsys):
     assert f"written: {tmp_path}" in err
 
 
+def test_long_names_of_texts_leave_room_for_the_numbers():
+    """A file name has at most 255 bytes. Without its stride, an evaluation would overwrite that of another stride."""
+    names = [file_name(7, "test", ["\u65e5" * 100, "b" * 300], seq_len=None, stride=n) for n in (4, 8)]
+    assert [name[-9:] for name in names] == ["_stride_4", "_stride_8"]
+    assert len(f"{names[0]}_context.png".encode()) <= 255
+
+
 def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
     result = evaluate(run, "all", batch_size=16)
     assert result.plain.tokens == len(bench.text.read_text()) - 1
@@ -122,6 +129,19 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
     ]
 
 
+def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_path):
+    packed = dataclasses.replace(run.config.data, packing="documents")
+    rows = dataclasses.replace(run, path=tmp_path / "run", config=dataclasses.replace(run.config, data=packed))
+    shutil.copytree(bench.reference(), rows.path)
+    record = json.loads((rows.path / "run.json").read_text())
+    record["data"]["fingerprint"] = open_text(rows, "test", None, print).corpus.fingerprint
+    (rows.path / "run.json").write_text(json.dumps(record))
+    said = []
+    open_text(rows, "test", None, said.append)
+    open_text(with_seq_len(rows, 8), "test", None, said.append)
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +154,7 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
         (["--split=dev"], 'no split "dev"; it has train, validation, test; all joins them'),
         (["--split="], 'no split ""'),
+        (["--split=test+train+test"], "--split: test is given twice"),
         (["--data=text:absent.txt"], '--data: "text:absent.txt" is not a file'),
         (["--data=novel.txt"], '--data: "novel.txt" is not one of tfds:NAME, text:PATH'),
         (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model has 17"),
@@ -152,7 +173,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path, arguments, me
     write_bad_texts()
     if "--workdir=absent" not in arguments:
         arguments = [f"--workdir={bench.reference()}", *arguments]
-        monkeypatch.setattr("lm.scoring.predictions._score_batch", None)  # found before anything is computed
+        monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -215,6 +236,13 @@ def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
     with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
         evaluate(imported)
     assert find_baselines(imported, [None], print) == [{}]
+
+
+def test_the_config_of_a_checkpoint_of_hugging_face_is_not_read_as_that_of_a_run(bench, run, tmp_path):
+    """Also if the text is the one that the config of the model names by default."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    imported = dataclasses.replace(run, path=tmp_path)
+    assert open_text(imported, "test", f"text:{bench.text}", print).split.name == "test"
 
 
 def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, run, tmp_path):

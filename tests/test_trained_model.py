@@ -62,6 +62,9 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.logits("the cat " * 99), "792 tokens; this model accepts 1 to"),
         (lambda run: run.loss("t"), "at least two"),
         (lambda run: run.logits([0, 10**6]), "integers from 0 to"),
+        (lambda run: run.logits([0, 10**400]), "integers from 0 to"),
+        (lambda run: run.loss([0.5, 1.5]), "integers from 0 to"),
+        (lambda run: run.loss([[1, 2], [3]]), "integers from 0 to"),
         (lambda run: run.generate("", 3), "to no tokens"),
         (
             lambda run: dataclasses.replace(run, tokenizer=None).generate("the", 3),

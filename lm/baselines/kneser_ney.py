@@ -170,7 +170,7 @@ def estimate_discounts(counts) -> tuple[float, float, float]:
     """Return the discounts of the counts 1, 2, and 3 or more (Chen and Goodman 1999, section 3).
 
     With few n-grams, such as the unigrams of characters, a number n_1 .. n_4 of n-grams with these counts can be 0, or
-    an estimate negative; then FALLBACK is returned.
+    an estimate not positive; then FALLBACK is returned. A discount of 0 would give unseen n-grams the probability 0.
 
     Args:
         counts: the count of each n-gram.
@@ -183,4 +183,4 @@ def estimate_discounts(counts) -> tuple[float, float, float]:
         return FALLBACK
     y = n_1 / (n_1 + 2 * n_2)
     found = 1 - 2 * y * n_2 / n_1, 2 - 3 * y * n_3 / n_2, 3 - 4 * y * n_4 / n_3
-    return found if min(found) >= 0 else FALLBACK
+    return found if min(found) > 0 else FALLBACK

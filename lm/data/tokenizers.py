@@ -75,7 +75,8 @@ class Tokenizer:
         return [self._begin(ids) for ids in self.encode_all(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode a text with begin_of_text before it, once."""
+        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
+        _utf8(text)
         return self.encode_documents([text])[0]
 
     def _begin(self, ids: np.ndarray) -> np.ndarray:

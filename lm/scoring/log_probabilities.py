@@ -1,18 +1,15 @@
 """Log-probabilities of given texts: the tokens of many texts, scored in windows of the model's context."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lm import model
 from lm.config import ModelConfig
+from lm.scoring.predictions import score_batch
 
 SMALLEST = 16  # minimum length of a padded window
-LOGITS = 2**25  # about this many logits are computed in one call of the model
+LOGITS = 2**25  # in a batch, unless its size is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +85,11 @@ def score(
         tokens_BT = np.zeros((n_rows, n_inputs + 1), np.int32)
         for row, i in zip(tokens_BT, batch, strict=False):
             row[: len(of[i].ids)] = of[i].ids
-        log_p_BT, is_greedy_BT = map(np.asarray, _score_tokens(params, tokens_BT, c))
-        for log_p_T, is_greedy_T, i in zip(log_p_BT, is_greedy_BT, batch, strict=False):
+        _, losses_BT, hits_BT = score_batch(params, {"tokens": tokens_BT}, c)
+        for losses_T, hits_T, i in zip(losses_BT, hits_BT, batch, strict=False):
             end = len(of[i].ids) - 1
             scored = slice(end - of[i].n_scored, end)
-            scores[i] = Score(float(log_p_T[scored].sum(dtype=np.float64)), bool(is_greedy_T[scored].all()))
+            scores[i] = Score(-float(losses_T[scored].sum(dtype=np.float64)), bool(hits_T[scored].all()))
         progress(len(batch))
     return scores
 
@@ -104,12 +101,3 @@ def _power_of_two(n: int) -> int:
     [1, 2, 4, 16, 32]
     """
     return 1 << (n - 1).bit_length()
-
-
-@functools.partial(jax.jit, static_argnames="c")
-def _score_tokens(params: dict, tokens_BT, c: ModelConfig):
-    """Return the log-probability of each token but the first, and whether it is the likeliest, both (B, T - 1)."""
-    logits_BTV, targets_BT = model.logits(params, c, tokens_BT[:, :-1]), tokens_BT[:, 1:]
-    log_p_BTV = jax.nn.log_softmax(logits_BTV)
-    log_p_BT = jnp.take_along_axis(log_p_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    return log_p_BT, jnp.argmax(logits_BTV, axis=-1) == targets_BT

@@ -43,12 +43,13 @@ def score_split(
     T = config.train.seq_len
     windows = Windows(split, T, stride or T)
     n = len(windows)
-    B = batch_size or min(max(1, TOKENS // T), 1 << (n - 1).bit_length())  # few sizes, hence few compiled programs
+    # At most the next power of two: few sizes, hence few compiled programs.
+    B = min(batch_size or max(1, TOKENS // T), 1 << (n - 1).bit_length())
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in range(0, n, B):
         batch, contexts_BT = windows.batch(first, B)
-        weights_BT, losses_BT, hits_BT = _score_batch(params, batch, config.model)
+        weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((1, losses_BT, hits_BT)):
@@ -58,8 +59,8 @@ def score_split(
     return Scores(sums, T, windows.stride, split.n_bytes / split.n_tokens if split.n_bytes else None)
 
 
-def _score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target, and whether it is the likeliest token: (B, T) each."""
+def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, LOGITS // (B * c.vocab_size)))  # positions at a time

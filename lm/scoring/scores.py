@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.sweeps.statistics import sampling_error
+
 MAX_BLOCKS = 30
 MIN_BLOCKS = 8  # with fewer blocks, no standard error is reported
 
@@ -148,21 +150,15 @@ def bin_edges(seq_len: int) -> list[int]:
 def ratio(sums_B, counts_B) -> Estimate:
     """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
 
-    The blocks may differ in their counts, so this is the linearized error of a ratio (Cochran 1977, Sampling
-    Techniques, chapter 6): for blocks i of count c_i and sum s_i, and r = sum(s) / sum(c),
-
-        error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2
-
-    which for equal counts is the variance of the n means divided by n.
+    The blocks may differ in their counts, so this is the linearized error of a ratio, see `sampling_error`. For equal
+    counts it is the variance of the n means divided by n.
 
     >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
     Estimate(value=2.5, error=0.4225771273642583)
     """
     sums_B, counts_B = (np.asarray(a, float)[np.asarray(counts_B) > 0] for a in (sums_B, counts_B))
-    count, n = float(counts_B.sum()), len(counts_B)
-    value = float(sums_B.sum()) / count
-    if n < MIN_BLOCKS:
+    value = float(sums_B.sum()) / float(counts_B.sum())
+    if len(counts_B) < MIN_BLOCKS:
         return Estimate(value, None)
     with np.errstate(invalid="ignore"):  # infinite losses of a diverged model
-        squares = float(np.sum(np.square(sums_B - value * counts_B)))
-    return Estimate(value, math.sqrt(n / (n - 1) * squares) / count)
+        return Estimate(value, sampling_error(sums_B, counts_B))

@@ -14,7 +14,9 @@ from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
 
-_RUN = {"data": ({"fingerprint": str}, None)}  # of run.json
+# Shapes of run.json and config.json; see `lm.files.read_json`.
+_RUN = {"data": ({"fingerprint": str}, None)}
+_CONFIG = {"train": {"seq_len": int}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +135,9 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
     source = data or run.config.data.source
+    names = split.split("+")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--split: {repeated[0]} is given twice")
     corpus = _open_corpus(run, source, say)
     try:
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
@@ -145,7 +150,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
 
 def _has_text(run: TrainedModel) -> bool:
     """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or not."""
-    imported = _data_record(run.path).get("name", "").startswith(WEIGHTS_OF)
+    imported = _data_record(run).get("name", "").startswith(WEIGHTS_OF)
     return (run.path / "checkpoints").is_dir() and not imported
 
 
@@ -165,7 +170,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    if is_own and corpus.fingerprint != _data_record(run.path).get("fingerprint", corpus.fingerprint):
+    if is_own and corpus.fingerprint != (_trained_on(run) or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -195,12 +200,24 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
-def _data_record(path: Path) -> dict[str, str]:
+def _data_record(run: TrainedModel) -> dict[str, str]:
     """Return the name and the fingerprint of the tokens that a run trained on; empty if they are unknown."""
     try:
-        return read_json(path / "run.json", _RUN)["data"] or {}
+        return read_json(run.path / "run.json", _RUN)["data"] or {}
     except FileNotFoundError:
         return {}
+
+
+def _trained_on(run: TrainedModel) -> str | None:
+    """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
+    fingerprint = _data_record(run).get("fingerprint")
+    if run.config.data.packing == "none" or fingerprint is None:
+        return fingerprint
+    try:
+        seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
+        return fingerprint if seq_len == run.seq_len else None
+    except FileNotFoundError:
+        return None
 
 
 def _check_tokens(config: Config, text: Text) -> None:

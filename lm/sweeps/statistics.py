@@ -122,7 +122,10 @@ def holm(p_values) -> list[float]:
 
 
 def sampling_error(sums, counts) -> float:
-    """Return the standard error of sum(sums) / sum(counts) over blocks of text (ratio estimate, Cochran 1977, eq. 6.4).
+    """Return the standard error of r = sum(sums) / sum(counts) over n blocks of text.
+
+    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4): for blocks i of
+    count c_i and sum s_i, error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2.
 
     Args:
         sums: the loss of each block in nats.

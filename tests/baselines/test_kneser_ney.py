@@ -43,7 +43,7 @@ class Dictionaries:
             return kneser_ney.FALLBACK
         y = n1 / (n1 + 2 * n2)
         found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-        return found if min(found) >= 0 else kneser_ney.FALLBACK
+        return found if min(found) > 0 else kneser_ney.FALLBACK
 
     def p(self, w, history):
         n = len(history) + 1
@@ -85,6 +85,11 @@ def test_discounts_are_estimated_and_not_the_fallback_on_a_large_text():
         assert 0 < d1 < 1
         assert 0 < d2 < 2
         assert 0 < d3 < 3
+
+
+def test_no_discount_is_zero():
+    """These counts of counts give D3+ = 3 - 4 Y n4 / n3 = 0: an unseen token after "2 2 2" would have probability 0."""
+    assert kneser_ney.estimate_discounts(np.repeat([1, 2, 3, 4], [4, 2, 2, 3])) == kneser_ney.FALLBACK
 
 
 @settings(max_examples=25)

@@ -101,6 +101,12 @@ def test_bpe_names_a_lone_surrogate(bpe):
         bpe.encode("a\udc00")
 
 
+def test_a_prompt_with_a_lone_surrogate_is_an_error_even_if_there_is_an_unknown_token():
+    """Python reads bytes of the command line that are not UTF-8 as lone surrogates, which cannot be printed again."""
+    with pytest.raises(UserError, match="surrogate"):
+        tokenizers.CharTokenizer("ab", unk=True).encode_prompt("a\udcff")
+
+
 def test_unk_encodes_unknown_characters_and_words():
     chars = tokenizers.CharTokenizer("ab", unk=True)
     assert chars.encode("axb").tolist() == [0, 2, 1]

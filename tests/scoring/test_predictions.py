@@ -89,6 +89,11 @@ def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logi
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
 
 
+def test_a_batch_is_at_most_the_text(plain):
+    """Rows beyond the last window are computed in vain, and 2^31 of them do not fit into memory."""
+    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=2**31 - 1).sums, plain.sums, atol=1e-5)
+
+
 def test_documents_of_packed_rows_are_scored_alone_and_in_any_order():
     """A row has the documents 0-2 and 3-7, and a token of padding; the other one document."""
     rows = IDS[: 2 * (T + 1)].reshape(2, T + 1)
