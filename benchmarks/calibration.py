@@ -3,7 +3,7 @@
     python3 -m benchmarks.calibration
 
 Two equal variants, so the true difference is 0, and every 95 % interval that excludes it is a false positive. "both"
-counts the sweeps in which both intervals exclude 0, as a report demands of a significant difference. The loss is a
+counts the sweeps in which both intervals exclude 0, which a report requires for a significant difference. The loss is a
 parabola in log2(learning rate). As in a sweep, each variant takes the best of 6 rates by its mean validation loss over
 2 tuning seeds, and is compared on fresh seeds at that rate and its two neighbors. CURVATURE and the standard deviations
 are those of the published sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv).
@@ -20,10 +20,10 @@ from lm.sweeps import statistics
 from lm.text import table
 
 CURVATURE = 0.028  # loss = minimum + CURVATURE (log2(rate) - optimum)^2
-SEED_SD, NOISE_SD = 0.007, 0.009  # of what a seed adds at all rates of a variant, and of the rest
+SEED_SD, NOISE_SD = 0.007, 0.009  # standard deviations: of a seed, equal at all rates of a variant; of each run
 N_RATES, TUNING_SEEDS = 6, 2
 
-# Where the optima of the two variants lie, in steps of the grid: (draws, a random generator) -> (draws, 2).
+# The optima of the two variants, in steps of the grid: (number of sweeps, random generator) -> (sweeps, 2).
 OPTIMA: dict[str, Callable] = {
     "anywhere": lambda n, draw: 2 + draw.uniform(0, 1, (n, 2)),
     "half a step apart": lambda n, draw: np.tile([2.0, 2.5], (n, 1)),

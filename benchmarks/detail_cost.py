@@ -1,4 +1,4 @@
-"""Measure what log.detail_every costs: the seconds of one measurement relative to those of a training step.
+"""Measure the cost of log.detail_every: the time of one measurement relative to that of a training step.
 
     python3 -m benchmarks.detail_cost --config configs/shakespeare.py
 

@@ -3,9 +3,9 @@
     python -m benchmarks.generation --pin --nanogpt PATH
 
 All sides have the same weights (shape G: 6 layers, 6 heads, width 384, vocabulary 65), compute in float32 in one
-process, take the likeliest token, and must draw the same tokens; then they are timed in alternation. The sides with a
-cache fill the context of 256 tokens from prompts of one token. The sides without a cache, whose cost depends on the
-length only, draw one token at each of 4 lengths, evenly spaced over the context.
+process, and take the likeliest token. After a check that they draw the same tokens, they are timed in alternation. The
+sides with a cache fill the context of 256 tokens from prompts of one token. The cost of a step without a cache depends
+on the length only, so these sides draw one token at each of 4 lengths, evenly spaced over the context.
 """
 
 import functools

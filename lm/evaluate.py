@@ -20,8 +20,8 @@ examples:
   python -m lm.evaluate --workdir runs/mine --data tfds:tiny_shakespeare --data text:novel.txt --json
 
 Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With a stride, the
-text is also evaluated in overlapping windows, so that each token has at least seq_len - N tokens of context.
-docs/evaluation.md explains all numbers.
+text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens
+of context, if that many come before it. docs/evaluation.md explains all numbers.
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
@@ -42,15 +42,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
     add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--split", default="test", metavar="NAME", help="train, validation, test, a+b to join two, or all (test)")
-    add("--data", action="append", metavar="SOURCE", help="text, as config.data.source; may be repeated (the run's)")
+    add("--data", action="append", metavar="SOURCE", help="text, see config.data.source; may be repeated (the run's)")
     add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (train.seq_len)")
-    add("--stride", type=int, metavar="N", help="evaluate in sliding windows with this distance, too")
+    add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
     add("--batch-size", type=int, metavar="N", help="windows per batch (as many as have about 8,000 tokens)")
     add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
-    add("--output", metavar="DIR", help="directory for the results (DIR/evaluation of the run)")
+    add("--output", metavar="DIR", help="directory for the results (evaluation/ in --workdir)")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 
@@ -63,7 +63,7 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
         if (value := getattr(a, name)) is not None and not 1 <= value < 2**31:
             yield f"--{name.replace('_', '-')}: {short(value)} must be at least 1 and less than 2**31"
     if "" in (a.data or []):
-        yield "--data: is empty; give a source such as text:novel.txt"
+        yield "--data is empty; give a source such as text:novel.txt"
     if repeated := {source for source in a.data or [] if a.data.count(source) > 1}:
         yield f"--data: {min(repeated)} is given twice"
 
@@ -130,7 +130,7 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
 
 
 def file_name(step: int, split: str, texts: list[str], **windows: int | None) -> str:
-    """Return the start of the names of the files of an evaluation.
+    """Return the name of the files of an evaluation, without extension.
 
     >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)
     'step_600_test_novel_txt_stride_64'

@@ -33,25 +33,25 @@ SUPPORTED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_
 class HarnessModel(TemplateLM):
     """A trained model for the harness.
 
-    Contexts and continuations are encoded as by the harness's own "hf" models: together, with the spaces between them
-    in the continuation. They start with the tokenizer's begin of text, if it has one. A long context loses its first
-    tokens. A text without context follows the begin of text, else the end of text; if the tokenizer has neither, the
-    first token of such a text has no probability.
+    Contexts and continuations are encoded like in the harness's own "hf" models: together, with the spaces between
+    them in the continuation. They start with the tokenizer's begin of text, if it has one. A long context loses its
+    first tokens. A text without context follows the begin of text, else the end of text; if the tokenizer has neither,
+    the first token of such a text has no probability.
 
     Args:
-        workdir: what `lm.load` accepts.
+        workdir: the directory of a run or of a Hugging Face checkpoint.
         step: a step, "latest", or "best" by validation loss.
         batch_size: number of texts that are computed at once; "auto": as many as fit the memory of most machines.
-        windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) see a text that is longer than the
-            context. "training": as the evaluation of a run, in consecutive windows, without the first token.
-            "harness": as the harness's own models, with an end of text before the first token and a full last window.
+        windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) split a text that is longer than
+            the context. "training": like the evaluation of a run, into consecutive windows, without the first token.
+            "harness": like the harness's own models, with an end of text before the first token and a full last window.
         max_batch_size, device: not used; the harness gives them to all models.
 
     Raises:
         UserError: if there is no such run, or it has no tokenizer.
     """
 
-    max_gen_toks = 256  # for tasks that do not state it
+    max_gen_toks = 256  # default of tasks
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class HarnessModel(TemplateLM):
             raise UserError(f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs one")
         self.windows, self.batch_size = windows, None if batch_size == "auto" else int(batch_size)
 
-    # ---- What the harness asks of a model's tokenizer ---------------------------------------------------------------
+    # ---- The tokenizer ----------------------------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int | None:
@@ -93,7 +93,7 @@ class HarnessModel(TemplateLM):
         return context_ids or self._prefix(), ids or self.tok_encode(continuation, add_special_tokens=False)
 
     def _prefix(self) -> list[int]:
-        """Return the context of a text without context."""
+        """Return the begin or end of text, which precedes a text without context; empty if there is neither."""
         end = self.eot_token_id
         return list(self.trained.tokenizer.begin_of_text) or ([] if end is None else [end])
 
@@ -101,7 +101,7 @@ class HarnessModel(TemplateLM):
         raise UserError("--apply_chat_template: this model has no chat template")
 
     def get_model_info(self) -> dict:
-        """Return what the harness records with the results."""
+        """Return the fields that the harness saves with the results."""
         return {"model_step": self.trained.step, "model_windows": self.windows}
 
     # ---- Log-likelihoods --------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         """Return the log-probabilities of texts.
 
-        The harness divides them by the bytes of all tokens. A first token that has no probability, because nothing
-        stands before it, is therefore counted as the mean of the others.
+        The harness divides them by the bytes of all tokens. A first token that has no probability, because no token
+        precedes it, therefore counts as the mean of the others.
         """
         in_training = self.windows == "training"
         texts = [self.tok_encode(request.args[0], add_special_tokens=not in_training) for request in requests]

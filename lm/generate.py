@@ -69,7 +69,7 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
     if a.prompt and a.prompt_file:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
-        yield "--prompt: is empty; the model needs at least one token to continue"
+        yield "--prompt is empty; the model needs at least one token to continue"
     values = generation_options(a) | {"n_tokens": a.tokens}
     yield from options.find_problems(values, lambda name: "--" + name.removeprefix("n_").replace("_", "-"))
 

@@ -31,7 +31,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    parser.add_argument(
+        "--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint"
+    )
     parser.add_argument(
         "--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)"
     )
@@ -39,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         "--windows",
         default="training",
         choices=["training", "harness"],
-        help="how long texts are split for perplexities: as in the evaluation of a run (default), or as by the "
+        help="how long texts are split for perplexities: like the evaluation of a run (default), or like the "
         "harness's own models",
     )
     arguments, others = parser.parse_known_args(argv)

@@ -97,7 +97,7 @@ def check(a: argparse.Namespace) -> int:
     if a.prompt is not None and a.ids is not None:
         raise UserError("--prompt and --ids: give one of them")
     if a.prompt == "":
-        raise UserError("--prompt: is empty; give at least one token")
+        raise UserError("--prompt is empty; give at least one token")
     ids = None
     if a.ids is not None:
         if not re.fullmatch(r"\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*", a.ids):
@@ -118,7 +118,7 @@ def config(a: argparse.Namespace) -> int:
 
 
 def parse_step(text: str) -> int | str:
-    """Return the step of an argument; raises UserError if it is none."""
+    """Parse a --step argument; raises UserError if it is invalid."""
     if not re.fullmatch("best|latest|[0-9]{1,18}", text):
         raise UserError(f"--step: {short(text)} is not best, latest, or the number of a step")
     return text if text in ("best", "latest") else int(text)

@@ -1,4 +1,4 @@
-"""Draw what happens inside of a trained model: python -m lm.inspect --workdir runs/NAME --prompt "ROMEO:"."""
+"""Look inside a trained model: python -m lm.inspect --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
 import re
@@ -16,7 +16,7 @@ examples:
   python -m lm.inspect --workdir runs/mine --prompt "$(cat scene.txt)" --layers 0,5 --output scene.html
 
 The page needs no network. It shows the loss of each token, the likely next tokens, the logit lens, the attention of
-each head, and norms by layer. docs/inspect.md explains how to capture and change the same numbers in Python.
+each head, and norms by layer. docs/inspect.md explains how to capture and patch the same values in Python.
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
@@ -31,12 +31,12 @@ def main(argv: list[str] | None = None) -> int:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lm.inspect",
-        description="Write a page that shows what happens inside of a model that reads a text.",
+        description="Write an HTML page that shows how a trained model processes a text.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
     add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")
     add("--layers", metavar="I,J,...", help="layers whose attention is shown (all, or as many as fit on a page)")
@@ -50,7 +50,7 @@ def inspect(a: argparse.Namespace) -> int:
     if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
         problems.append(f"--step: {short(a.step)} is not best, latest, or the number of a step")
     if not a.prompt:
-        problems.append("--prompt: is empty; the model needs at least one token")
+        problems.append("--prompt is empty; the model needs at least one token")
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
         problems.append(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
     if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):

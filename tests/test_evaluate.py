@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from huggingface_checkpoints import checkpoint
 from running import metrics_of
 
 import lm
@@ -16,6 +17,7 @@ from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.evaluate import file_name, main
+from lm.huggingface.importing import import_checkpoint
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text, with_seq_len
 
@@ -112,7 +114,7 @@ def test_windows_of_one_token_are_a_bigram_model(run):
 
 
 def test_a_text_that_has_changed_is_reported(bench, tmp_path):
-    """The directory of a run, which is moved, has its own record of the tokens that it trained on."""
+    """A copied run still has its record of the tokens that it trained on."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
     run, said = lm.load(workdir), []
@@ -146,7 +148,7 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
         (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
         (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
-        (["--workdir=absent", "--data="], "--data: is empty"),
+        (["--workdir=absent", "--data="], "--data is empty"),
         (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),
         (["--seq-len=8", "--stride=9"], "--stride: 9 must be at least 1 and at most 8, the length of a window"),
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
@@ -162,7 +164,7 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
             "(the first at line 2, column 2, after '\\nh'); this model cannot predict them",
         ),
         (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
-        (["--data=tokens:large"], "has the id 999, and the vocabulary of this model 14 ids"),
+        (["--data=tokens:large"], "has the id 999, but the vocabulary of this model has 14 ids"),
         (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
     ],
 )
@@ -223,8 +225,17 @@ def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
 
 
 def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
-    with pytest.raises(UserError, match=r"--data: .* is not a run with a text of its own"):
+    with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
         evaluate(dataclasses.replace(run, path=tmp_path))
+
+
+def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
+    """Its config has the default source, on which it was not trained."""
+    import_checkpoint(checkpoint(tmp_path / "model"), tmp_path / "run", seq_len=None, dtype=None, say=print)
+    imported = lm.load(tmp_path / "run")
+    with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
+        evaluate(imported)
+    assert find_baselines(imported, [None], print) == [{}]
 
 
 def test_the_config_of_a_checkpoint_of_hugging_face_is_not_read_as_that_of_a_run(bench, run, tmp_path):

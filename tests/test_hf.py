@@ -65,7 +65,7 @@ def test_config_prints_a_file_that_trains_the_architecture(with_tokenizer, tmp_p
         (["export", "--workdir", "run", "--output", "out", "--shard-gb", "0"], "--shard-gb: 0.0"),
         (["check", "model", "--ids", "1;2"], "--ids: '1;2' is not a list"),
         (["check", "model", "--ids", "1", "--prompt", "a"], "give one of them"),
-        (["check", "model", "--prompt", ""], "--prompt: is empty"),
+        (["check", "model", "--prompt", ""], "--prompt is empty"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_line(arguments, message, tmp_path, monkeypatch, capsys):

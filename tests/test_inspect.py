@@ -18,7 +18,7 @@ def test_the_page_of_a_run_is_written(bench, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--prompt=the"], "holds no checkpoint"),
-        (["--prompt=", "--step=x", "--layers=0;1"], "--prompt: is empty"),
+        (["--prompt=", "--step=x", "--layers=0;1"], "--prompt is empty"),
         (["--prompt=the", "--step=²"], "--step: '²' is not best, latest"),
         (["--prompt=the", "--layers=0,-1"], "--layers: '0,-1' is not a list of layers"),
         (["--prompt=the", "--output=no/such/page.html"], "--output: no/such/page.html is not a file in an existing"),

@@ -1,1 +1,1 @@
-"""Baselines that are counted, not trained: what a model must beat."""
+"""Baselines for trained models: n-gram models."""

@@ -5,9 +5,9 @@ language modeling; Chen and Goodman 1999, An empirical study of smoothing techni
 
     p(w | h) = (c(h w) - D(c(h w))) / c(h) + backoff(h) p(w | h without its first token),    c(h) = sum_w c(h w),
 
-where backoff(h) is what the discounts D leave over, so that the probabilities of all w sum to 1. At the highest order
-c counts the n-gram. At lower orders it counts the different tokens that precede the n-gram in the text (its
-continuation count). Below the unigrams is the uniform distribution. After an unseen history, backoff(h) = 1.
+where backoff(h) is the probability that the discounts D subtract, so that the probabilities of all w sum to 1. At the
+highest order c counts the n-gram. At lower orders it counts the different tokens that precede the n-gram in the text
+(its continuation count). Below the unigrams is the uniform distribution. After an unseen history, backoff(h) = 1.
 
 An n-gram (w_1 ... w_n) is one integer, its key: w_1 V^(n-1) + ... + w_n. Its history is the key divided by V, and the
 n-gram without its first token is the key modulo V^(n-1).
@@ -48,7 +48,7 @@ class Level:
 
 
 def _look_up(sorted_keys, values, keys, missing: float) -> np.ndarray:
-    """Return the value of each key, or `missing`."""
+    """Return the value of each key; `missing` for unknown keys."""
     if not len(sorted_keys):
         return np.full(len(keys), missing)
     at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)

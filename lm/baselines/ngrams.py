@@ -1,4 +1,4 @@
-"""Losses of unigram, bigram and trigram models of a training text, to be shown beside the losses of a trained model.
+"""Losses of unigram, bigram and trigram models of a training text: baselines for the loss of a trained model.
 
 The unigram model predicts each token by its frequency with add-one smoothing (Laplace). The bigram and trigram models
 are those of lm/baselines/kneser_ney.py. Every token but the first of a document is a target, as in the evaluation of
@@ -17,8 +17,8 @@ from lm.data.corpus import Corpus, Split
 from lm.errors import UserError
 from lm.files import parse_json, to_json
 
-FORMAT = 1  # of the cached losses, and the version of their computation
-MAX_UNIGRAM_TOKENS = 2**22  # of each split, for `unigram_loss`: enough for frequencies, and read in a moment
+FORMAT = 1  # version of the cached losses and of their computation
+MAX_UNIGRAM_TOKENS = 2**22  # of each split, for `unigram_loss`: enough for frequencies, and fast to read
 MAX_TRAIN_TOKENS = 2**25  # counted for `ngram_losses`, which takes about 2 GB of memory for trigrams
 MAX_SCORED_TOKENS = 2**24
 ORDERS = {"bigram": 2, "trigram": 3}

@@ -42,10 +42,12 @@ def page() -> str:
 
 
 def _row(name: str, type_, field) -> str:
-    default, values = (text.replace("|", "\\|") for text in (show(field.default), allowed(type_, field)))
+    default, values, meaning = (
+        text.replace("|", "\\|") for text in (show(field.default), allowed(type_, field), field.metadata["doc"])
+    )
     changes = {"train.steps": "may grow"}.get(name, "yes" if field.metadata["execution"] else "no")
     shown = f"`{default}`" if default else "empty"
-    return f"| `{name}` | {shown} | {values} | {field.metadata['doc']} | {changes} |\n"
+    return f"| `{name}` | {shown} | {values} | {meaning.replace('<', '&lt;')} | {changes} |\n"
 
 
 if __name__ == "__main__":

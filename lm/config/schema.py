@@ -125,8 +125,8 @@ class ModelConfig:
     )  # fmt: skip
     zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")
     fixed_window: int | None = key(
-        None, "predict from the embeddings of this many last tokens only, without attention: by a linear model "
-        "(n_layers = 1), or with a hidden layer of width d_ff (n_layers = 2); none: a Transformer", low=1,
+        None, "number of tokens that a model without attention sees: a linear model (n_layers = 1), or one with a "
+        "hidden layer of width d_ff (n_layers = 2); none: a Transformer", low=1,
     )  # fmt: skip
     parametrization: str = key(
         "standard", "scaling of initial values and learning rates with width; under mup (muP) the best learning rate "
@@ -178,7 +178,8 @@ class DataConfig:
     )
     special_tokens: bool = key(
         False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
-        "tokens, and begin both as the tokenizer.json says (<s>); false: encode the names as text, for untrusted text",
+        "tokens, and put the tokenizer's first token (<s>) before both; false: encode the names as text, for untrusted "
+        "text",
     )  # fmt: skip
     unk: bool = key(False, "char, word: replace what is not in the vocabulary by <unk>; false: fail")
     splits: tuple[float, ...] | None = key(

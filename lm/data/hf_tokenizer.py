@@ -66,7 +66,7 @@ class HFTokenizer(Tokenizer):
         """Return the ids that the post-processor puts before a text."""
         try:
             encoding = self.model.encode("a")
-        except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
+        except Exception:  # `tokenizers` raises bare Exception if it cannot encode the text
             return ()
         marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         return tuple(i for i, added in itertools.takewhile(lambda pair: pair[1], marked))
@@ -86,7 +86,7 @@ class HFTokenizer(Tokenizer):
         return names
 
     def state(self):
-        # Without the option the JSON is that of earlier versions, so tokens that were cached with it stay valid.
+        # Without the option, the JSON is the same as in earlier versions, so that cached tokens stay valid.
         return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
 
     def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":

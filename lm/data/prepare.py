@@ -62,8 +62,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--special_tokens",
         action="store_true",
-        help="encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and begin "
-        "documents as the tokenizer.json says; not for untrusted text (default: encode the names as text)",
+        help="encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and put "
+        "the tokenizer's first token (<s>) before documents; not for untrusted text (default: encode them as text)",
     )
     parser.add_argument("--output", metavar="DIR", help="directory of the shards, empty or new")
     parser.add_argument(

@@ -95,7 +95,7 @@ def _check_arguments(o: Options, first: Unit) -> None:
     """Raise UserError if the tokenizer is unknown or the first document cannot be read."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
-        raise UserError("--special_tokens: the tokenizer byte has no special tokens; use hf:PATH or bpe:SIZE")
+        raise UserError("--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
     elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):

@@ -42,7 +42,7 @@ class Tokenizer:
     Attributes:
         end_of_text: the id that ends a document; None if there is none.
         begin_of_text: the ids that begin a document or a prompt.
-        special_tokens: names of the special tokens that are encoded as tokens, in no order.
+        special_tokens: names of the special tokens that are encoded as tokens, in any order.
     """
 
     kind: str
@@ -67,11 +67,11 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts from their beginnings: each starts with begin_of_text, once."""
+        """Encode several texts, each with begin_of_text before it, once."""
         return [self._begin(ids) for ids in self.encode_all(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode one text from its beginning; raises UserError if it has a lone surrogate, which cannot be printed."""
+        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
         utf8(text)
         return self.encode_documents([text])[0]
 
@@ -191,9 +191,9 @@ class UnknownText(UserError):
 
     Args:
         what: "character" or "word".
-        unknown: them, each once.
-        known: the vocabulary that lacks them, and its size.
-        where: the place of the first.
+        unknown: the unknown ones, each once.
+        known: the vocabulary and its size.
+        where: the position of the first one.
     """
 
     def __init__(self, what: str, unknown: list[str], known: str, where: str):
@@ -203,7 +203,7 @@ class UnknownText(UserError):
 
 
 def _describe_place(text: str, index: int) -> str:
-    """Describe a place in a text as editors do, from 1, with the characters before it.
+    """Return the line and column of a character, counted from 1, and the characters before it.
 
     >>> _describe_place("To be or not!", 9)
     "line 1, column 10, after 'To be or '"

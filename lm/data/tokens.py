@@ -21,7 +21,7 @@ from lm.files import COUNT, read_json
 FORMAT = 1  # of the tokens; part of their fingerprints
 MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
 MAX_BATCH_DOCUMENTS = 1024
-# Advice on characters or words that the tokenizer does not know: one that is learned from the text, or a given one.
+# Advice for unknown characters or words: if the tokenizer is learned from the text, and if it is given.
 OTHER_VOCABULARY = 'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
 OTHER_TEXT = "this model cannot predict them: remove them from the text"
 

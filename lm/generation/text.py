@@ -35,7 +35,7 @@ class Continuation:
     ids: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
-    _n_settled: int = 0  # the number of ids whose text is known and does not change
+    _n_settled: int = 0  # the number of ids whose text does not change any more
     _settled: str = ""  # their text
 
     def add(self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int) -> None:
@@ -50,7 +50,7 @@ class Continuation:
         if self.finish is None and len(self.ids) >= n_tokens:
             self.finish = "length"
         text = self._decode(tokenizer)
-        # A stop string that begins in the text of the last call would have been complete, or held back.
+        # self.text ends where a stop string may have started, so no stop string begins in it.
         if found := [at for string in stop if (at := text.find(string, len(self.text))) >= 0]:
             self.text, self.finish = text[: min(found)], "stop"
             self._drop_ids_after_text(tokenizer)
@@ -71,13 +71,13 @@ class Continuation:
         return self._settled + tail
 
     def _text_between(self, tokenizer: Tokenizer, first: int, end: int) -> str:
-        """Return what ids[first:end] add to the text of the ids before them."""
+        """Return the text that ids[first:end] add to that of the ids before them."""
         prompt_ids = self.prompt_ids[max(0, len(self.prompt_ids) + first - CONTEXT) :]
         before = [*prompt_ids, *self.ids[max(0, first - CONTEXT) : first]]
         return _decode_after(tokenizer, before, self.ids[first:end])
 
     def _drop_ids_after_text(self, tokenizer: Tokenizer) -> None:
-        """Drop the ids that the text does not need."""
+        """Drop the last ids if the text is complete without them."""
 
         def suffices(n: int) -> bool:
             return _decode_after(tokenizer, self.prompt_ids, self.ids[:n]).startswith(self.text)

@@ -103,7 +103,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
 
 
 def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the model section by dotted name, and what is wrong."""
+    """Return the values of the model section by dotted name, and the problems of the fields."""
     problems, ours = [], USUAL | family.fixed
     if ours["positions"] != "rope":
         del ours["rope_pairing"]
@@ -197,7 +197,7 @@ def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
 
 
 def normalized(c: ModelConfig) -> dict[str, Any]:
-    """Return the model section without differences that change nothing: keys without effect, other spellings."""
+    """Return the model section with usual values where they are equivalent or have no effect."""
     ours = {name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT}
     if ours["attn_out_bias"] is None:
         ours["attn_out_bias"] = c.attn_bias

@@ -1,4 +1,4 @@
-"""The supported families of models: their config fields and tensors, and what these are called in lm.
+"""The supported families of models: their config fields and tensors, and the names of these in lm.
 
 Each family is declared once, and the declaration is used in both directions. Imports no jax.
 """

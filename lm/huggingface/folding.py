@@ -12,8 +12,8 @@ BIASES = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
 def fold(family: Family, c: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
     """Return the model section of an exported model, and the factors of its parameters by path.
 
-    The factor of attention scores goes to the queries, that of the embeddings to an untied table, and that of muP's
-    last hidden states to the final norm. A family with biases gets biases of zero.
+    The factor of attention scores is multiplied into the queries, that of the embeddings into an untied table, and that
+    of the last hidden states (muP) into the final norm. Biases that the family needs and the model lacks are zero.
 
     Args:
         family: the family to export to.

@@ -16,6 +16,8 @@ from lm.huggingface.weights import load_params, to_device
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
 from lm.training.workdir import Workdir, check_workdir
 
+WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
+
 
 def import_checkpoint(
     directory: str,
@@ -44,7 +46,7 @@ def import_checkpoint(
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
     params = to_device(load_params(directory, config))
     digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
-    source = {"name": f"weights of {directory}", "fingerprint": digest}
+    source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
     meta = {
         "data": source["name"],
         "data_fingerprint": source["fingerprint"],

@@ -140,7 +140,7 @@ def _match(directory: str | Path, family: Family, c: ModelConfig, files: TensorF
         problems.append(f"tensors are missing: {_some(missing)}")
     known = {*names.values(), *([] if not c.tie_embeddings else _tied_copies(directory, family, files))}
     if unexpected := [name for name in files.shapes if name not in known and not name.endswith(family.ignored)]:
-        problems.append(f"tensors of an unknown kind: {_some(unexpected)}")
+        problems.append(f"tensors that no part of the model uses: {_some(unexpected)}")
     for name, found in names.items():
         if found is not None and files.shapes[found] != wanted[name]:
             problems.append(f"{found} has shape {files.shapes[found]}; config.json implies {wanted[name]}")

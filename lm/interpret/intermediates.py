@@ -48,7 +48,7 @@ def capture(
     """Return the logits of a text and named intermediates.
 
     A pure function, which can be jitted and differentiated. It is compiled for each new length of the text and set of
-    names; with functions as patches on every call, unless it is called inside of a jitted function.
+    names. With functions as patches it is compiled on every call, unless it is called inside a jitted function.
 
     Args:
         run: a trained model, as returned by `lm.load`.
@@ -197,7 +197,7 @@ def _matches(pattern: str, c: ModelConfig) -> list[str]:
     """Return the names of the intermediates that match a pattern.
 
     Raises:
-        UserError: if there is none.
+        UserError: if no name matches.
     """
     if found := fnmatch.filter(_axes(c), pattern):
         return found

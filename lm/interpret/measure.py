@@ -36,7 +36,7 @@ class Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """What happens inside of a model that reads a text.
+    """The measurements of a model that reads a text.
 
     Attributes:
         ids_T: token ids.
@@ -157,7 +157,7 @@ def _visible(character: str) -> str:
 
 
 def _branch(run: TrainedModel, name: str) -> str:
-    """Return the name of what a branch adds to the residual stream: the output of its norm if it has one."""
+    """Return the name of a branch's addition to the residual stream: the output of its last norm, if it has one."""
     normed = f"{name}_post_norm/output"
     return normed if f"layers/0/{normed}" in names_of(run) else f"{name}/output"
 

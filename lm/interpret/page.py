@@ -1,4 +1,4 @@
-"""The page of `lm.inspect`: one self-contained HTML file that shows what happens inside of a model."""
+"""The page of `lm.inspect`: one self-contained HTML file that shows how a model processes a text."""
 
 import base64
 import html
@@ -71,11 +71,11 @@ def _attention_help(m: Measurements, n_layers: int) -> str:
         else f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
     )
     return (
-        "Each small map is a head: its row is the token that reads, its column the token that is read, and the darker, "
-        "the larger the weight (a row adds up to 1). A dark line along the diagonal is a head that reads the token "
-        "itself or one just before it; a dark column is a token that many others read. Select a head, then a row of "
-        "its map to see the tokens that it reads. The shade is the square root of the weight, so that small weights "
-        f"are visible.{left_out}"
+        "Each small map is a head. Its rows are the tokens that read, its columns the tokens that are read. The "
+        "darker, the larger the weight (a row adds up to 1). A dark line along the diagonal means that the head reads "
+        "the token itself or one just before it; a dark column is a token that many others read. Select a head, then "
+        "a row of its map to see the tokens that it reads. The shade is the square root of the weight, so that small "
+        f"weights are visible.{left_out}"
     )
 
 

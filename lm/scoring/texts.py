@@ -9,6 +9,7 @@ from lm.config import Config, DataConfig
 from lm.data import Corpus, Split, cache, open_corpus, shards
 from lm.errors import UserError
 from lm.files import read_json
+from lm.huggingface.importing import WEIGHTS_OF
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
@@ -63,11 +64,11 @@ def evaluate(
     Args:
         run: the model, as `lm.load` returns it.
         split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
-        data: the text, as config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
+        data: the text, as in config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
         seq_len: tokens that the model sees at once; None: as many as in training.
-        stride: evaluate in sliding windows with this distance, too.
+        stride: also evaluate in sliding windows, which begin this many tokens apart.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
-        baselines: compute the losses of n-gram models, too.
+        baselines: also compute the losses of n-gram models.
         say: receives lines of information and warnings.
 
     Raises:
@@ -132,7 +133,7 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`."""
     if data is None and not _has_text(run):
-        raise UserError(f"--data: {run.path} is not a run with a text of its own; name a text")
+        raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
     source = data or run.config.data.source
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -148,13 +149,14 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
 
 
 def _has_text(run: TrainedModel) -> bool:
-    """Return whether a model was trained by a run here, unlike a model of Hugging Face."""
-    return (run.path / "checkpoints").is_dir()
+    """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or not."""
+    imported = _data_record(run).get("name", "").startswith(WEIGHTS_OF)
+    return (run.path / "checkpoints").is_dir() and not imported
 
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    is_own = _has_text(run) and source == run.config.data.source
+    is_own = source == run.config.data.source and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = dataclasses.replace(_data_here(run), source=source)
@@ -184,7 +186,7 @@ def _data_here(run: TrainedModel) -> DataConfig:
 def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
     """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
 
-    They are empty if the model is not of a run with a text, and, with a warning, if this text cannot be read.
+    They are empty if the model was not trained by a run, and, with a warning, if the text of the run cannot be read.
     """
     if not _has_text(run):
         return [{} for _ in texts]
@@ -198,12 +200,20 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
+def _data_record(run: TrainedModel) -> dict[str, str]:
+    """Return the name and the fingerprint of the tokens that a run trained on; empty if they are unknown."""
+    try:
+        return read_json(run.path / "run.json", _RUN)["data"] or {}
+    except FileNotFoundError:
+        return {}
+
+
 def _trained_on(run: TrainedModel) -> str | None:
     """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
+    fingerprint = _data_record(run).get("fingerprint")
+    if run.config.data.packing == "none" or fingerprint is None:
+        return fingerprint
     try:
-        fingerprint = (read_json(run.path / "run.json", _RUN)["data"] or {}).get("fingerprint")
-        if run.config.data.packing == "none":
-            return fingerprint
         seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
         return fingerprint if seq_len == run.seq_len else None
     except FileNotFoundError:
@@ -222,6 +232,6 @@ def _check_tokens(config: Config, text: Text) -> None:
         )
     if not text.corpus.ids_are_checked and (largest := shards.largest_id(tokens)) >= vocab_size:
         raise UserError(
-            f"--data: {text} has the id {largest:,}, and the vocabulary of this model {vocab_size:,} ids; the shards "
-            "are of another tokenizer"
+            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
+            "shards have another tokenizer"
         )

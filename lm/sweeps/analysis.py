@@ -303,7 +303,7 @@ def _answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> 
 def _significant(c: Comparison) -> str:
     d, o = c.difference, c.at_optimum
     at_optimum = (
-        f"; between the learning rates of the grid {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
+        f"; at the estimated optima {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
         f"p = {c.p_at_optimum:.2g}"
         if o
         else ""
@@ -323,8 +323,8 @@ def _not_significant(a: VariantResult, b: VariantResult, c: Comparison, record: 
         )
     if o and (c.p_adjusted < level or c.p_at_optimum < level):
         remarks.append(
-            "a significant difference must be so both at the best learning rates of the grid and at the optima "
-            f"estimated between them: {difference(o.mean)}, {_range(o)}, p = {c.p_at_optimum:.2g}"
+            "the differences at the best rates of the grid and at the estimated optima must both be significant, "
+            f"with the same sign; at the optima: {difference(o.mean)}, {_range(o)}, p = {c.p_at_optimum:.2g}"
         )
     if a.n_stuck or b.n_stuck:
         remarks.append(

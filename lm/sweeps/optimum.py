@@ -61,7 +61,7 @@ def _missing(rates: list[float], losses: list[list[float | None]], stuck: float)
     if steps.max() > 1.001 * MAX_STEP:
         return f"neighboring learning rates differ by a factor of {steps.max():.3g}, more than {MAX_STEP:g}"
     if len(losses) < 2:
-        return "there is one seed"
+        return "there is only one seed"
     if any(loss is None or loss > stuck for row in losses for loss in row):
         return "a run at the best learning rate or a neighboring one diverged or got stuck"
     return ""

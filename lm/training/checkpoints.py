@@ -371,7 +371,7 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
 
 
 def bytes_in_flight(state) -> int:
-    """Return how many bytes of a state to read or write at once: few, but Orbax requires more than the largest leaf."""
+    """Return the number of bytes of a state to read or write at once: few, but more than those of the largest array."""
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
     return max(MIN_IN_FLIGHT, *(size + 1 for size in sizes))
 

@@ -94,5 +94,5 @@ class Diagnostics:
 
 
 def _measure(state: TrainState, corpus: dict | None, feed: dict, config: Config) -> dict:
-    """Return `layer_statistics` of the batch that a feed describes; see `take_batch`."""
+    """Return the `layer_statistics` of a batch, given as for `take_batch`."""
     return layer_statistics(state, take_batch(corpus, feed, config.train.seq_len), config)

@@ -35,7 +35,7 @@ class WarmStart:
         values: the parameters that the new model takes, by path.
         initialized: paths of the new model that are initialized as in any other run.
         unused: paths of the other model that the new model does not have.
-        differences: config keys that make the models compute something else.
+        differences: config keys by which the models compute different functions.
         warnings: what could not be checked.
     """
 
@@ -63,7 +63,7 @@ class WarmStart:
 
 
 class _Other(NamedTuple):
-    """The other model: its parameters or their shapes by path, and what is known about it."""
+    """The other model: its parameters or their shapes by path, its config, and its tokenizer (None: unknown)."""
 
     stored: dict[str, Any]
     model: ModelConfig
@@ -101,7 +101,7 @@ def warm_start(config: Config, corpus: Corpus, say: Callable[[str], None]) -> Wa
         initialized=[path + _shapes(other.stored, table, path) for path in table if path not in values],
         unused=[path + _shapes(table, other.stored, path) for path in other.stored if path not in values],
         differences=_differences(other.model, config.model),
-        warnings=[f"WARNING: whether {directory} has the tokenizer of the data is unknown"] * unchecked,
+        warnings=[f"WARNING: cannot check that {directory} has the tokenizer of the data"] * unchecked,
     )
     say(found.describe())
     return found
@@ -126,7 +126,7 @@ def _read_run(directory: str, config: Config, corpus: Corpus, table) -> tuple[st
 
 
 def _read_checkpoint(directory: str, config: Config, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
-    """Return the same of a checkpoint of Hugging Face, which every process reads in full."""
+    """Return the same for a checkpoint of Hugging Face, which every process reads in full."""
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
     if tokenizer and corpus.tokenizer and not _same_ids(tokenizer, corpus.tokenizer):
@@ -144,7 +144,7 @@ def _read_checkpoint(directory: str, config: Config, corpus: Corpus, table) -> t
 
 
 def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
-    """Return whether two tokenizers are equal, up to whether they encode special tokens."""
+    """Return whether two tokenizers are equal, except that one may encode special tokens as text."""
     if a is None or b is None:
         return a is b
     return a.with_special_tokens(False).fingerprint == b.with_special_tokens(False).fingerprint
@@ -166,7 +166,7 @@ def _put(x: np.ndarray, place) -> jax.Array:
 
 
 def _differences(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
-    """Return the keys of config.model in which two models compute something else, with both values."""
+    """Return the keys of config.model by which two models compute different functions, with both values."""
 
     def effective(c: ModelConfig) -> dict[str, Any]:
         return normalized(c) | ({"rope_pairing": c.rope_pairing} if c.positions == "rope" else {})

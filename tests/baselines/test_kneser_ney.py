@@ -15,7 +15,7 @@ REFERENCE = json.loads((ROOT / "tests" / "references" / "ngrams.json").read_text
 
 @pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda c: f"{c['order']}-grams, {c['discount']}")
 def test_equal_discounts_give_the_probabilities_of_nltk(case):
-    """NLTK discounts no unigrams: their discounts are 0 here. Contexts are whole, so the first tokens are left out."""
+    """NLTK does not discount unigrams, so their discounts are 0 here. Only tokens with a full context are compared."""
     ids = {character: i for i, character in enumerate(sorted(set(REFERENCE["train"])))}
     train, scored = (np.array([ids[character] for character in REFERENCE[name]]) for name in ("train", "scored"))
     n, discount = case["order"], case["discount"]
@@ -24,7 +24,7 @@ def test_equal_discounts_give_the_probabilities_of_nltk(case):
 
 
 class Dictionaries:
-    """The same model by the definitions, with dictionaries: p(w | h) for one token w and history h at a time."""
+    """Compute p(w | h) by the definitions, with dictionaries, for one token w and one history h at a time."""
 
     def __init__(self, documents, vocab_size, order):
         def ngrams(n):
@@ -58,7 +58,7 @@ class Dictionaries:
 
 @pytest.mark.parametrize(("order", "vocab_size", "n"), [(1, 5, 60), (2, 5, 60), (3, 5, 200), (3, 60, 400), (4, 3, 80)])
 def test_probabilities_equal_those_of_dictionaries(order, vocab_size, n, monkeypatch):
-    """Also the discounts are estimated twice. Chunks are shorter than the text, and histories are shorter at its start.
+    """The dictionaries estimate the discounts too. Chunks are shorter than the text; the first histories are shorter.
 
     The ids are skewed, so that some n-grams occur often, and those above 2 vocab_size / 3 do not occur in the text.
     """

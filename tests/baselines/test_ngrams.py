@@ -37,7 +37,7 @@ def test_the_unigram_loss_by_hand():
 
 
 def test_the_unigram_loss_reads_the_beginning_of_a_long_split(monkeypatch):
-    """Here two tokens, or one packed row of them: 0 0 of the train split and 1 1 of validation."""
+    """With a limit of two tokens, it counts 0 0 of the train split and scores 1 1 of validation, packed or not."""
     monkeypatch.setattr(ngrams, "MAX_UNIGRAM_TOKENS", 2)
     ids = {"train": [0, 0, 1, 1, 1], "validation": [1, 1, 0, 0, 0]}
     assert unigram_loss(corpus_of(**ids), "validation", 2) == pytest.approx(math.log(4))

@@ -274,4 +274,4 @@ def test_bytes_have_no_special_tokens(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("text")
     options = [f"--input=text:{tmp_path / 'text.txt'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]
     assert prepare.main([*options, "--special_tokens"]) == 2
-    assert "--special_tokens: the tokenizer byte has no special tokens" in capsys.readouterr().err
+    assert "--special_tokens: the byte tokenizer has no special tokens" in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_scaled_attention_of_gpt2_is_refused(tmp_path):
     ("change", "message"),
     [
         (lambda t: {n: x for n, x in t.items() if "norm" not in n}, "are missing: model.layers.0.input_layernorm"),
-        (lambda t: t | {"model.layers.0.lora": t["model.norm.weight"]}, "of an unknown kind: model.layers.0.lora"),
+        (lambda t: t | {"model.layers.0.lora": t["model.norm.weight"]}, "the model uses: model.layers.0.lora"),
         (
             lambda t: t | {"model.norm.weight": t["model.norm.weight"][:3]},
             "model.norm.weight has shape (3,); config.json implies (8,)",

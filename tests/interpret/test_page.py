@@ -176,7 +176,7 @@ def test_the_page_refers_to_no_other_file(run, measured):
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(["naïve 日本 e\u0301"], 270)], ids=["byte", "bpe"])
 def test_labels_of_all_tokens_are_printable_and_different(tokenizer):
-    """Single bytes of a character included."""
+    """This includes single bytes of a character."""
     labels = [label(tokenizer, i) for i in range(tokenizer.vocab_size + 1)]
     assert all(text and text.isprintable() and "\ufffd" not in text for text in labels)
     assert len(set(labels)) == len(labels)

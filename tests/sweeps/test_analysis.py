@@ -103,7 +103,7 @@ def test_answer_for_a_significant_difference(tmp_path):
     assert a.is_full
     assert a.comparisons[0].answer == (
         f"gated ends 0.1040 nats per token lower than plain (n = 5 paired seeds, 95 % CI {low:+.4f} to {high:+.4f}, "
-        f"p = {2 * t.pvalue:.2g} after Holm's correction; between the learning rates of the grid 0.1040 lower, 95 % CI "
+        f"p = {2 * t.pvalue:.2g} after Holm's correction; at the estimated optima 0.1040 lower, 95 % CI "
         f"{low:+.4f} to {high:+.4f}, p = {2 * t.pvalue:.2g})."
     )
 
