@@ -79,7 +79,7 @@ def _runs(workdir: Path) -> dict:
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            found[key] = {name: value for name, value in run.items() if name != "seconds"}
+            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256")}
     return found
 
 
