@@ -43,7 +43,7 @@ def run(bench, *arguments, module="lm.sweep", config=SWEEP):
 
 
 def results(workdir) -> dict:
-    """Return the finished runs by (phase, variant, learning rate, seed), without their times (and the checksum over them)."""
+    """Return the finished runs by (phase, variant, learning rate, seed), without their times and checksums."""
     found = {}
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
