@@ -15,15 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.layernorm_swap import forward
 from benchmarks.page import publish
 from lm import data
 from lm.config import Config
 from lm.config.loading import load_values
 from lm.data.batches import gather, train_batch
 from lm.errors import run_command
+from lm.interpret import capture
 from lm.step import init_state, train_step
 from lm.text import markdown_table
+from lm.trained_model import TrainedModel
 from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
@@ -92,8 +93,9 @@ def moved(parametrization: str, width: int) -> dict[str, float]:
 
 def outputs_of(params, tokens_BT, config: Config) -> dict:
     """Return the residual stream after the last layer, and the logits."""
-    logits, layers = forward(params, config.model, tokens_BT)
-    return {"hidden states": layers[-1], "logits": logits}
+    residual = f"layers/{config.model.n_layers - 1}/residual"
+    logits, acts = capture(TrainedModel(Path(), 0, config, params, None), tokens_BT, residual)
+    return {"hidden states": acts[residual], "logits": logits}
 
 
 def exponent(changes: list[float]) -> float:

@@ -157,7 +157,7 @@ def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plai
 FACTORS = [
     [{"norm_placement": placement} for placement in ("pre", "output", "sandwich", "parallel", "none")],
     [
-        {"positions": "rope", "rope_width": 2, "embed_scale": 4.0},
+        {"positions": "rope", "rope_width": 2, "embed_scale": 0.5},
         {"positions": "rope", "rope_pairing": "halves", **LLAMA3, "rope_original_max_positions": 32},
         {"positions": "sinusoidal", "sinusoidal_order": "cosine_first"},
         {"positions": "learned"},
