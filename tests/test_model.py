@@ -277,6 +277,7 @@ def test_scanned_layers_draw_the_same_dropout_as_unrolled_ones():
     np.testing.assert_allclose(outs[1], outs[0], rtol=0, atol=1e-5 * np.abs(outs[0]).max())
 
 
+@pytest.mark.slow
 def test_each_dropout_site_has_its_own_keys(monkeypatch):
     """Five sites (the embedding and two branches in each of two layers) for each of two examples."""
     keys = []

@@ -170,6 +170,7 @@ def test_the_derivative_of_unstack_layers_equals_that_of_indexing():
 
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
+@pytest.mark.slow
 def test_initial_values_of_a_layer_do_not_depend_on_the_depth(init):
     """Except for a factor: GPT-2 divides residual projections by sqrt(2 n_layers)."""
     shallow, deep = initial(init=init, n_layers=2), initial(init=init, n_layers=3)

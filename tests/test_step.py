@@ -104,6 +104,7 @@ def stacked(batches):
 HALTING = {"model": ONE, "train": {"steps_per_dispatch": 4, "steps": 80}, "optimizer": {"learning_rate": 0.02}}
 
 
+@pytest.mark.slow
 def test_on_nonfinite_stop_keeps_the_last_finite_state_and_its_step():
     config = tiny(**HALTING)
     batches = feeds_with_nan(config, bad_step=2)
@@ -212,6 +213,7 @@ def test_eval_step_has_no_dropout_and_counts_weights():
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_example_step_and_seed_only():
     config = tiny(model=ONE | {"dropout": 0.3})
     batch, state = batch_of(config), state_of(config)

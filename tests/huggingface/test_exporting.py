@@ -64,6 +64,7 @@ def test_an_exported_model_is_read_back_as_the_same_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2 without biases, untied", "llama"])
+@pytest.mark.slow
 def test_permuted_features_and_zero_biases_do_not_change_the_logits(name, tmp_path):
     config = tiny(model=OURS[name] | {"scan_layers": True})
     params = redrawn(config.model)
@@ -87,6 +88,7 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.slow
 def test_factors_that_a_family_lacks_are_multiplied_into_weights(name, tmp_path):
     config = tiny(model=FOLDED[name] | {"scan_layers": True})
     params = redrawn(config.model)

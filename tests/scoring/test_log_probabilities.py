@@ -19,6 +19,7 @@ def trained():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, None])
+@pytest.mark.slow
 def test_scores_are_sums_of_log_probabilities_in_the_order_of_the_windows(trained, batch_size):
     draw, (params, c) = np.random.default_rng(0), trained
     sizes = [(9, 8), (2, 1), (5, 2), (9, 1), (3, 2), (7, 6)]
@@ -32,6 +33,7 @@ def test_scores_are_sums_of_log_probabilities_in_the_order_of_the_windows(traine
         assert result.is_greedy == all(log_p[t].argmax() == window.ids[t + 1] for t in scored)
 
 
+@pytest.mark.slow
 def test_a_greedy_continuation_is_greedy(trained):
     params, c = trained
     ids = [3, 5]

@@ -37,6 +37,7 @@ def one_query(q, k, softcap, scale):
     ],
     ids=["causal", "window, softcap and scale", "packed", "one query at a time"],
 )
+@pytest.mark.slow
 def test_statistics_are_those_of_each_query(monkeypatch, window, packed, softcap, scale, chunk_scores):
     monkeypatch.setattr(module, "CHUNK_SCORES", chunk_scores)
     q, k = inputs()
