@@ -1,12 +1,16 @@
 """Simulate sweeps with a known truth: how often the intervals of a report cover it, and how precise the estimates are.
 
     python3 -m benchmarks.calibration
+    python3 -m benchmarks.calibration --looks
 
 Two equal variants, so the true difference is 0, and every 95 % interval that excludes it is a false positive. "both"
 counts the sweeps in which both intervals exclude 0, which a report requires for a significant difference. The loss is a
 parabola in log2(learning rate). As in a sweep, each variant takes the best of 6 rates by its mean validation loss over
 2 tuning seeds, and is compared on fresh seeds at that rate and its two neighbors. CURVATURE and the standard deviations
 are those of the published sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv).
+
+With --looks: several comparisons with Holm's correction, of a fixed number of seeds or of looks at 5, 8, 12 and 20
+(`lm.sweeps.looks`). The learning rates are known, so that the errors are those of the looks alone.
 """
 
 import argparse
@@ -14,9 +18,11 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+from scipy import stats
 
 from lm.errors import run_command
 from lm.sweeps import statistics
+from lm.sweeps.looks import PairTest, follow
 from lm.text import table
 
 CURVATURE = 0.028  # loss = minimum + CURVATURE (log2(rate) - optimum)^2
@@ -33,7 +39,9 @@ OPTIMA: dict[str, Callable] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0])
     parser.add_argument("--sweeps", type=int, default=4000, metavar="N", help="simulated sweeps per row (4000)")
-    return run_command(lambda: simulate(parser.parse_args().sweeps))
+    parser.add_argument("--looks", action="store_true", help="simulate numbers of seeds that grow instead")
+    arguments = parser.parse_args()
+    return run_command(lambda: (simulate_looks if arguments.looks else simulate)(arguments.sweeps))
 
 
 def simulate(n_sweeps: int) -> int:
@@ -87,6 +95,61 @@ def simulate_variant(optimum: float, n_seeds: int, draw) -> tuple[np.ndarray, np
         lambda some: statistics.parabola_minimum(x[around], some.mean(axis=0))[1], final[:, around]
     )
     return None if np.isnan(minimum).any() else (final[:, best], minimum)
+
+
+# ---- Looks -----------------------------------------------------------------------------------------------------
+
+LOOKS = (5, 8, 12, 20)
+DESIGNS = {  # by name: the numbers of seeds, and the bounds on p
+    "5 seeds": ((5,), (0.05,)),
+    "20 seeds": ((20,), (0.05,)),
+    "looks, as in sweeps": (LOOKS, [0.05 * share for share in statistics.shares(LOOKS)]),
+    "looks, larger bounds": (LOOKS, (0.005, 0.01, 0.02, 0.03)),
+    "looks, 0.05 at each": (LOOKS, (0.05,) * 4),
+}
+DIFFERENCE = 0.02  # true one, in nats per token, of the comparisons that have one
+# What is compared: the number of comparisons, how many have a true difference, and whether they share their baseline.
+CASES = ((1, 0, False), (4, 0, False), (4, 0, True), (9, 0, False), (4, 2, True), (4, 4, True))
+
+
+def simulate_looks(n_sweeps: int) -> int:
+    """Print a row for each case and design: how often anything false is reported, the power, and the seeds used."""
+    header = ["comparisons", "different", "baseline", "design", "any false positive", "power", "mean seeds"]
+    rows = []
+    for n, different, shared in CASES:
+        truth = np.where(np.arange(n) < different, DIFFERENCE, 0.0)
+        for name, (looks, bounds) in DESIGNS.items():
+            found = [grow(looks, tests) for tests in simulate_tests(n_sweeps, truth, shared, looks, bounds)]
+            significant, seeds = (np.array(values) for values in zip(*found, strict=True))
+            error = f"{significant[:, truth == 0].any(axis=1).mean():.3f}" if different < n else ""
+            power = f"{significant[:, truth > 0].mean():.3f}" if different else ""
+            baseline = "shared" if shared else "one each"
+            rows.append([f"{n}", f"{different}", baseline, name, error, power, f"{seeds.mean():.1f}"])
+    print(table([header, *rows], right=(0, 1, 4, 5, 6)))
+    return 0
+
+
+def simulate_tests(n_sweeps: int, truth: np.ndarray, shared: bool, looks, bounds) -> np.ndarray:
+    """Return the mean differences and the scaled p-values of sweeps: (sweeps, comparisons, looks, 2)."""
+    draw, sd = np.random.default_rng(0), np.hypot(SEED_SD, NOISE_SD)
+    shape = n_sweeps, len(truth), looks[-1]
+    losses = truth[:, None] + draw.normal(0, sd, shape)
+    differences = losses - draw.normal(0, sd, (n_sweeps, 1 if shared else len(truth), looks[-1]))
+    p = [stats.ttest_1samp(differences[..., :n], 0, axis=-1).pvalue for n in looks]
+    means = [differences[..., :n].mean(axis=-1) for n in looks]
+    scaled = np.minimum(1, np.stack(p, axis=-1) * 0.05 / np.array(bounds))
+    return np.stack([np.stack(means, axis=-1), scaled], axis=-1)
+
+
+def grow(looks, tests: np.ndarray) -> tuple[list[bool], list[int]]:
+    """Return for each comparison of a sweep whether it is significant, and its number of seeds."""
+
+    def test(k: int, i: int) -> PairTest:
+        mean, p = tests[k, i]
+        return PairTest(i + 1, looks[i], statistics.Difference(mean, -np.inf, np.inf, p, looks[i], np.nan), None)
+
+    found = follow(len(tests), len(looks), test)
+    return [t.is_significant for t in found], [t.n_seeds for t in found]
 
 
 if __name__ == "__main__":

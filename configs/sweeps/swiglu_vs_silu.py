@@ -23,6 +23,7 @@ def get_sweep():
             "GeGLU": {"model.ffn": "glu", "model.activation": "gelu", "model.d_ff": match_params("SiLU")},
         },
         baseline="SiLU",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("SwiGLU", "SiLU"), ("GeGLU", "GELU"), ("GELU", "SiLU"), ("ReLU^2", "SiLU")),
         learning_rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
         budgets={

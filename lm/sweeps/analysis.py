@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.looks import PairTest, at_look, is_significant, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
@@ -85,6 +86,7 @@ class Comparison:
         same_tokens: whether both variants trained on the same number of tokens.
         at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
         p_at_optimum: its p-value after Holm's correction.
+        n_seeds, look: the number of seeds at the look at which the comparison stopped, and that look, counted from 1.
     """
 
     variant: str
@@ -97,16 +99,12 @@ class Comparison:
     same_tokens: bool = True
     at_optimum: statistics.Difference | None = None
     p_at_optimum: float = math.nan
+    n_seeds: int = 0
+    look: int = 1
 
     @property
     def is_significant(self) -> bool:
-        """Return whether the difference is significant, and also that at the estimated optima if there is one."""
-        if self.difference is None or not self.p_adjusted < 1 - statistics.LEVEL:
-            return False
-        if self.at_optimum is None:
-            return True
-        agree = self.at_optimum.mean * self.difference.mean > 0
-        return agree and self.p_at_optimum < 1 - statistics.LEVEL
+        return is_significant(self.difference, self.p_adjusted, self.at_optimum, self.p_at_optimum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +118,7 @@ class Analysis:
         failed: by name, the error of each variant that is left out because runs of it failed.
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
+        placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
     """
 
     record: dict
@@ -128,6 +127,7 @@ class Analysis:
     failed: dict[str, str]
     comparisons: list[Comparison]
     warnings: list[str]
+    placebo: Comparison | None = None
 
     @property
     def is_full(self) -> bool:
@@ -149,8 +149,9 @@ def analyze(workdir: Path) -> Analysis:
         raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
         raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
-    failed = _failed(record, results, workdir)
-    variants = {name: _variant(name, record, results) for name in record["variants"] if name not in failed}
+    needed = seeds_needed(record, results)
+    failed = _failed(record, results, workdir, needed)
+    variants = {n: _variant(n, at_look(record, needed[n]), results) for n in record["variants"] if n not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
     warnings += identical_variants(results, list(variants))
     for a, b in record["comparisons"]:
@@ -158,8 +159,16 @@ def analyze(workdir: Path) -> Analysis:
             warnings.append(f"{a} and {b} use different data or tokenizers: their losses cannot be compared")
     for v in variants.values():
         warnings += _warnings(v, record)
-    comparisons = _comparisons(record, variants)
-    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)))
+    comparisons = [
+        _comparison(record, results, failed, pair, test)
+        for pair, test in zip(record["comparisons"], pair_tests(record, results), strict=True)
+    ]
+    placebo = None
+    if record["placebo"]:
+        test = placebo_test(record, results)
+        placebo = _comparison(record, results, failed, (record["placebo"], record["baseline"]), test)
+        placebo = dataclasses.replace(placebo, answer=_placebo_answer(placebo, record))
+    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)), placebo)
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:
@@ -182,9 +191,9 @@ def _text(record: dict, name: str) -> str:
     return record["variants"][name]["data"]["fingerprint"]
 
 
-def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
+def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int]) -> dict[str, str]:
     """Return the variants that lack failed runs, and the error; raises UserError if anything else is missing."""
-    missing, failures = missing_runs(results, record), results.failures()
+    missing, failures = missing_runs(results, record, needed), results.failures()
     unfinished = [f"{name} lacks runs" for name, keys in missing.items() if not keys <= failures.keys()]
     if not (missing or results.speeds):
         unfinished = ["the throughput is not measured"]
@@ -197,35 +206,28 @@ def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
     return failed
 
 
-def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
-    """Return the declared comparisons; one without a difference still counts in Holm's correction."""
-    declared, found = record["comparisons"], []
-    pairs = [(variants.get(a), variants.get(b)) for a, b in declared]
-    differences = [None if None in pair else _difference(*pair, len(declared)) for pair in pairs]
-    at_optimum = [None if None in pair else _difference_at_optimum(*pair, len(declared)) for pair in pairs]
-    adjusted, adjusted_at_optimum = (
-        statistics.holm([math.nan if d is None else d.p for d in ds]) for ds in (differences, at_optimum)
-    )
-    for i, (a, b) in enumerate(declared):
-        c = Comparison(a, b, differences[i], adjusted[i], math.nan, "", "", True, at_optimum[i], adjusted_at_optimum[i])
-        if failed := [name for name in (a, b) if name not in variants]:
-            answer = f"{a} against {b}: no result, because runs of {' and '.join(failed)} failed."
-            found.append(dataclasses.replace(c, answer=answer, missing="runs failed"))
-            continue
-        v, w = pairs[i]
-        answer = _answer(v, w, c, record)
-        if v.tokens != w.tokens:
-            answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
-        found.append(
-            dataclasses.replace(
-                c,
-                answer=answer,
-                missing="" if c.difference else "runs diverged",
-                sampling_error=_paired_sampling_error(v, w),
-                same_tokens=v.tokens == w.tokens,
-            )
+def _comparison(record: dict, results: Results, failed: dict[str, str], pair, test: PairTest) -> Comparison:
+    """Return a comparison as its test found it; one without a difference still counts in Holm's correction."""
+    a, b = pair
+    c = Comparison(
+        a, b, test.difference, test.p_adjusted, math.nan, "", "runs failed", True, test.at_optimum, test.p_at_optimum,
+        test.n_seeds, test.look,
+    )  # fmt: skip
+    if lost := [name for name in pair if name in failed]:
+        return dataclasses.replace(
+            c, answer=f"{a} against {b}: no result, because runs of {' and '.join(lost)} failed."
         )
-    return found
+    v, w = (_variant(name, at_look(record, test.n_seeds), results) for name in pair)
+    answer = _answer(v, w, c, record)
+    if v.tokens != w.tokens:
+        answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
+    return dataclasses.replace(
+        c,
+        answer=answer,
+        missing="" if c.difference else "runs diverged",
+        sampling_error=_paired_sampling_error(v, w),
+        same_tokens=v.tokens == w.tokens,
+    )
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
@@ -254,18 +256,6 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
         optimum=estimate_optimum(results, record, name, rate),
     )
-
-
-def _difference(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
-    if a.n_diverged or b.n_diverged:
-        return None
-    return statistics.paired_difference(a.losses, b.losses, comparisons)
-
-
-def _difference_at_optimum(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
-    if a.optimum.missing or b.optimum.missing:
-        return None
-    return statistics.paired_difference(a.optimum.losses, b.optimum.losses, comparisons)
 
 
 def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
@@ -297,10 +287,10 @@ def _answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> 
             f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
             "p-value."
         )
-    return _significant(c) if c.is_significant else _not_significant(a, b, c, record)
+    return _significant(c, record) if c.is_significant else _not_significant(a, b, c, record)
 
 
-def _significant(c: Comparison) -> str:
+def _significant(c: Comparison, record: dict) -> str:
     d, o = c.difference, c.at_optimum
     at_optimum = (
         f"; at the estimated optima {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
@@ -310,7 +300,7 @@ def _significant(c: Comparison) -> str:
     )
     return (
         f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against} "
-        f"(n = {d.n} paired seeds, {_range(d)}, p = {c.p_adjusted:.2g} after Holm's correction{at_optimum})."
+        f"({_seeds(c, record)}, {_range(d)}, p = {c.p_adjusted:.2g} after Holm's correction{at_optimum})."
     )
 
 
@@ -331,9 +321,27 @@ def _not_significant(a: VariantResult, b: VariantResult, c: Comparison, record: 
             f"{a.n_stuck} of {d.n} and {b.n_stuck} of {d.n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
         )
     return (
-        f"No significant difference between {a.name} and {b.name} (n = {d.n} paired seeds, {_range(d)}, "
+        f"No significant difference between {a.name} and {b.name} ({_seeds(c, record)}, {_range(d)}, "
         f"p = {c.p_adjusted:.2g} after Holm's correction; {'; '.join(remarks)})."
     )
+
+
+def _seeds(c: Comparison, record: dict) -> str:
+    """Return the number of seeds, and at which look the comparison stopped if there are several."""
+    looks = record["looks"]
+    return f"n = {c.n_seeds} paired seeds" + f", look {c.look} of {len(looks)}" * (len(looks) > 1)
+
+
+def _placebo_answer(c: Comparison, record: dict) -> str:
+    """Return one sentence about the difference of two variants that are equal in distribution."""
+    d = c.difference
+    if record["budget"] != "full" or d is None or d.low == d.high:
+        return c.answer
+    about = f"{c.variant} - {c.against} is {difference(d.mean)} (n = {d.n} paired seeds, {_range(d)}, p = {d.p:.2g}"
+    if c.at_optimum:
+        about += f"; at the estimated optima p = {c.p_at_optimum:.2g}"
+    verdict = "a false positive, as 1 in 20 sweeps may have" if c.is_significant else "not significant, as it should be"
+    return f"Placebo, whose true difference is 0: {about}): {verdict}."
 
 
 def _direction(d: statistics.Difference) -> str:

@@ -97,8 +97,8 @@ def _difference_limits(a: Analysis) -> tuple[float, float]:
 
 
 def _seed_differences(a: Analysis, c: Comparison) -> list[float]:
-    pairs = zip(a.variants[c.variant].losses, a.variants[c.against].losses, strict=True)
-    return [x - z for x, z in pairs]
+    ours, theirs = (a.variants[name].losses[: c.difference.n] for name in (c.variant, c.against))
+    return [x - z for x, z in zip(ours, theirs, strict=True)]
 
 
 def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[float, float]) -> None:

@@ -13,7 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import tables
-from lm.sweeps.analysis import Analysis
+from lm.sweeps.analysis import Analysis, Comparison
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
 
@@ -53,7 +53,7 @@ def write_report(a: Analysis, workdir: Path) -> None:
     write_text(workdir / "runs.csv", tables.to_csv(tables.run_rows(a)))
     write_text(workdir / "report.md", to_markdown(a, "figures/"))
     write_text(workdir / "report.html", to_html(a, {name: to_bytes(figure, "svg") for name, figure in drawn.items()}))
-    print("\n".join(c.answer for c in a.comparisons))
+    print("\n".join(c.answer for c in [*a.comparisons, *_placebo(a)]))
     print("\n".join(str(workdir / name) for name in ("report.html", "report.md", "variants.csv", "runs.csv")))
 
 
@@ -66,6 +66,10 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
     for figure in CAPTIONS:
         shutil.copyfile(workdir / "figures" / f"{figure}.png", directory / name / f"{figure}.png")
     print(directory / f"{name}.md")
+
+
+def _placebo(a: Analysis) -> list[Comparison]:
+    return [a.placebo] if a.placebo else []
 
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
@@ -99,7 +103,7 @@ def to_markdown(a: Analysis, figures: str) -> str:
         *([] if a.is_full else [f"**{NO_CLAIM.format(r['budget'])}**"]),
         f"**Question.** {r['question']}",
         f"**Answer.** {a.comparisons[0].answer}",
-        *(f"* {c.answer}" for c in a.comparisons[1:]),
+        *(f"* {c.answer}" for c in [*a.comparisons[1:], *_placebo(a)]),
         *(f"* Warning: {warning}" for warning in a.warnings),
         *_results(a, _markdown, figure),
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
@@ -164,7 +168,7 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
             f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(CAPTIONS[name])}</figcaption></figure>'
         )
 
-    others = "".join(f"<li>{html.escape(c.answer)}</li>" for c in a.comparisons[1:])
+    others = "".join(f"<li>{html.escape(c.answer)}</li>" for c in [*a.comparisons[1:], *_placebo(a)])
     others += "".join(f"<li>Warning: {html.escape(warning)}</li>" for warning in a.warnings)
     body = [
         f"<h1>{html.escape(r['name'])}</h1>",

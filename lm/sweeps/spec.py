@@ -16,11 +16,11 @@ from lm.config import Config
 from lm.config.loading import load_values, run_file
 from lm.config.values import is_text, short
 from lm.errors import UserError
+from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
 
 LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
 MIN_SEEDS = 5  # of the full budget
-FIRST_TUNING_SEED = 1_000_000  # final runs use smaller seeds
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -105,6 +105,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per learning rate for choosing the rate.
         seeds: fresh seeds for the result.
+        looks: instead of `seeds`, numbers of fresh seeds in ascending order. All variants train with the first number;
+            those of comparisons that are then undecided train with the next, and so on.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates: the grid of this budget, if not the sweep's.
     """
@@ -113,11 +115,12 @@ class Budget:
     seeds: int = None
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
+    looks: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values` are required.
+    """One ablation. All fields but `values` and `placebo` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -129,6 +132,8 @@ class Sweep:
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
         budgets: "quick", "full" or both.
         values: config values for all variants.
+        placebo: config values that change the baseline's program but not the distribution of its results, such as
+            {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
     """
 
     question: str = None
@@ -139,6 +144,7 @@ class Sweep:
     learning_rates: tuple[float, ...] = None
     budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
+    placebo: Values = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +155,11 @@ class SweepPlan:
         name: the file's name without ".py".
         background: the file's docstring.
         budget_name, budget: the chosen budget.
-        sweep: what the file returned.
+        sweep: what the file returned, with the placebo as one more variant.
         configs: by variant, its config at the first learning rate of its grid. Matched widths are the base's.
         grids: by variant, its learning rates.
         matches: by variant, the widths that are still to be computed.
+        recorded: the seeds and tuning seeds of a directory, if it was written when they did not follow from the name.
     """
 
     name: str
@@ -163,14 +170,20 @@ class SweepPlan:
     configs: dict[str, Config]
     grids: dict[str, tuple[float, ...]]
     matches: dict[str, Match]
+    recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
-    def tuning_seeds(self) -> range:
-        return range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.budget.tuning_seeds)
+    def looks(self) -> tuple[int, ...]:
+        """Return the numbers of fresh seeds after which the comparisons are tested; one in a fixed design."""
+        return tuple(self.budget.looks or (self.budget.seeds,))
 
     @property
-    def seeds(self) -> range:
-        return range(self.budget.seeds)
+    def seeds(self) -> tuple[int, ...]:
+        return self.recorded[0] if self.recorded else fresh_seeds(self.name, self.looks[-1])
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        return self.recorded[1] if self.recorded else tuning_seeds(self.name, self.budget.tuning_seeds)
 
 
 def load_sweep(path: str, budget_name: str) -> SweepPlan:
@@ -180,7 +193,11 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
     if problems := list(_wrong_fields(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    problems = dict.fromkeys(_problems(sweep, budget_name))
+    problems = dict.fromkeys(wrong_placebo(sweep))
+    if sweep.placebo:
+        of_baseline = sweep.variants.get(sweep.baseline, {})
+        sweep = dataclasses.replace(sweep, variants=sweep.variants | {PLACEBO: of_baseline | sweep.placebo})
+    problems |= dict.fromkeys(_problems(sweep, budget_name))
     grids_are_right = not any(_wrong_grids(sweep))
     budget = sweep.budgets.get(budget_name, Budget())
     configs, grids, matches = {}, {}, {}
@@ -231,6 +248,7 @@ def _wrong_fields(s: Sweep):
         ("question", isinstance(s.question, str), "a question"),
         ("base", isinstance(s.base, str), "the path of a config file"),
         ("values", _has_keys(s.values), "a dictionary of config keys and values"),
+        ("placebo", _has_keys(s.placebo), "a dictionary of config keys and values"),
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),
         ("comparisons", comparisons, "pairs (variant, against) of names"),
@@ -242,11 +260,7 @@ def _wrong_fields(s: Sweep):
         elif not right:
             yield f"{field}: {short(getattr(s, field))} must be {wanted}"
     for name, budget in s.budgets.items() if budgets else ():
-        for field in ("tuning_seeds", "seeds"):
-            value = getattr(budget, field)
-            if type(value) is not int:
-                found = f"{field} is missing" if value is None else f"{field} is {value!r}"
-                yield f"budget {name!r}: {found}: it must be an integer"
+        yield from (f"budget {name!r}: {problem}" for problem in wrong_types(budget))
         if not _has_keys(budget.values):
             yield f"budget {name!r}: values: {budget.values!r} must be a dictionary of config keys and values"
 
@@ -328,11 +342,7 @@ def _wrong_budgets(budgets: dict[str, Budget], wanted: str):
         if name not in BUDGETS:
             yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         least = MIN_SEEDS if name == "full" else 2
-        for field, low in (("seeds", least), ("tuning_seeds", 1)):
-            if not low <= (value := getattr(budget, field)) <= FIRST_TUNING_SEED:
-                yield f"budget {name!r}: {field} is {short(value)}; it must be at least {low}" + (
-                    f" and at most {FIRST_TUNING_SEED}" if value > low else ""
-                )
+        yield from (f"budget {name!r}: {problem}" for problem in wrong_numbers(budget, least))
     if wanted not in budgets:
         has = [name for name in BUDGETS if name in budgets]
         other = f", or run it with --budget {has[0]}" if has else ""

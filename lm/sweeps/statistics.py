@@ -36,7 +36,7 @@ class Difference(NamedTuple):
     detectable: float
 
 
-def interval(values) -> Interval:
+def interval(values, level: float = LEVEL) -> Interval:
     """Return the mean and its t interval, mean +- t_{n-1} s / sqrt(n) (Student 1908).
 
     >>> [round(x, 4) for x in interval([1, 2, 3])[:4]]
@@ -47,16 +47,19 @@ def interval(values) -> Interval:
     if n < 2:
         return Interval(mean, -math.inf, math.inf, math.nan, n)
     sd = float(np.std(x, ddof=1))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * sd / math.sqrt(n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * sd / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def paired_difference(a, b, comparisons: int = 1) -> Difference:
+def paired_difference(a, b, comparisons: int = 1, share: float = 1.0) -> Difference:
     """Test a - b, paired by position (by seed), with the one-sample t test of the differences.
 
     Args:
         a, b: the values of the same seeds in the same order.
         comparisons: the number of tests in the sweep. Only `detectable` depends on it; for p see `holm`.
+        share: of the error 1 - LEVEL that this look at the results may spend; see `shares`. p is divided by it, and the
+            interval is at the level 1 - share (1 - LEVEL), so that it excludes 0 where p is below 1 - LEVEL: a repeated
+            confidence interval (Jennison and Turnbull 1989).
 
     Returns:
         The Difference. p is nan for one pair, and where all differences are the same number other than 0.
@@ -66,17 +69,32 @@ def paired_difference(a, b, comparisons: int = 1) -> Difference:
     (0.1333, 0.0572)
     """
     d = np.asarray(a, float) - np.asarray(b, float)
-    mean, low, high, sd, n = interval(d)
+    mean, low, high, sd, n = interval(d, 1 - share * (1 - LEVEL))
     if n < 2:
         return Difference(mean, low, high, math.nan, n, math.inf)
     error = sd / math.sqrt(n)
     if error == 0:  # seeds without variation are one measurement, which has no p-value
         return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0)
-    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
-    return Difference(mean, low, high, p, n, detectable(sd, n, comparisons))
+    p = min(1.0, 2 * float(stats.t.sf(abs(mean) / error, n - 1)) / share)
+    return Difference(mean, low, high, p, n, detectable(sd, n, comparisons / share))
 
 
-def detectable(sd: float, n: int, comparisons: int = 1) -> float:
+def shares(looks) -> list[float]:
+    """Return the share of the error 1 - LEVEL that each look at growing data may spend, n_k / sum(n).
+
+    The shares add up to 1. By Bonferroni's inequality the chance that any look rejects a true hypothesis is then at
+    most 1 - LEVEL, for any test, any dependence of the looks, and any level that Holm's correction sets.
+
+    Args:
+        looks: the number of pairs at each look.
+
+    >>> [round(0.05 * share, 4) for share in shares([5, 8, 12, 20])]
+    [0.0056, 0.0089, 0.0133, 0.0222]
+    """
+    return [n / sum(looks) for n in looks]
+
+
+def detectable(sd: float, n: int, comparisons: float = 1) -> float:
     """Return the smallest true difference that a two-sided paired t test finds with probability POWER.
 
     Args:
@@ -91,7 +109,7 @@ def detectable(sd: float, n: int, comparisons: int = 1) -> float:
 
 
 @functools.cache
-def _noncentrality(n: int, comparisons: int) -> float:
+def _noncentrality(n: int, comparisons: float) -> float:
     """Return the noncentrality of Student's t at which the test has power POWER (Cohen 1988, chapter 2)."""
     critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, n - 1)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
 from lm.sweeps.results import STUCK, tuning_result
-from lm.sweeps.statistics import Difference
+from lm.sweeps.statistics import LEVEL, Difference, shares
 from lm.training.provenance import format_command
 
 MAX_STEPS = 10  # columns of the table of validation losses
@@ -57,7 +57,39 @@ def comparisons(a: Analysis) -> Table:
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "
         "same kind would change it. The interval does not include it.",
     }
-    return Table("Comparisons", ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
+    rows = [_comparison_row(c) for c in a.comparisons]
+    looks = a.record["looks"]
+    if len(looks) > 1:
+        notes = {"seeds": _looks_note(looks)} | notes
+        for row, c in zip(rows, a.comparisons, strict=True):
+            row.insert(1, f"{c.n_seeds} (look {c.look})")
+    header = ["comparison", *notes]
+    if a.placebo:
+        name, *cells = _comparison_row(a.placebo)
+        rows.append([name, *[f"{a.placebo.n_seeds}"] * (len(looks) > 1), *cells])
+        notes = {"comparison": _placebo_note(a.record)} | notes
+    return Table("Comparisons", header, rows, notes)
+
+
+def _looks_note(looks: list[int]) -> str:
+    bounds = [f"{share * (1 - LEVEL):.2g}" for share in shares(looks)]
+    return (
+        f"Looks at {', '.join(map(str, looks))} seeds: more were trained only for comparisons that were undecided. The "
+        f"bounds of the looks on an uncorrected p are {', '.join(bounds)}, 0.05 in total. Every p here is scaled by "
+        "0.05 over the bound of its look, so that below 0.05 is significant; the intervals have the level of their "
+        "look."
+    )
+
+
+def _placebo_note(record: dict) -> str:
+    changes = record["variants"][record["placebo"]]["changes"]
+    changed = {k: v for k, v in changes.items() if record["variants"][record["baseline"]]["changes"].get(k) != v}
+    return (
+        f"{record['placebo']}: {record['baseline']} with {', '.join(f'{k} = {v}' for k, v in changed.items())}, which "
+        "changes the program but not the distribution of its results. The true difference is 0, so it checks the whole "
+        "procedure, from tuning to test: a significant one is a false positive, as 1 in 20 sweeps may have. It is not "
+        "one of the comparisons, and its p is not corrected."
+    )
 
 
 def _comparison_row(c: Comparison) -> list[str]:
@@ -316,6 +348,7 @@ def reproduction(a: Analysis) -> list[str]:
     r, last = a.record, a.record["starts"][-1]
     seconds = sum(run["seconds"] for run in a.results.runs.values())
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
+    looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         format_command("lm.sweep", last["argv"][1:]),
@@ -323,7 +356,7 @@ def reproduction(a: Analysis) -> list[str]:
         f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
-        f"seeds {r['seeds']}, tuning seeds {r['tuning_seeds']}; {seconds / 60:,.0f} minutes in total",
+        f"seeds {r['seeds']},{looks} tuning seeds {r['tuning_seeds']}; {seconds / 60:,.0f} minutes in total",
         speedup(a),
     ]
 

@@ -211,10 +211,10 @@ HUGE = 10**400
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"budgets": {"quick": Budget(1, HUGE)}}, "seeds is 1000000000.* it must be at least 2 and at most 1000000"),
+        ({"budgets": {"quick": Budget(1, HUGE)}}, "seeds is 1000000000.* it must be at least 2 and at most 1000"),
         (
             {"budgets": {"quick": Budget(HUGE, 2)}},
-            "tuning_seeds is 1000000.* it must be at least 1 and at most 1000000",
+            "tuning_seeds is 1000000.* it must be at least 1 and at most 1000",
         ),
         ({"learning_rates": (0.1, HUGE)}, "is too large for a float"),
         ({"question": 10**5000}, "question: a number of thousands of digits must be a question"),
@@ -257,4 +257,4 @@ def test_the_example_of_the_documentation(tmp_path):
     path = tmp_path / "qk_norm.py"
     path.write_text(code.replace('"configs/', f'"{ROOT}/configs/'))
     for budget in BUDGETS:
-        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm"]
+        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm", "placebo"]
