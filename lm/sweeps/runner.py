@@ -62,7 +62,8 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     progress.say(describe_variants(plan, variants))
     if together is None:
         together = min(runs_that_fit(v.config, v.corpus) for v in variants.values())
-    largest_group = 3 * len(plan.seeds)  # the final runs of one variant always share a program
+    # The final runs of one variant always share a program; those of a look train together.
+    largest_group = 3 * max(n - before for before, n in itertools.pairwise((0, *plan.looks)))
     together = min(together, -(-largest_group // jax.device_count()))
     if dry_run:
         progress.say(_estimate(plan, variants, together))
