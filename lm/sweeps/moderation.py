@@ -38,7 +38,7 @@ def fit_prior(losses) -> Prior:
     * d0 is at most (k - 2) (n - 1), so that a test never has more degrees of freedom than the residuals of k variants
       and n seeds, (k - 1) (n - 1).
     * s0^2 is the mean of all s^2, which is twice the residual variance after removing the effects of variants and
-      seeds. In the simulation the error of Smyth's s0^2, which is smaller, is up to 0.01 larger.
+      seeds. Smyth's s0^2 is smaller, so its test rejects more often.
 
     Args:
         losses: of comparable variants on the same seeds (variants, seeds). Variants that are equal but for ROUNDING
