@@ -47,7 +47,7 @@ def comparisons(a: Analysis) -> Table:
     notes = {
         "answer": f"Beyond the margin: the difference is larger than {margin} nats per token, the margin of this "
         "sweep. Different: it is significant, but may be smaller than that. Equivalent: it is smaller. Undecided: none "
-        f"of these is shown. p-values are after Holm's correction{' and of both estimates the larger' * optima}.",
+        f"of these is shown.{' Every answer needs both estimates, where there are two.' * optima}",
         "difference [95 % CI]": "Mean over seeds of the difference in test loss, in nats per token (negative: the "
         "first variant is better), with its 95 % t interval. Both runs of a pair share the seed: the order of the data "
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
@@ -77,13 +77,7 @@ def _comparison_row(c: Comparison) -> list[str]:
     detectable = "{} [{}, {}]".format(*map(_loss, (d.detectable, *d.detectable_range)))
     pairing = "–" if math.isnan(c.pairing) else f"{c.pairing:.2f}"
     numbers = [_with_interval(d), _p(c.p_adjusted), at_optimum, detectable, pairing, _loss(c.sampling_error)]
-    return [name, _verdict(c), *numbers]
-
-
-def _verdict(c: Comparison) -> str:
-    """Return the answer in one or two words, with the p-value of the test that gave it."""
-    p = {"beyond the margin": c.p_beyond, "equivalent": c.p_equivalent}.get(c.verdict)
-    return c.verdict if p is None else f"{c.verdict} (p = {p:.2g})"
+    return [name, c.verdict, *numbers]
 
 
 def _moderation(a: Analysis) -> str:
