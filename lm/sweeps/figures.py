@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
+from lm.sweeps.answers import difference
 from lm.sweeps.results import tuning_result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -58,7 +59,7 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def differences(a: Analysis) -> Figure:
-    """Draw the mean, the interval and the single seeds of each comparison, its names and numbers above them."""
+    """Draw the mean, the intervals and the single seeds of each comparison, its names and numbers above them."""
     labels = [_comparison_label(c) for c in a.comparisons]
     heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
     figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + 0.38 * len(labels)), layout="constrained")
@@ -70,6 +71,7 @@ def differences(a: Analysis) -> Figure:
         top -= height + 0.38
         if comparison.difference:
             _draw_difference(a, comparison, axes, top + 0.25, (low, high))
+    axes.axvspan(-a.record["margin"], a.record["margin"], color="#eeeeee", linewidth=0, zorder=-1)
     axes.axvline(0, color="black", linewidth=0.8, zorder=0)
     axes.set(yticks=[], ylim=(top, 0), xlim=(low, high), xlabel="difference in test loss (nats per token)")
     axes.spines["left"].set_visible(False)
@@ -87,7 +89,8 @@ def _comparison_label(c: Comparison) -> str:
 def _difference_limits(a: Analysis) -> tuple[float, float]:
     """Return an axis that shows 0 and all comparisons but outliers, which reach over 4 times as far as the median."""
     found = [(c.difference, _seed_differences(a, c)) for c in a.comparisons if c.difference]
-    ranges = [(min(0, d.low, *seeds), max(0, d.high, *seeds)) for d, seeds in found if d.n > 2]
+    ends = [(*d.simultaneous, *seeds) for d, seeds in found if d.n > 2]
+    ranges = [(min(0, *values), max(0, *values)) for values in ends]
     ranges += [(min(0, *seeds), max(0, *seeds)) for d, seeds in found if d.n == 2]  # an interval of n = 2 is huge
     reach = [max(-low, high) for low, high in ranges]
     shown = [r for r, far in zip(ranges, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]
@@ -105,13 +108,14 @@ def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[f
     (low, high), d, color = limits, c.difference, COLOURS[0]
     seeds = np.clip(_seed_differences(a, c), low, high)
     axes.plot(seeds, [y] * d.n, "|", color="#777777", markersize=9)
-    ends = max(d.low, low), min(d.high, high)
-    axes.plot(np.clip(ends, low, high), [y, y], color=color, linewidth=2)
+    for ends, width in ((d.simultaneous, 1), ((d.low, d.high), 3)):
+        axes.plot(np.clip(ends, low, high), [y, y], color=color, linewidth=width, solid_capstyle="butt")
     if low <= d.mean <= high:
         axes.plot(d.mean, y, "o", color=color, markersize=5)
-    if d.low < low:
+    left, right = d.simultaneous
+    if left < low:
         axes.plot(low, y, "<", color=color, clip_on=False)
-    if d.high > high:
+    if right > high:
         axes.plot(high, y, ">", color=color, clip_on=False)
 
 

@@ -18,9 +18,10 @@ from lm.sweeps.tables import Table
 from lm.text import markdown_table
 
 CAPTIONS = {
-    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; bars: 95 % intervals; "
-    "gray ticks: single seeds. Left of 0 the first variant is better. An arrow marks an interval that leaves the axis; "
-    "its numbers are above it. Intervals are not corrected for the number of comparisons: trust the p-values.",
+    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; thick bars: 95 % "
+    "intervals, each for its comparison alone; thin bars: simultaneous 95 % intervals, which all hold at once "
+    "(Bonferroni); gray ticks: single seeds. Shaded: the margin. Left of 0 the first variant is better. An arrow marks "
+    "an interval that leaves the axis; the numbers of the thick bar are above it.",
     "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
     "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "

@@ -46,6 +46,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "budget": plan.budget_name,
         "baseline": plan.sweep.baseline,
         "comparisons": [list(pair) for pair in plan.sweep.comparisons],
+        "margin": float(plan.sweep.margin),
         "tuning_seeds": list(plan.tuning_seeds),
         "seeds": list(plan.seeds),
         "question": plan.sweep.question,
@@ -97,7 +98,7 @@ def _wait_for_lock(workdir: Path):
 
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
     """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
-    fixed = ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds")
+    fixed = ("name", "budget", "baseline", "comparisons", "margin", "tuning_seeds", "seeds")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]

@@ -1,4 +1,4 @@
-"""Statistics of few seeds: intervals, paired tests, Holm's correction, power, sampling error, minima, the jackknife."""
+"""Statistics of few seeds: intervals, paired tests, Holm's correction, power, sampling error, the jackknife."""
 
 import functools
 import math
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
+
+from lm.sweeps.moderation import NO_PRIOR, ROUNDING, Prior, moderate
 
 LEVEL = 0.95  # of every confidence interval; tests are at 1 - LEVEL
 POWER = 0.8  # at which detectable differences are computed
@@ -25,7 +27,11 @@ class Interval(NamedTuple):
 class Difference(NamedTuple):
     """Mean of n paired differences, its confidence interval, and the two-sided p-value of "the mean is 0".
 
-    detectable: the smallest true difference that such a test finds with probability POWER; see `detectable`.
+    Attributes:
+        mean, low, high, p, n: as above.
+        sd: the standard deviation of the differences, moderated if there was a prior.
+        df: its degrees of freedom, n - 1 plus those of the prior.
+        comparisons: the number of tests in the sweep, for `detectable` and `simultaneous`.
     """
 
     mean: float
@@ -33,7 +39,39 @@ class Difference(NamedTuple):
     high: float
     p: float
     n: int
-    detectable: float
+    sd: float
+    df: float
+    comparisons: int = 1
+
+    @property
+    def error(self) -> float:
+        """Return the standard error of the mean."""
+        return self.sd / math.sqrt(self.n)
+
+    @property
+    def simultaneous(self) -> tuple[float, float]:
+        """Return the interval that covers in all comparisons at once with probability LEVEL (Bonferroni; Dunn 1961)."""
+        if self.n < 2:
+            return -math.inf, math.inf
+        half = float(stats.t.isf((1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
+        return self.mean - half, self.mean + half
+
+    @property
+    def detectable(self) -> float:
+        """Return the smallest true difference that such a test finds with probability POWER; see `detectable`."""
+        return detectable(self.sd, self.n, self.comparisons, self.df)
+
+    @property
+    def detectable_range(self) -> tuple[float, float]:
+        """Return the confidence interval of `detectable`, which is as uncertain as the standard deviation it uses.
+
+        With v degrees of freedom, v s^2 / sigma^2 has a chi-square distribution.
+        """
+        if self.n < 2:
+            return 0.0, math.inf
+        quantiles = stats.chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.df)
+        low, high = self.detectable * np.sqrt(self.df / quantiles)
+        return float(low), float(high)
 
 
 def interval(values) -> Interval:
@@ -51,12 +89,14 @@ def interval(values) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def paired_difference(a, b, comparisons: int = 1) -> Difference:
+def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR) -> Difference:
     """Test a - b, paired by position (by seed), with the one-sample t test of the differences.
 
     Args:
         a, b: the values of the same seeds in the same order.
-        comparisons: the number of tests in the sweep. Only `detectable` depends on it; for p see `holm`.
+        comparisons: the number of tests in the sweep. p does not depend on it; see `holm`.
+        prior: of the variance of the differences. With it this is Smyth's moderated t test (2004, eq. 3). It does not
+            apply to differences that vary by ROUNDING only.
 
     Returns:
         The Difference. p is nan for one pair, and where all differences are the same number other than 0.
@@ -68,35 +108,41 @@ def paired_difference(a, b, comparisons: int = 1) -> Difference:
     d = np.asarray(a, float) - np.asarray(b, float)
     mean, low, high, sd, n = interval(d)
     if n < 2:
-        return Difference(mean, low, high, math.nan, n, math.inf)
+        return Difference(mean, low, high, math.nan, n, math.inf, 0.0, comparisons)
+    if sd == 0:  # seeds without variation are one measurement, which has no p-value
+        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0, n - 1, comparisons)
+    variance, df = moderate(sd**2, n - 1, prior if sd > ROUNDING else NO_PRIOR)
+    sd = math.sqrt(variance)
     error = sd / math.sqrt(n)
-    if error == 0:  # seeds without variation are one measurement, which has no p-value
-        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0)
-    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
-    return Difference(mean, low, high, p, n, detectable(sd, n, comparisons))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, df))
+    return Difference(mean, mean - half, mean + half, p, n, sd, df, comparisons)
 
 
-def detectable(sd: float, n: int, comparisons: int = 1) -> float:
+def detectable(sd: float, n: int, comparisons: int = 1, df: float | None = None) -> float:
     """Return the smallest true difference that a two-sided paired t test finds with probability POWER.
 
     Args:
         sd: the standard deviation of the paired differences.
         n: the number of pairs.
         comparisons: the level of the test is (1 - LEVEL) / comparisons, as in the first step of Holm's correction.
+        df: the degrees of freedom of sd, if not n - 1.
 
     >>> round(detectable(1.0, 10), 3)
     0.996
     """
-    return _noncentrality(n, comparisons) * sd / math.sqrt(n)
+    if n < 2:
+        return math.inf
+    return _noncentrality(n - 1 if df is None else df, comparisons) * sd / math.sqrt(n)
 
 
 @functools.cache
-def _noncentrality(n: int, comparisons: int) -> float:
+def _noncentrality(df: float, comparisons: int) -> float:
     """Return the noncentrality of Student's t at which the test has power POWER (Cohen 1988, chapter 2)."""
-    critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, n - 1)
+    critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, df)
 
     def missing_power(shift: float) -> float:  # without the far tail: below 0.0001 here, and scipy's is often nan
-        return float(stats.nct.sf(critical, n - 1, shift)) - POWER
+        return float(stats.nct.sf(critical, df, shift)) - POWER
 
     high = 1.0
     while missing_power(high) < 0:

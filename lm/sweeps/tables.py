@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
+from lm.sweeps.answers import difference
 from lm.sweeps.results import STUCK, tuning_result
 from lm.sweeps.statistics import Difference
 from lm.training.provenance import format_command
@@ -41,19 +42,25 @@ class Table:
 
 def comparisons(a: Analysis) -> Table:
     """Return the declared comparisons."""
-    n = len(a.comparisons)
+    n, optima = len(a.comparisons), any(c.at_optimum for c in a.comparisons)
+    margin = f"{a.record['margin']:g}"
     notes = {
+        "answer": f"Beyond the margin: the difference is larger than {margin} nats per token, the margin of this "
+        "sweep. Different: it is significant, but may be smaller than that. Equivalent: it is smaller. Undecided: none "
+        f"of these is shown.{' Every answer needs both estimates, where there are two.' * optima}",
         "difference [95 % CI]": "Mean over seeds of the difference in test loss, in nats per token (negative: the "
         "first variant is better), with its 95 % t interval. Both runs of a pair share the seed: the order of the data "
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
         "p": f"Two-sided paired t test after Holm's correction for {n} comparison{'s' * (n > 1)}; below 0.05 is "
-        "significant.",
+        "significant." + _moderation(a),
         "at the optimum [95 % CI], p": "The same at each variant's estimated optimum: the minimum of the "
         "parabola in log2(learning rate) through the losses at the best rate and its two neighbors, with its jackknife "
         "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "
         "agree." + _no_optimum(a),
-        "detectable": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), given the "
-        "spread over seeds and the correction.",
+        "detectable [95 % CI]": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), "
+        "given the spread over seeds and the correction. So few seeds give the spread, and so this, only roughly.",
+        "pairing": "Variance of the difference, divided by that without pairing: at 0.25, unpaired runs would need "
+        "four times as many seeds.",
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "
         "same kind would change it. The interval does not include it.",
     }
@@ -65,9 +72,24 @@ def _comparison_row(c: Comparison) -> list[str]:
     if not c.same_tokens:
         name += " (different numbers of tokens)"
     if d is None:
-        return [name, *[c.missing] * 5]
+        return [name, *[c.missing] * 7]
     at_optimum = f"{_with_interval(c.at_optimum)}, {_p(c.p_at_optimum)}" if c.at_optimum else "no estimate"
-    return [name, _with_interval(d), _p(c.p_adjusted), at_optimum, _loss(d.detectable), _loss(c.sampling_error)]
+    detectable = "{} [{}, {}]".format(*map(_loss, (d.detectable, *d.detectable_range)))
+    pairing = "–" if math.isnan(c.pairing) else f"{c.pairing:.2f}"
+    numbers = [_with_interval(d), _p(c.p_adjusted), at_optimum, detectable, pairing, _loss(c.sampling_error)]
+    return [name, c.verdict, *numbers]
+
+
+def _moderation(a: Analysis) -> str:
+    """Say how many degrees of freedom the tests have, if the variances are moderated."""
+    found = [d.df for c in a.comparisons if (d := c.difference) and d.df > d.n - 1]
+    if not found:
+        return ""
+    low, high = (f"{df:.3g}" for df in (min(found), max(found)))
+    return (
+        f" The variance is moderated by those of all pairs of variants: {low if low == high else f'{low} to {high}'} "
+        f"degrees of freedom instead of {len(a.record['seeds']) - 1}."
+    )
 
 
 def _with_interval(d: Difference) -> str:

@@ -127,6 +127,19 @@ def test_an_outlier_does_not_squeeze_the_other_differences(tmp_path):
     assert any(f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" in text.get_text() for text in axes.texts)
 
 
+def test_simultaneous_intervals_are_thinner_and_wider_than_plain_ones(tmp_path):
+    record, runs = sweep()
+    a = analyze(write(tmp_path / "s", record | {"margin": 0.01}, runs))
+    axes = figures.differences(a).axes[0]
+    bars = [line for line in axes.lines if line.get_linestyle() == "-" and line.get_ydata()[0] < 0]
+    for c, (thin, thick) in zip(a.comparisons, zip(bars[::2], bars[1::2], strict=True), strict=True):
+        assert thin.get_xdata() == pytest.approx(c.difference.simultaneous)
+        assert thick.get_xdata() == pytest.approx((c.difference.low, c.difference.high))
+        assert thin.get_linewidth() < thick.get_linewidth()
+    (shaded,) = axes.patches
+    assert (shaded.get_x(), shaded.get_width()) == pytest.approx((-0.01, 0.02))
+
+
 def test_two_seeds_are_drawn_as_single_curves(tmp_path):
     """A t interval of two values is 12.7 standard errors wide and would fill the panel."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, n=2)

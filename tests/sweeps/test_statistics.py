@@ -54,7 +54,8 @@ def test_paired_difference_changes_sign_when_swapped():
 
 
 def test_equal_differences():
-    assert statistics.paired_difference(A, A) == (0, 0, 0, 1, 5, 0)
+    same = statistics.paired_difference(A, A)
+    assert (*same[:5], same.detectable) == (0, 0, 0, 1, 5, 0)
     once = statistics.paired_difference([1.5, 2.5], [1, 2])  # without variation over seeds there is no p-value
     assert once[:3] == (0.5, 0.5, 0.5)
     assert math.isnan(once.p)
@@ -64,6 +65,28 @@ def test_only_the_detectable_difference_depends_on_the_number_of_comparisons():
     one, four = statistics.paired_difference(A, B), statistics.paired_difference(A, B, 4)
     assert one[:5] == four[:5]
     assert four.detectable == statistics.detectable(np.std(np.subtract(A, B), ddof=1), 5, 4) > one.detectable
+
+
+def test_the_range_of_the_detectable_difference_is_that_of_the_standard_deviation():
+    # Of 5 values with sd 1 the 95 % interval of sigma is sqrt(4 / 11.1433) to sqrt(4 / 0.484419), by a table.
+    d = statistics.paired_difference([-1, 1, 0, 1, -1], [0] * 5)
+    assert (d.sd, d.df) == (1, 4)
+    low, high = (bound / d.detectable for bound in d.detectable_range)
+    assert (low, high) == pytest.approx((0.599138, 2.873557), rel=1e-5)
+    draw = np.random.default_rng(5)
+    truth, covered = statistics.detectable(1.0, 5), 0
+    for x in draw.normal(size=(1000, 5)):
+        low, high = statistics.paired_difference(x, np.zeros(5)).detectable_range
+        covered += low <= truth <= high
+    assert within_binomial_error(covered, 1000, 0.95)
+
+
+def test_simultaneous_intervals_are_those_of_bonferroni():
+    d = statistics.paired_difference(A, B, 4)
+    expected = stats.ttest_rel(A, B).confidence_interval(1 - 0.05 / 4)
+    assert d.simultaneous == pytest.approx(tuple(expected), rel=1e-9)
+    assert statistics.paired_difference(A, B).simultaneous == pytest.approx((d.low, d.high))
+    assert statistics.paired_difference([2.5], [2.0]).simultaneous == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("n", "effect"), [(5, 1.682), (10, 0.996), (20, 0.660)])
