@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 
+from lm.command_line.checkpoint import parse_step
 from lm.config.values import MAX_INT, short
 from lm.errors import UserError, run_command
 
@@ -115,13 +116,6 @@ def config(a: argparse.Namespace) -> int:
 
     print(config_source(a.directory), end="")
     return 0
-
-
-def parse_step(text: str) -> int | str:
-    """Parse a --step argument; raises UserError if it is invalid."""
-    if not re.fullmatch("best|latest|[0-9]{1,18}", text):
-        raise UserError(f"--step: {short(text)} is not best, latest, or the number of a step")
-    return text if text in ("best", "latest") else int(text)
 
 
 def start_jax() -> None:

@@ -1,0 +1,1 @@
+"""Arguments that several commands have, and what they mean. Imports no jax."""
