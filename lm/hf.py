@@ -72,7 +72,7 @@ def import_(a: argparse.Namespace) -> int:
     if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
         raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
     start_jax()
-    from lm.huggingface.importing import import_checkpoint
+    from lm.exchange.importing import import_checkpoint
     from lm.training.memory import report_out_of_memory
 
     with report_out_of_memory("use --dtype bfloat16"):
@@ -86,7 +86,7 @@ def export(a: argparse.Namespace) -> int:
     if not 0 < a.shard_gb < 1e6:
         raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0")
     start_jax()
-    from lm.huggingface.exporting import export_run
+    from lm.exchange.exporting import export_run
 
     export_run(a.workdir, a.output, step=step, shard_bytes=int(a.shard_gb * 1e9))
     return 0
@@ -105,7 +105,7 @@ def check(a: argparse.Namespace) -> int:
             raise UserError(f"--ids: {short(a.ids)} is not a list of token ids such as 5,17,3")
         ids = [int(n) for n in a.ids.split(",")]
     start_jax()
-    from lm.huggingface.checking import compare
+    from lm.exchange.checking import compare
 
     return 0 if compare(a.directory, a.workdir, step, text=a.prompt, ids=ids, tolerance=a.tolerance) else 3
 

@@ -4,8 +4,8 @@ import dataclasses
 import sys
 
 from lm import runtime
+from lm.command_line.training import parse_arguments
 from lm.config import Config
-from lm.config.command_line import command_line
 from lm.cost.devices import parse_device
 from lm.errors import run_command
 from lm.training.workdir import check_init_from, check_workdir, is_finished
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(argv: list[str] | None) -> int:
-    a, config = command_line(argv)
+    a, config = parse_arguments(argv)
     if a.plan:
         return show_estimate(config, a.device)
     # Check everything that does not need jax before importing it, which takes seconds.

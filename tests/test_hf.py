@@ -10,10 +10,10 @@ from huggingface_checkpoints import checkpoint
 from running import ROOT
 
 import lm
-from lm.config.loading import load as load_config
+from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
+from lm.exchange import checking
 from lm.hf import main
-from lm.huggingface import checking
 from lm.huggingface.config_files import read_config
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json

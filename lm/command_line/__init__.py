@@ -1,1 +1,1 @@
-"""Arguments that several commands have, and what they mean. Imports no jax."""
+"""What several commands read from the command line: configs with overrides, checkpoints. Imports no jax."""

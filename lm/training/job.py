@@ -34,7 +34,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     """Train a model, or resume its training, and return the exit code.
 
     Args:
-        config: a checked config, as returned by lm/config/loading.py.
+        config: a checked config, as returned by lm/command_line/loading.py.
         directory: the run's directory; None: a new one, runs/NAME-TIME.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.

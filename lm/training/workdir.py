@@ -17,6 +17,7 @@ from pathlib import Path
 from lm.config import REMOVED_KEYS, flatten, init_run
 from lm.errors import UserError
 from lm.files import COUNT, check_in_place, check_shape, lock, read_json, refuse_links, refuse_url, to_json, write_bytes
+from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.training.metrics import read_metrics
 from lm.training.provenance import describe_start
 
@@ -30,6 +31,7 @@ _WRITTEN = (
     "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
     "huggingface",
 )  # fmt: skip
+WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 _MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
@@ -176,8 +178,6 @@ def check_init_from(config, resumed: str | Path | None) -> None:
         return
     if run is None or Path(run, "checkpoints").is_dir():
         return
-    from lm.huggingface.config_files import is_checkpoint, read_config  # imports NumPy
-
     if not is_checkpoint(run):
         raise UserError(
             f"config.init_from: {run} holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging "

@@ -8,15 +8,13 @@ from pathlib import Path
 
 from lm import parameters
 from lm.config import to_dict
+from lm.exchange.exporting import SETTINGS
 from lm.files import to_json
 from lm.huggingface.config_files import read_config
-from lm.huggingface.exporting import SETTINGS
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.workdir import Workdir, check_workdir
-
-WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
+from lm.training.workdir import WEIGHTS_OF, Workdir, check_workdir
 
 
 def import_checkpoint(
