@@ -22,7 +22,7 @@ from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
-from lm.training.workdir import check_meta
+from lm.training.saved_run import check_meta
 
 LOGITS = 2**26  # about this many logits are computed in one call of the model
 

@@ -14,7 +14,8 @@ from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.workdir import WEIGHTS_OF, Workdir, check_workdir
+from lm.training.saved_run import WEIGHTS_OF, check_workdir
+from lm.training.workdir import Workdir
 
 
 def import_checkpoint(
