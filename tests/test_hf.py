@@ -77,6 +77,16 @@ def test_mistakes_exit_with_2_and_one_line(arguments, message, tmp_path, monkeyp
     assert error.count("\n") == 1
 
 
+def test_an_import_into_the_workdir_of_a_run_suggests_another_one(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    assert main(["import", str(checkpoint(tmp_path / "model")), "--workdir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "already holds a run" in error
+    assert "give another one" in error
+    assert "--resume" not in error  # which lm.hf import does not have
+
+
 @pytest.mark.parametrize("arguments", [["imprt", "DIR"], [], ["import", "DIR"], ["export", "--workdir", "run"]])
 def test_a_misspelled_command_exits_with_2_and_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as error:
