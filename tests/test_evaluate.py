@@ -17,7 +17,7 @@ from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.evaluate import file_name, main
-from lm.huggingface.importing import import_checkpoint
+from lm.exchange.importing import import_checkpoint
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text, with_seq_len
 

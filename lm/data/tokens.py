@@ -32,7 +32,7 @@ def open_corpus(
     """Open the corpus of a `DataConfig`, from the cache if it was tokenized before.
 
     Args:
-        config: a `DataConfig` that passed the checks of `lm.config.loading.load`.
+        config: a `DataConfig` that passed the checks of `lm.command_line.loading.load`.
         seq_len: length of packed rows; only needed for packing = "documents".
         tokenizer: the tokenizer of a trained model, to be used instead of config.tokenizer.
         say: receives lines of information and warnings.

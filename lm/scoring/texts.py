@@ -9,10 +9,10 @@ from lm.config import Config, DataConfig
 from lm.data import Corpus, Split, cache, open_corpus, shards
 from lm.errors import UserError
 from lm.files import read_json
-from lm.huggingface.importing import WEIGHTS_OF
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
+from lm.training.saved_run import WEIGHTS_OF
 
 # Shapes of run.json and config.json; see `lm.files.read_json`.
 _RUN = {"data": ({"fingerprint": str}, None)}

@@ -15,8 +15,8 @@ from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.spec import SweepPlan
+from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
-from lm.training.workdir import compare_configs
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 

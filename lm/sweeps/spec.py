@@ -12,8 +12,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from lm.command_line.loading import load_values, run_file
 from lm.config import Config
-from lm.config.loading import load_values, run_file
 from lm.config.values import is_text, short
 from lm.errors import UserError
 

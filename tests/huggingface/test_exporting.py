@@ -14,10 +14,10 @@ from lm.config import ModelConfig
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.huggingface.config_files import WITHOUT_EFFECT, export_fields, normalized, read_config
-from lm.huggingface.exporting import write_checkpoint
 from lm.huggingface.families import FAMILIES, USUAL
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.weights import load_params
+from lm.huggingface.writing import write_checkpoint
 
 GPT2 = {
     "norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "positions": "learned", "n_kv_heads": 4,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from running import ROOT
 
+from lm.command_line.loading import load as load_config
 from lm.config import Config
-from lm.config.loading import load as load_config
 from lm.errors import UserError
 from lm.sweeps import spec
 from lm.sweeps.spec import (

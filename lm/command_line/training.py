@@ -3,7 +3,7 @@
 import argparse
 import textwrap
 
-from lm.config.loading import load
+from lm.command_line.loading import load
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, show
 from lm.errors import UserError
@@ -30,7 +30,7 @@ config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/co
 CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 
 
-def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     """Parse the arguments and load the config.
 
     Args:
