@@ -159,7 +159,7 @@ class DataConfig:
     source: str = key(
         "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a text file or a folder of them, a folder of "
         "token shards, Python's own documentation, or synthetic text of known entropy",
-        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov"),
+        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov", "markov:ORDER"),
     )  # fmt: skip
     data_dir: str | None = key(
         None, "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default", execution=True
