@@ -56,7 +56,9 @@ class ModelConfig:
     )  # fmt: skip
     ffn: str = key("glu", "feed-forward layer: two matrices, or gated with three", choices=("mlp", "glu"))
     activation: str = key(
-        "silu", "activation of the feed-forward layer", choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared")
+        "silu",
+        "activation of the feed-forward layer",
+        choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"),
     )
     d_ff: int | None = key(
         None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a multiple of 64 (glu)",
