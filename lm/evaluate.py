@@ -24,7 +24,8 @@ Another text is encoded with the tokenizer of the run and cut into splits like t
 text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens
 of context, if that many come before it. docs/evaluation.md explains all numbers.
 
-exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
+exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 3 a loss below the
+entropy of synthetic text; 130 Ctrl-C.
 """
 MAX_BYTES = 120  # of the names of split and texts in the name of a file
 

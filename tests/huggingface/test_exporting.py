@@ -31,7 +31,7 @@ OURS = {
     "llama, rope halves": {"rope_pairing": "halves", "attn_bias": True, "ffn_bias": True, "tie_embeddings": True},
     "llama, llama3 rope": {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_max_positions": 8},
     "llama, linear rope": {"rope_scaling": "linear", "rope_factor": 2.0},
-    "mistral": {"window_pattern": (3,)},
+    "mistral": {"window_pattern": (3,), "activation": "sigmoid"},
     "qwen2": {"attn_bias": True, "attn_out_bias": False},
     "qwen3": {"qk_norm": True, "window_pattern": (3, 0), "activation": "gelu"},
     "gemma2": {
