@@ -158,7 +158,8 @@ def crossed_interval(sums, counts) -> CrossedInterval:
     variance of the mean is var(seed) / n + var(block) / m + var(rest) / (n m). It is estimated by s^2 / n, where s is
     the standard deviation of the r_i, plus the part of `sampling_error`^2 of the summed seeds that is not due to
     rest_ij, and at least 0 (Hillis 2007, Stat. Med. 26:596, with seeds for readers and blocks for cases). The degrees
-    of freedom are Satterthwaite's (1946).
+    of freedom are Satterthwaite's (1946). The interval is at least that of the seeds alone: a small text error would
+    otherwise narrow it, because it adds degrees of freedom.
 
     Args:
         sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
@@ -187,9 +188,9 @@ def crossed_interval(sums, counts) -> CrossedInterval:
     if variance == 0:
         return CrossedInterval(mean, mean, mean, 0.0, math.nan)
     df = variance**2 / (seeds**2 / (n - 1) + text**2 / (m - 1))
-    error = math.sqrt(variance)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
-    return CrossedInterval(mean, mean - half, mean + half, error, df)
+    t, t_of_seeds = stats.t.ppf((1 + LEVEL) / 2, [df, n - 1])
+    half = float(max(t * math.sqrt(variance), t_of_seeds * math.sqrt(seeds)))
+    return CrossedInterval(mean, mean - half, mean + half, math.sqrt(variance), df)
 
 
 def learning_rate_sensitivity(losses, ceiling: float) -> float:

@@ -160,6 +160,14 @@ def test_crossed_interval_without_differences_between_seeds_is_that_of_the_text(
     assert (found.error, found.df) == pytest.approx((statistics.sampling_error(sums, counts), 2), rel=1e-12)
 
 
+def test_crossed_interval_contains_that_of_the_seeds():
+    """Here the text error adds more degrees of freedom than variance: t_df error would be 5 % less."""
+    r = np.add.outer([1.0, 2.0, 4.0], 0.5 * np.array([1, -1, 2, -2, 0]))
+    found, seeds = statistics.crossed_interval(r, np.ones(5)), statistics.interval(r.mean(axis=1))
+    assert found[:3] == pytest.approx(seeds[:3], rel=1e-12)
+    assert stats.t.isf(0.025, found.df) * found.error < 0.95 * (found.high - found.mean)
+
+
 def test_crossed_interval_edge_cases():
     assert statistics.crossed_interval([[20, 10]], [10, 5])[:3] == (2, -math.inf, math.inf)
     assert statistics.crossed_interval([[20], [22]], [10])[:3] == (2.1, -math.inf, math.inf)
