@@ -33,13 +33,13 @@ def rates(a: Analysis) -> Table | None:
 
 
 def differences(a: Analysis) -> Table | None:
-    """Return the comparisons at each learning rate; None if none has two rates that both variants trained."""
+    """Return the comparisons at each learning rate that both variants trained; None if no variant had a choice."""
     rows = []
     for c in a.comparisons:
-        if {c.variant, c.against} <= a.variants.keys():
-            found = rate_differences(a.results, a.record, c.variant, c.against)
+        if {c.variant, c.against} <= a.variants.keys() and len(a.variants[c.variant].grid) > 1:
             name = f"{c.variant} − {c.against}"
-            rows += [[name, f"{d.rate:g}", _shown(d), f"{d.n} {KINDS[d.phase]}"] for d in found if len(found) > 1]
+            found = rate_differences(a.results, a.record, c.variant, c.against)
+            rows += [[name, f"{d.rate:g}", _shown(d), f"{d.n} {KINDS[d.phase]}"] for d in found]
     notes = {
         "difference [95 % CI]": "Mean over seeds of the difference in test loss where both variants trained at the "
         "same learning rate. A description, not a test: without correction, and two seeds have very wide intervals.",

@@ -68,7 +68,8 @@ def test_only_shared_rates_and_texts_are_compared(tmp_path):
     assert [d.rate for d in differences(a)] == [0.001, 0.002]
     record["variants"]["gated"]["data"] = record["variants"]["gated"]["data"] | {"fingerprint": "another"}
     assert differences(analyze(write(tmp_path / "texts", record, runs))) == []
-    assert rate_tables.differences(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
+    assert [row[0] for row in rate_tables.differences(a).rows] == ["gated − plain"] * 2 + ["wide − plain"] * 3
+    assert rate_tables.differences(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None  # nothing to add
 
 
 def test_sensitivity_is_over_the_tuning_runs_and_clipped_at_the_unigram_baseline(tmp_path):
