@@ -42,7 +42,8 @@ def differences(a: Analysis) -> Table | None:
             rows += [[name, f"{d.rate:g}", _shown(d), f"{d.n} {KINDS[d.phase]}"] for d in found]
     notes = {
         "difference [95 % CI]": "Mean over seeds of the difference in test loss where both variants trained at the "
-        "same learning rate. A description, not a test: without correction, and two seeds have very wide intervals.",
+        "same learning rate, with the t interval of these seeds alone. A description, not a test: without correction, "
+        "and two seeds have very wide intervals.",
         "seeds": "The fresh seeds where both variants trained with them: at its best learning rate and the neighbors, "
         "else the tuning seeds.",
     }
