@@ -37,6 +37,11 @@ class Split:
         return self.segments is not None
 
     @property
+    def bytes_per_token(self) -> float | None:
+        """Return the UTF-8 bytes of the text per token; None if unknown."""
+        return self.n_bytes / self.n_tokens if self.n_bytes else None
+
+    @property
     def arrays(self) -> dict:
         """Return the arrays that `batches.gather` reads: {"tokens"}, and {"segments"} if packed."""
         return {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})

@@ -50,4 +50,4 @@ def score_split(
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
         report(min(first + B, n), n)
-    return Scores(sums, T, windows.stride, split.n_bytes / split.n_tokens if split.n_bytes else None)
+    return Scores(sums, T, windows.stride, split.bytes_per_token)

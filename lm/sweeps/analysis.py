@@ -16,7 +16,8 @@ from lm.sweeps.moderation import NO_PRIOR, fit_prior
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
-from lm.sweeps.statistics import Difference
+from lm.sweeps.scope import describe_scope
+from lm.sweeps.statistics import CrossedInterval, Difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class VariantResult:
         tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
         quartiles: the quartiles of the throughput.
         n_stuck: how many runs ended above STUCK times the unigram baseline.
+        bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
         optimum: the estimated minimum over learning rates, between those of the grid.
     """
 
@@ -55,6 +57,7 @@ class VariantResult:
     tokens_per_second: float
     quartiles: tuple[float, float]
     n_stuck: int
+    bits_per_byte: float
     optimum: Optimum
 
     @property
@@ -90,7 +93,7 @@ class Comparison:
         difference: None if runs of either diverged or failed, or if all got stuck; `missing` then says which of them.
         p_adjusted: the p-value after Holm's correction.
         sampling_error: standard error of the difference over the same blocks of text.
-        answer: the result in one sentence.
+        answer: the result in one sentence, and what it holds for.
         missing: "runs diverged", "runs failed" or "did not train" if there is no difference, else "".
         same_tokens: whether both variants trained on the same number of tokens.
         at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
@@ -99,6 +102,8 @@ class Comparison:
             at the optimum, the larger one of both estimates, because an answer needs both.
         pairing: the variance of the difference, divided by that without pairing.
         verdict: "beyond the margin", "different", "equivalent" or "undecided", else why there is none of them.
+        over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
+            the two were tested on different tokens.
     """
 
     variant: str
@@ -115,6 +120,7 @@ class Comparison:
     p_equivalent: float = math.nan
     pairing: float = math.nan
     verdict: str = ""
+    over_text: CrossedInterval | None = None
 
     @property
     def is_significant(self) -> bool:
@@ -239,12 +245,10 @@ def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Compa
             p_beyond=beyond[i],
             p_equivalent=equivalent[i],
             pairing=_pairing(v, w),
+            over_text=_interval_over_text(v, w),
         )
         c = dataclasses.replace(c, verdict=_verdict(c, record))
-        answer = describe_answer(v, w, c, record)
-        if v.tokens != w.tokens:
-            answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
-        found.append(dataclasses.replace(c, answer=answer))
+        found.append(dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(v, w, record)))
     return found
 
 
@@ -309,6 +313,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
+    bytes_per_token = described["data"].get("test_bytes_per_token")  # sweeps of older versions lack it
+    mean = None if None in losses else statistics.interval(losses)
     return VariantResult(
         name=name,
         grid=tuple(grid),
@@ -320,12 +326,13 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         flops=described["flops_per_token"],
         steps=train["steps"],
         tokens_per_step=train["batch_size"] * train["seq_len"],
-        loss=None if None in losses else statistics.interval(losses),
+        loss=mean,
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
         tokens_per_second=results.speeds["variants"][name] if results.speeds else math.nan,
         quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
+        bits_per_byte=mean.mean / math.log(2) / bytes_per_token if mean and bytes_per_token else math.nan,
         optimum=estimate_optimum(results, record, name, rate),
     )
 
@@ -338,6 +345,20 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
         return math.hypot(a.sampling_error, b.sampling_error)
     sums = [np.mean([run["test_sums"] for run in v.runs], axis=0) for v in (a, b)]
     return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
+
+
+def _interval_over_text(a: VariantResult, b: VariantResult) -> CrossedInterval | None:
+    if a.n_diverged or b.n_diverged or a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:
+        return None
+    sums = [np.array([run["test_sums"] for run in v.runs]) for v in (a, b)]
+    return statistics.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"])
+
+
+def _scope(a: VariantResult, b: VariantResult, record: dict) -> str:
+    """Return what the answer holds for; "" if there is no conclusion."""
+    if record["budget"] != "full" or _text(record, a.name) != _text(record, b.name):
+        return ""
+    return " " + describe_scope(record["variants"][a.name], record["variants"][b.name])
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:

@@ -44,7 +44,6 @@ def figures(a: Analysis) -> dict[str, Figure]:
         "differences": differences(a),
         "curves": learning_curves(a),
         "learning_rates": learning_rates(a),
-        "equal_cost": equal_cost(a),
     }
 
 
@@ -247,44 +246,6 @@ def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
     return low - 0.05 * (high - low), high
 
 
-# ---- Equal cost ------------------------------------------------------------------------------------------------
-
-
-def equal_cost(a: Analysis) -> Figure:
-    """Draw the validation loss over the FLOPs spent, and over the seconds that they took on this machine."""
-    curves, drawn = _curves(a)
-    has_time = bool(a.results.speeds)
-    n = 1 + has_time
-    figure, panels = _panels(n * len(drawn), sum(map(len, drawn)))
-    for names, axes in zip(drawn, [panels[i : i + n] for i in range(0, len(panels), n)], strict=True):
-        _draw_over_cost(a, curves, names, axes[0], lambda v: v.flops)
-        axes[0].set(xlabel="training FLOPs", ylabel=LOSS, title="equal FLOPs")
-        if has_time:
-            _draw_over_cost(a, curves, names, axes[1], lambda v: 1 / v.tokens_per_second)
-            axes[1].set(xlabel="seconds of training per run", ylabel=LOSS, title="equal time on this machine")
-        _name_diverged(a, names, axes[-1])
-        _legend(axes[-1])
-    return figure
-
-
-def _draw_over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token) -> None:
-    """Draw the second halves of the curves, or whole curves where costs differ by more than a factor of 2."""
-    costs = {n: curves[n][0] * v.tokens_per_step * cost_per_token(v) for n, v in a.variants.items() if n in curves}
-    ends = [costs[name][-1] for name in names if name in curves]
-    far_apart = bool(ends) and max(ends) > 2 * min(ends)
-    shown = []
-    for i, name in enumerate(names):
-        if name in curves:
-            steps, losses = curves[name]
-            keep = (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
-            v = a.variants[name]
-            axes.plot(costs[name][keep], v.center(losses)[keep], label=textwrap.fill(v.label, LETTERS - 8), **_look(i))
-            shown += list(costs[name][keep])
-    if far_apart:
-        axes.set_xscale("log")
-        _log_ticks(axes, _round_numbers(min(shown), max(shown)))
-
-
 # ---- Parts of figures ------------------------------------------------------------------------------------------
 
 
@@ -337,18 +298,3 @@ def _short(x: float) -> str:
     ('0.016', '2e12')
     """
     return f"{x:g}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    """Return the multiples 1, 2 and 5 of powers of ten from low to high, or fewer if their labels would overlap.
-
-    >>> _round_numbers(0.3, 6), _round_numbers(1, 3000)
-    ([0.5, 1.0, 2.0, 5.0], [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0])
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for multiples, gap in (((1, 2, 5), 2), ((1, 3), 3), ((1,), 10)):
-        numbers = [float(f"{m}e{decade}") for decade in decades for m in multiples]
-        numbers = [number for number in numbers if low <= number <= high]
-        if math.log(gap) > MIN_GAP * math.log(high / low):
-            break
-    return numbers

@@ -12,6 +12,7 @@ from lm.sweeps.spec import MARGIN
 _DATA = {"name": str, "fingerprint": str, "notices": [str], "unigram": {"validation": float, "test": float}}
 _CONFIG = {
     "model": {"d_ff": COUNT},
+    "optimizer": {"name": str, "schedule": str},
     "train": {"steps": COUNT, "batch_size": COUNT, "seq_len": COUNT},
     "eval": {"every": COUNT, "max_batches": COUNT, "batch_size": (COUNT, None)},
 }

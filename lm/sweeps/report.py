@@ -12,7 +12,7 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import tables
+from lm.sweeps import rate_tables, tables
 from lm.sweeps.analysis import Analysis
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
@@ -26,8 +26,6 @@ CAPTIONS = {
     "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
-    "equal_cost": "Validation loss against the cost of training so far, in FLOPs and in seconds. Shown is the second "
-    "half of training, or all of it on a logarithmic axis where one variant costs more than twice as much as another.",
 }
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
@@ -71,7 +69,7 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
-    rates = tables.rates(a)
+    about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
     return [
         table(tables.comparisons(a)),
         figure("differences"),
@@ -79,8 +77,7 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         figure("curves"),
         table(tables.curves(a)),
         figure("learning_rates"),
-        *([table(rates)] if rates else []),
-        figure("equal_cost"),
+        *map(table, about_rates),
         table(tables.costs(a)),
     ]
 

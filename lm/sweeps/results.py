@@ -35,6 +35,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
                 "notices": list(v.corpus.notices),
+                "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
             "config": to_dict(v.config),

@@ -1,4 +1,4 @@
-"""Statistics of few seeds: intervals, paired tests, Holm's correction, power, sampling error, the jackknife."""
+"""Statistics of few seeds: intervals, paired tests, corrections, power, errors over text, the jackknife."""
 
 import functools
 import math
@@ -72,6 +72,16 @@ class Difference(NamedTuple):
         quantiles = stats.chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.df)
         low, high = self.detectable * np.sqrt(self.df / quantiles)
         return float(low), float(high)
+
+
+class CrossedInterval(NamedTuple):
+    """Mean over seeds and text, its confidence interval, its standard error and that error's degrees of freedom."""
+
+    mean: float
+    low: float
+    high: float
+    error: float
+    df: float
 
 
 def interval(values) -> Interval:
@@ -184,6 +194,68 @@ def sampling_error(sums, counts) -> float:
     residuals = s - s.sum() / c.sum() * c
     n = len(s)
     return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
+
+
+def crossed_interval(sums, counts) -> CrossedInterval:
+    """Return the mean of r_i = sum_j(sums_ij) / sum_j(counts_j) and its interval over other seeds i and other text j.
+
+    All n seeds are evaluated on the same m blocks of text, so a block that is harder than others is so for every seed,
+    and more seeds do not reduce this error. In the two-way random model r_ij = mean + seed_i + block_j + rest_ij the
+    variance of the mean is var(seed) / n + var(block) / m + var(rest) / (n m). It is estimated by s^2 / n, where s is
+    the standard deviation of the r_i, plus the part of `sampling_error`^2 of the summed seeds that is not due to
+    rest_ij, and at least 0 (Hillis 2007, Stat. Med. 26:596, with seeds for readers and blocks for cases). The degrees
+    of freedom are Satterthwaite's (1946). The interval is at least that of the seeds alone: a small text error would
+    otherwise narrow it, because it adds degrees of freedom.
+
+    Args:
+        sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
+        counts: the number of tokens of each block (m,). Blocks are taken as independent.
+
+    Returns:
+        The CrossedInterval; infinite for one seed or one block.
+
+    >>> found = crossed_interval([[1, 2, 6], [2, 3, 7]], [1, 1, 1])
+    >>> round(found.mean, 4), round(found.error, 4), round(found.df, 2)
+    (3.5, 1.6073, 2.4)
+    """
+    x_SB, c_B = np.asarray(sums, float), np.asarray(counts, float)
+    (n, m), total = x_SB.shape, c_B.sum()
+    r_S = x_SB.sum(axis=1) / total
+    mean = float(r_S.mean())
+    if n < 2 or m < 2:
+        return CrossedInterval(mean, -math.inf, math.inf, math.inf, math.nan)
+    residuals_SB = (x_SB - np.outer(r_S, c_B)) / total
+    shared_B = residuals_SB.mean(axis=0)
+    seeds = float(r_S.var(ddof=1)) / n
+    blocks = m / (m - 1) * float(np.sum(shared_B**2))
+    rest = m / (m - 1) / (n - 1) / n * float(np.sum((residuals_SB - shared_B) ** 2))
+    text = max(blocks - rest, 0.0)
+    variance = seeds + text
+    if variance == 0:
+        return CrossedInterval(mean, mean, mean, 0.0, math.nan)
+    df = variance**2 / (seeds**2 / (n - 1) + text**2 / (m - 1))
+    t, t_of_seeds = stats.t.ppf((1 + LEVEL) / 2, [df, n - 1])
+    half = float(max(t * math.sqrt(variance), t_of_seeds * math.sqrt(seeds)))
+    return CrossedInterval(mean, mean - half, mean + half, math.sqrt(variance), df)
+
+
+def learning_rate_sensitivity(losses, ceiling: float) -> float:
+    """Return the expected deviation from the best loss when the learning rate is drawn from a grid.
+
+    This is E[min(loss, ceiling)] - min(loss) over the rates (Wortsman et al. 2023, arXiv:2309.14322, section 2.2; their
+    ceiling is the loss at initialization). 0: the rate does not matter.
+
+    Args:
+        losses: the loss of each rate and seed (rates, seeds); nan where a run diverged, which counts as the ceiling.
+            The mean over the seeds is the loss of a rate.
+        ceiling: larger losses count as this one, so that a rate where nothing is learned weighs the same however
+            large its loss is.
+
+    >>> round(learning_rate_sensitivity([[2.2], [2.0], [float("nan")]], 3.0), 4)
+    0.4
+    """
+    clipped = np.fmin(np.asarray(losses, float), ceiling).mean(axis=1)
+    return float(clipped.mean() - clipped.min())
 
 
 def parabola_minimum(x, y) -> tuple[float, float]:

@@ -41,8 +41,7 @@ def evaluate(
     # Summed on the host in float64: a float32 sum over a full split would lose digits.
     total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
     loss, split = total / count, source.split
-    best = check_loss(split, loss, int(count))
-    bytes_per_token = split.n_bytes / split.n_tokens if split.n_bytes else None
+    best, bytes_per_token = check_loss(split, loss, int(count)), split.bytes_per_token
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_sweep import BASE, GRID, LOSSES, diverge, run, select, speeds_json, sweep, write
+from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, OPTIMIZER, diverge, run, select, speeds_json, sweep, write
 
-from lm.sweeps import figures, statistics, tables
+from lm.sweeps import figures, rate_tables, statistics, tables
 from lm.sweeps.analysis import analyze
 from lm.sweeps.answers import difference
 from lm.sweeps.results import at_edge
@@ -85,6 +85,31 @@ def test_sampling_errors_by_hand(tmp_path):
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(3 / 2 * (1 + 4 + 1)) / 250)
 
 
+def test_interval_over_seeds_and_text_is_that_of_the_differences_of_all_runs(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
+    sums = [[r["test_sums"] for r in a.variants[name].runs] for name in ("gated", "plain")]
+    assert a.comparisons[0].over_text == statistics.crossed_interval(np.subtract(*sums), COUNTS)
+    # All seeds have the same residuals on the blocks, so the variance is that of the seeds plus that of the text.
+    seeds = np.std(np.subtract(LOSSES["gated"], BASE), ddof=1) / math.sqrt(5)
+    assert a.comparisons[0].over_text.error == pytest.approx(math.hypot(seeds, a.comparisons[0].sampling_error))
+    shown = tables.comparisons(a)
+    assert shown.header[-1] == "over seeds and text [95 % CI]"
+    assert shown.rows[0][-1] == tables.with_interval(a.comparisons[0].over_text)
+
+
+def test_bits_per_byte_of_the_mean_loss(tmp_path):
+    """The synthetic test text has 4 bytes per token. Sweeps of older versions do not record it."""
+    record, runs = sweep()
+    diverge(select(runs, "final", "wide")[0])
+    shown = tables.losses(analyze(write(tmp_path / "s", record, runs)))
+    column = shown.header.index("bits per byte")
+    bits = [f"{np.mean(LOSSES[name]) / math.log(2) / 4:.4f}" for name in ("plain", "gated")]
+    assert [row[column] for row in shown.rows] == [*bits, "runs diverged"]
+    del record["variants"]["plain"]["data"]["test_bytes_per_token"]
+    shown = tables.losses(analyze(write(tmp_path / "old", record, runs)))
+    assert [row[column] for row in shown.rows] == ["not known", bits[1], "runs diverged"]
+
+
 def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
     record, runs = sweep()
     for r in runs:
@@ -93,27 +118,46 @@ def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
     a = analyze(write(tmp_path / "s", record, runs))
     errors = [a.variants[name].sampling_error for name in ("gated", "plain")]
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2))
+    assert a.comparisons[0].over_text is None
+    assert tables.comparisons(a).rows[0][-1] == "other tokens"
+
+
+def at_equal_cost(a) -> list[list]:
+    """Return by variant the losses at equal FLOPs and at equal time."""
+    return [[tables.loss_at_equal(a, v, cost) for cost in tables.EQUAL_COSTS.values()] for v in a.variants.values()]
 
 
 def test_loss_at_equal_cost_by_hand(tmp_path):
     # plain is the cheapest: 100 steps. gated costs 5/4 of it, so 80 steps: 0.6 of the way from step 50 (+0.6) to
     # step 100 (+0.1), which is +0.3. wide costs three times as many FLOPs, and has no validation before step 33.3.
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", *sweep())))
-    plain, gated, wide = ({k: row[f"loss_at_equal_{k}"] for k in ("flops", "time")} for row in rows)
+    plain, gated, wide = at_equal_cost(analyze(write(tmp_path / "s", *sweep())))
     means = {name: np.mean(losses) for name, losses in LOSSES.items()}
-    assert plain == pytest.approx({"flops": means["plain"] + 0.1, "time": means["plain"] + 0.1})
-    assert gated == pytest.approx({"flops": means["gated"] + 0.3, "time": means["gated"] + 0.3})
-    assert wide == {"flops": None, "time": pytest.approx(means["wide"] + 0.1)}
+    assert plain == pytest.approx([means["plain"] + 0.1] * 2)
+    assert gated == pytest.approx([means["gated"] + 0.3] * 2)
+    assert wide == ["too early", pytest.approx(means["wide"] + 0.1)]
 
 
 def test_equal_cost_is_among_connected_variants(tmp_path):
     """If wide is not compared, its cost does not affect the others, and theirs does not affect it."""
     record, runs = sweep()
-    before = tables.variant_rows(analyze(write(tmp_path / "all", record, runs)))
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
-    costs = ("loss_at_equal_flops", "loss_at_equal_time")
-    assert [[row[k] for k in costs] for row in rows[:2]] == [[row[k] for k in costs] for row in before[:2]]
-    assert [rows[2][k] for k in costs] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
+    before = at_equal_cost(analyze(write(tmp_path / "all", record, runs)))
+    found = at_equal_cost(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
+    assert found[:2] == before[:2]
+    assert found[2] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
+
+
+def test_losses_at_equal_cost_are_shown_only_if_learning_rates_are_constant(tmp_path):
+    """Under a decay the run of a more expensive variant is cut off before its learning rate has decayed."""
+    record, runs = sweep()
+    shown = tables.costs(analyze(write(tmp_path / "cosine", record, runs)))
+    assert shown.header == ["variant", "parameters", "tokens per parameter", "FLOPs/token", "tokens/s"]
+    for schedule, expected in (("constant", True), ("wsd", False)):
+        for v in record["variants"].values():
+            v["config"] = v["config"] | {"optimizer": OPTIMIZER | {"schedule": "constant"}}
+        v["config"]["optimizer"]["schedule"] = schedule  # of the last variant
+        shown = tables.costs(analyze(write(tmp_path / schedule, record, runs)))
+        assert (shown.header[5:] == list(tables.EQUAL_COSTS)) == expected
+    assert tables.is_constant(record) is False
 
 
 def test_speedup_of_training_several_runs_at_once(tmp_path):
@@ -128,8 +172,8 @@ def test_one_validation_at_the_end_is_enough_for_the_cheapest(tmp_path, speed):
         r["validation"] = r["validation"][1:]
     workdir = write(tmp_path / "s", record, runs)
     (workdir / "speeds.json").write_text(speeds_json(speed, speed * 0.9, speed * 0.5))
-    found = [row["loss_at_equal_time"] for row in tables.variant_rows(analyze(workdir))]
-    assert found == [pytest.approx(np.mean(BASE) + 0.1), None, None]
+    found = [at_time for _, at_time in at_equal_cost(analyze(workdir))]
+    assert found == [pytest.approx(np.mean(BASE) + 0.1), "too early", "too early"]
 
 
 def test_answer_for_a_difference_beyond_the_margin(tmp_path):
@@ -139,10 +183,10 @@ def test_answer_for_a_difference_beyond_the_margin(tmp_path):
     beyond = 2 * sum(stats.t.sf((0.104 + sign * 0.005) / error, 8) for sign in (-1, 1))
     assert a.is_full
     assert a.comparisons[0].verdict == "beyond the margin"
-    assert a.comparisons[0].answer == (
+    assert a.comparisons[0].answer.startswith(
         f"gated ends 0.1040 nats per token lower than plain, by more than the margin of 0.005 (n = 5 paired seeds, "
         f"{evidence} after Holm's correction; at the estimated optima {evidence}; for a difference beyond the margin "
-        f"p = {beyond:.2g})."
+        f"p = {beyond:.2g}). At this size ("
     )
     assert [row[1] for row in tables.comparisons(a).rows] == ["beyond the margin", "undecided"]
 
@@ -210,9 +254,9 @@ def test_a_diverged_run_is_counted(tmp_path):
     row = tables.losses(a).rows[1]
     assert row[2:4] == [f"median {median:.4f}", "runs diverged"]
     assert row[-2:] == ["1 of 5", "0 of 5"]
-    assert tables.costs(a).rows[1][-2:] == ["runs diverged"] * 2
-    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 7
-    assert a.comparisons[0].answer == (
+    assert at_equal_cost(a)[1] == ["runs diverged"] * 2
+    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 8
+    assert a.comparisons[0].answer.startswith(
         "gated against plain: no mean difference, because runs diverged "
         f"(1 of 5 and 0 of 5; medians {median:.4f} and {np.median(BASE):.4f})."
     )
@@ -249,7 +293,7 @@ def test_warning_for_identical_variants(tmp_path):
     a = analyze(write(tmp_path / "same", record, runs))
     assert a.warnings == ["'plain' and 'wide' have identical losses for all seeds: check that the change has an effect"]
     assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
-    assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
+    assert a.comparisons[1].answer.startswith("wide and plain end at the same loss for every seed. ")
     runs[-1]["test_sums"][0] = np.nextafter(runs[-1]["test_sums"][0], 0)
     assert analyze(write(tmp_path / "almost", record, runs)).warnings == []
 
@@ -287,11 +331,11 @@ def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypat
 
 
 def test_a_variant_that_trains_nothing_costs_nothing_and_sets_no_budget(tmp_path):
-    whole = tables.variant_rows(analyze(write(tmp_path / "whole", *sweep())))
+    whole = at_equal_cost(analyze(write(tmp_path / "whole", *sweep())))
     record, runs = sweep()
     record["variants"]["wide"]["config"] |= {"train": {"steps": 0, "batch_size": 8, "seq_len": 16}}
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", record, runs)))
-    assert [row["loss_at_equal_flops"] for row in rows] == [*(r["loss_at_equal_flops"] for r in whole[:2]), None]
+    found = at_equal_cost(analyze(write(tmp_path / "s", record, runs)))
+    assert found == [*whole[:2], ["not trained"] * 2]
     lines = tables.reproduction(analyze(tmp_path / "s"))
     assert "42 runs of 100 steps of 8 x 16 tokens, 12,800 tokens each" in lines
     assert "21 runs of 0 steps of 8 x 16 tokens, 0 tokens each" in lines
@@ -339,18 +383,18 @@ def test_answer_when_only_the_uncorrected_interval_excludes_0(tmp_path):
     assert wide.difference.low > 0
     assert wide.difference.p < 0.05 < wide.p_adjusted
     assert wide.answer.startswith("Undecided between wide and plain: no significant difference")
-    assert wide.answer.endswith("; this interval alone excludes 0, which is not enough among 2 comparisons).")
+    assert "; this interval alone excludes 0, which is not enough among 2 comparisons). " in wide.answer
 
 
 def test_the_losses_at_each_rate(tmp_path):
     record, runs = sweep()
     for lost in (select(runs, "tuning", "plain", 0.004)[1], *select(runs, "tuning", "gated", 0.001)):
         diverge(lost)
-    rows = tables.rates(analyze(write(tmp_path / "s", record, runs))).rows
+    rows = rate_tables.rates(analyze(write(tmp_path / "s", record, runs))).rows
     assert [row[0] for row in rows] == list(LOSSES)
     assert rows[0][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
     assert rows[1][1] == "0.001: 2 diverged, 0.002: 2.1000 (best), 0.004: 2.3000"
-    assert tables.rates(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
+    assert rate_tables.rates(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
 
 
 def test_if_every_rate_diverges_the_one_with_the_fewest_is_chosen(tmp_path):
@@ -373,7 +417,7 @@ def test_a_stuck_tuning_run_counts_like_a_diverged_one(tmp_path):
     a = analyze(write(tmp_path / "s", record, runs))
     assert a.variants["plain"].rate == 0.004  # one seed learned as at 0.002, where the other one diverged
     assert (
-        tables.rates(a).rows[0][1]
+        rate_tables.rates(a).rows[0][1]
         == "0.001: 2.4550 (2 stuck), 0.002: 2.2000 (1 diverged), 0.004: 2.1000 (1 stuck) (best)"
     )
 
