@@ -248,7 +248,7 @@ def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Compa
             over_text=_interval_over_text(v, w),
         )
         c = dataclasses.replace(c, verdict=_verdict(c, record))
-        found.append(dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(v, w, record)))
+        found.append(dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(c, record)))
     return found
 
 
@@ -354,11 +354,11 @@ def _interval_over_text(a: VariantResult, b: VariantResult) -> CrossedInterval |
     return statistics.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _scope(a: VariantResult, b: VariantResult, record: dict) -> str:
+def _scope(c: Comparison, record: dict) -> str:
     """Return what the answer holds for; "" if there is no conclusion."""
-    if record["budget"] != "full" or _text(record, a.name) != _text(record, b.name):
+    if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
         return ""
-    return " " + describe_scope(record["variants"][a.name], record["variants"][b.name])
+    return " " + describe_scope(record["variants"][c.variant], record["variants"][c.against])
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
