@@ -364,7 +364,7 @@ def test_a_variant_whose_runs_are_all_stuck_did_not_train(tmp_path):
         "No conclusion about wide and plain: wide did not train: at its best learning rate 5 of 5 runs got stuck and "
         "0 diverged (medians 2.7000 and 2.0000)."
     )
-    assert tables.comparisons(a).rows[1][1:] == ["did not train"] * 7
+    assert tables.comparisons(a).rows[1][1:] == ["did not train"] * 8
     assert a.comparisons[0].p_adjusted == 2 * a.comparisons[0].difference.p  # it still counts in the correction
 
 
