@@ -4,9 +4,9 @@
 
 Each page corrects for its own comparisons. A reader of all pages sees more of them, so the index prints p-values after
 Holm's correction over all. Everything is computed again from the runs of each page (docs/results/PAGE/runs.csv); the
-page itself (PAGE.md) says which pairs were declared, what the unigram baseline is, and after how many seeds there was
-a look. Placebos are listed too. They are not corrected and not counted: how many are significant is the rate of false
-positives of the whole procedure.
+page itself (PAGE.md) says which pairs were declared, what the margin and the unigram baseline are, after how many seeds
+there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
+are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from types import SimpleNamespace
 from lm.errors import UserError, run_command
 from lm.files import write_text
 from lm.sweeps import statistics
-from lm.sweeps.analysis import difference
+from lm.sweeps.answers import difference
 from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
+from lm.sweeps.spec import MARGIN
 from lm.sweeps.tables import to_csv
 from lm.text import markdown_table
 
@@ -55,10 +56,12 @@ def claims(directory: Path) -> list[dict]:
     for runs_csv in sorted(directory.glob("*/runs.csv")):
         page = runs_csv.parent.name
         record, results = read_page(directory / f"{page}.md", runs_csv)
-        tests = zip(record["comparisons"], pair_tests(record, results), strict=True)
+        moderated = record["moderated"]
+        tests = zip(record["comparisons"], pair_tests(record, results, moderated=moderated), strict=True)
         compared += [(page, *pair, test) for pair, test in tests]
         if record["placebo"]:
-            placebos.append((page, record["placebo"], record["baseline"], placebo_test(record, results)))
+            test = placebo_test(record, results, moderated=moderated)
+            placebos.append((page, record["placebo"], record["baseline"], test))
     corrected = (
         statistics.holm([math.nan if d is None else d.p for d in ds])
         for ds in ([test.difference for *_, test in compared], [test.at_optimum for *_, test in compared])
@@ -98,7 +101,8 @@ def _number(x: float | None) -> str:
 def read_page(page: Path, runs_csv: Path) -> tuple[dict, SimpleNamespace]:
     """Return the record and the results of a published sweep, as far as the tests of its comparisons need them."""
     text = page.read_text(encoding="utf-8")
-    pairs = [pair for row in re.findall(r"^\| (.+? − .+?) \|", text, re.MULTILINE) if (pair := _pair(row))]
+    names = re.findall(r"^\| (.+? − .+?) \|", text, re.MULTILINE)  # also those of the differences at each rate
+    pairs = list(dict.fromkeys(map(_pair, names)))
     unigram = re.search(r"([\d.]+) on validation, ([\d.]+) on test", text)
     if not (pairs and unigram):
         raise UserError(f"{page} has no table of comparisons or no unigram baseline; publish it again")
@@ -109,18 +113,21 @@ def read_page(page: Path, runs_csv: Path) -> tuple[dict, SimpleNamespace]:
             runs[key] = {name: float(row[name]) if row[name] else None for name in ("val_loss", "test_loss")}
             rates.setdefault(key[1], {}).setdefault(key[0], set()).add(key[2])
     grids = {name: sorted(by_phase.get("tuning", by_phase["final"])) for name, by_phase in rates.items()}
-    baselines = {"unigram": dict(zip(("validation", "test"), map(float, unigram.groups()), strict=True))}
+    data = {"unigram": dict(zip(("validation", "test"), map(float, unigram.groups()), strict=True)), "fingerprint": ""}
     seeds = {phase: sorted({key[3] for key in runs if key[0] == phase}) for phase in ("tuning", "final")}
     looks = re.search(r"looks \[([\d, ]+)\]", text)
+    margin = re.search(r"([\d.e-]+) nats per token, the margin of this sweep", text)
     placebo = [against for variant, against in pairs if variant == PLACEBO]
     record = {
         "comparisons": [pair for pair in pairs if pair[0] != PLACEBO],
         "placebo": PLACEBO if placebo else None,
         "baseline": placebo[0] if placebo else None,
+        "margin": float(margin[1]) if margin else MARGIN,
+        "moderated": "The variance is moderated" in text,
         "tuning_seeds": seeds["tuning"],
         "seeds": seeds["final"],
         "looks": [int(n) for n in looks[1].split(",")] if looks else [len(seeds["final"])],
-        "variants": {name: {"grid": grid, "data": baselines} for name, grid in grids.items()},
+        "variants": {name: {"grid": grid, "data": data} for name, grid in grids.items()},
     }
     return record, SimpleNamespace(runs=runs)
 

@@ -1,4 +1,4 @@
-"""Analyze the finished runs of a sweep: results per variant, comparisons, and a sentence for each comparison."""
+"""Analyze the finished runs of a sweep: results per variant and comparisons."""
 
 import dataclasses
 import math
@@ -9,10 +9,13 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.answers import describe_answer, describe_placebo_answer
 from lm.sweeps.looks import PairTest, at_look, is_significant, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
+from lm.sweeps.scope import describe_scope
+from lm.sweeps.statistics import CrossedInterval, Difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,7 @@ class VariantResult:
         tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
         quartiles: the quartiles of the throughput.
         n_stuck: how many runs ended above STUCK times the unigram baseline.
+        bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
         optimum: the estimated minimum over learning rates, between those of the grid.
     """
 
@@ -51,11 +55,17 @@ class VariantResult:
     tokens_per_second: float
     quartiles: tuple[float, float]
     n_stuck: int
+    bits_per_byte: float
     optimum: Optimum
 
     @property
     def n_diverged(self) -> int:
         return self.losses.count(None)
+
+    @property
+    def did_not_train(self) -> bool:
+        """Return whether all runs got stuck, but for those that diverged."""
+        return self.n_stuck > 0 and self.n_stuck + self.n_diverged == len(self.losses)
 
     @property
     def tokens(self) -> int:
@@ -78,27 +88,38 @@ class Comparison:
 
     Attributes:
         variant, against: the names of the two variants.
-        difference: None if runs of either diverged or failed; `missing` then says which of the two.
+        difference: None if runs of either diverged or failed, or if all got stuck; `missing` then says which of them.
         p_adjusted: the p-value after Holm's correction.
         sampling_error: standard error of the difference over the same blocks of text.
-        answer: the result in one sentence.
-        missing: "runs diverged" or "runs failed" if there is no difference, else "".
+        answer: the result in one sentence, and what it holds for.
+        missing: "runs diverged", "runs failed" or "did not train" if there is no difference, else "".
         same_tokens: whether both variants trained on the same number of tokens.
         at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
         p_at_optimum: its p-value after Holm's correction.
+        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.margins` after Holm's correction; with an estimate
+            at the optimum, the larger one of both estimates, because an answer needs both.
+        pairing: the variance of the difference, divided by that without pairing.
+        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why there is none of them.
+        over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
+            the two were tested on different tokens.
         n_seeds, look: the number of seeds at the look at which the comparison stopped, and that look, counted from 1.
     """
 
     variant: str
     against: str
-    difference: statistics.Difference | None
+    difference: Difference | None
     p_adjusted: float
     sampling_error: float
     answer: str
     missing: str = ""
     same_tokens: bool = True
-    at_optimum: statistics.Difference | None = None
+    at_optimum: Difference | None = None
     p_at_optimum: float = math.nan
+    p_beyond: float = math.nan
+    p_equivalent: float = math.nan
+    pairing: float = math.nan
+    verdict: str = ""
+    over_text: CrossedInterval | None = None
     n_seeds: int = 0
     look: int = 1
 
@@ -167,7 +188,7 @@ def analyze(workdir: Path) -> Analysis:
     if record["placebo"]:
         test = placebo_test(record, results)
         placebo = _comparison(record, results, failed, (record["placebo"], record["baseline"]), test)
-        placebo = dataclasses.replace(placebo, answer=_placebo_answer(placebo, record))
+        placebo = dataclasses.replace(placebo, answer=describe_placebo_answer(placebo))
     return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)), placebo)
 
 
@@ -208,26 +229,32 @@ def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int
 
 def _comparison(record: dict, results: Results, failed: dict[str, str], pair, test: PairTest) -> Comparison:
     """Return a comparison as its test found it; one without a difference still counts in Holm's correction."""
-    a, b = pair
-    c = Comparison(
-        a, b, test.difference, test.p_adjusted, math.nan, "", "runs failed", True, test.at_optimum, test.p_at_optimum,
-        test.n_seeds, test.look,
-    )  # fmt: skip
     if lost := [name for name in pair if name in failed]:
-        return dataclasses.replace(
-            c, answer=f"{a} against {b}: no result, because runs of {' and '.join(lost)} failed."
-        )
+        answer = f"{pair[0]} against {pair[1]}: no result, because runs of {' and '.join(lost)} failed."
+        return Comparison(*pair, None, math.nan, math.nan, answer, missing="runs failed", verdict="runs failed")
+    same = ("difference", "at_optimum", "p_adjusted", "p_at_optimum", "p_beyond", "p_equivalent", "n_seeds", "look")
+    c = Comparison(*pair, sampling_error=math.nan, answer="", **{name: getattr(test, name) for name in same})
     v, w = (_variant(name, at_look(record, test.n_seeds), results) for name in pair)
-    answer = _answer(v, w, c, record)
-    if v.tokens != w.tokens:
-        answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
-    return dataclasses.replace(
+    missing = "did not train" if v.did_not_train or w.did_not_train else "runs diverged"
+    verdict = (test.verdict or missing) if record["budget"] == "full" else "no conclusion"
+    c = dataclasses.replace(
         c,
-        answer=answer,
-        missing="" if c.difference else "runs diverged",
+        missing="" if c.difference else missing,
         sampling_error=_paired_sampling_error(v, w),
         same_tokens=v.tokens == w.tokens,
+        pairing=_pairing(v, w),
+        verdict=verdict,
+        over_text=_interval_over_text(v, w, c.difference),
     )
+    return dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(c, record))
+
+
+def _pairing(a: VariantResult, b: VariantResult) -> float:
+    """Return the variance of the paired difference divided by that of unpaired runs, the sum of both variances."""
+    if a.loss is None or b.loss is None:
+        return math.nan
+    unpaired = a.loss.sd**2 + b.loss.sd**2
+    return float(np.var(np.subtract(a.losses, b.losses), ddof=1)) / unpaired if unpaired > 0 else math.nan
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
@@ -237,6 +264,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
+    bytes_per_token = described["data"].get("test_bytes_per_token")  # sweeps of older versions lack it
+    mean = None if None in losses else statistics.interval(losses)
     return VariantResult(
         name=name,
         grid=tuple(grid),
@@ -248,12 +277,13 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         flops=described["flops_per_token"],
         steps=train["steps"],
         tokens_per_step=train["batch_size"] * train["seq_len"],
-        loss=None if None in losses else statistics.interval(losses),
+        loss=mean,
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
         tokens_per_second=results.speeds["variants"][name] if results.speeds else math.nan,
         quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
+        bits_per_byte=mean.mean / math.log(2) / bytes_per_token if mean and bytes_per_token else math.nan,
         optimum=estimate_optimum(results, record, name, rate),
     )
 
@@ -268,97 +298,18 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
     return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
-    """Return one sentence that the numbers support."""
-    n, budget, d = len(a.losses), record["budget"], c.difference
-    if budget != "full":
-        return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
-    if _text(record, a.name) != _text(record, b.name):
-        return f"No conclusion about {a.name} and {b.name}: losses on different data or tokens cannot be compared."
-    if d is None:
-        return (
-            f"{a.name} against {b.name}: no mean difference, because runs diverged "
-            f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
-        )
-    if d.low == d.high == 0:
-        return f"{a.name} and {b.name} end at the same loss for every seed."
-    if math.isnan(c.p_adjusted):
-        return (
-            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
-            "p-value."
-        )
-    return _significant(c, record) if c.is_significant else _not_significant(a, b, c, record)
+def _interval_over_text(a: VariantResult, b: VariantResult, d: Difference | None) -> CrossedInterval | None:
+    if a.n_diverged or b.n_diverged or a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:
+        return None
+    sums = [np.array([run["test_sums"] for run in v.runs]) for v in (a, b)]
+    return statistics.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"], d.share if d else 1.0)
 
 
-def _significant(c: Comparison, record: dict) -> str:
-    d, o = c.difference, c.at_optimum
-    at_optimum = (
-        f"; at the estimated optima {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
-        f"p = {c.p_at_optimum:.2g}"
-        if o
-        else ""
-    )
-    return (
-        f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against} "
-        f"({_seeds(c, record)}, {_range(d)}, p = {c.p_adjusted:.2g} after Holm's correction{at_optimum})."
-    )
-
-
-def _not_significant(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
-    d, o, level = c.difference, c.at_optimum, 1 - statistics.LEVEL
-    remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}"]
-    if d.p < level <= c.p_adjusted:
-        remarks.append(
-            f"this interval alone excludes 0, which is not enough among {len(record['comparisons'])} comparisons"
-        )
-    if o and (c.p_adjusted < level or c.p_at_optimum < level):
-        remarks.append(
-            "the differences at the best rates of the grid and at the estimated optima must both be significant, "
-            f"with the same sign; at the optima: {difference(o.mean)}, {_range(o)}, p = {c.p_at_optimum:.2g}"
-        )
-    if a.n_stuck or b.n_stuck:
-        remarks.append(
-            f"{a.n_stuck} of {d.n} and {b.n_stuck} of {d.n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
-        )
-    return (
-        f"No significant difference between {a.name} and {b.name} ({_seeds(c, record)}, {_range(d)}, "
-        f"p = {c.p_adjusted:.2g} after Holm's correction; {'; '.join(remarks)})."
-    )
-
-
-def _seeds(c: Comparison, record: dict) -> str:
-    """Return the number of seeds, and at which look the comparison stopped if there are several."""
-    looks = record["looks"]
-    return f"n = {c.n_seeds} paired seeds" + f", look {c.look} of {len(looks)}" * (len(looks) > 1)
-
-
-def _placebo_answer(c: Comparison, record: dict) -> str:
-    """Return one sentence about the difference of two variants that are equal in distribution."""
-    d = c.difference
-    if record["budget"] != "full" or d is None or d.low == d.high:
-        return c.answer
-    about = f"{c.variant} - {c.against} is {difference(d.mean)} (n = {d.n} paired seeds, {_range(d)}, p = {d.p:.2g}"
-    if c.at_optimum:
-        about += f"; at the estimated optima p = {c.p_at_optimum:.2g}"
-    verdict = "a false positive, as 1 in 20 sweeps may have" if c.is_significant else "not significant, as it should be"
-    return f"Placebo, whose true difference is 0: {about}): {verdict}."
-
-
-def _direction(d: statistics.Difference) -> str:
-    return "lower" if d.mean < 0 else "higher"
-
-
-def _range(d: statistics.Difference) -> str:
-    return f"95 % CI {difference(d.low)} to {difference(d.high)}"
-
-
-def difference(x: float, sign: str = "+") -> str:
-    """Format a difference of losses with four decimals, or with one digit where these would all be 0.
-
-    >>> difference(0.25), difference(-4e-6)
-    ('+0.2500', '-4e-06')
-    """
-    return f"{x:{sign}.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:{sign}.0e}"
+def _scope(c: Comparison, record: dict) -> str:
+    """Return what the answer holds for; "" if there is no conclusion."""
+    if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
+        return ""
+    return " " + describe_scope(record["variants"][c.variant], record["variants"][c.against])
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:

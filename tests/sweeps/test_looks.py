@@ -12,6 +12,9 @@ from synthetic_sweep import GRID, LOSSES, diverge, run, select, sweep, write
 from lm.sweeps import figures, report, statistics, tables
 from lm.sweeps.analysis import analyze
 from lm.sweeps.looks import PairTest, follow, seeds_needed
+from lm.sweeps.margins import p_beyond, p_equivalent
+from lm.sweeps.moderation import fit_prior
+from lm.sweeps.records import read_sweep
 from lm.sweeps.results import Results
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95, 2.01, 1.99, 2.02]
@@ -34,7 +37,8 @@ def growing(n_seeds: dict[str, int], losses=GROWING, **changes) -> tuple[dict, l
 
 
 def needed(tmp_path, record, runs) -> dict[str, int]:
-    return seeds_needed(record, Results(write(tmp_path, record, runs)))
+    workdir = write(tmp_path, record, runs)
+    return seeds_needed(read_sweep(workdir / "sweep.json"), Results(workdir))
 
 
 def test_only_variants_of_undecided_comparisons_need_more_seeds(tmp_path):
@@ -66,18 +70,28 @@ def test_more_seeds_do_not_help_a_comparison_whose_runs_diverged(tmp_path):
 
 
 def test_the_report_names_the_look_and_uses_its_bound(tmp_path):
-    """p against scipy: of the runs of that look, scaled by 0.05 over the bound 0.05 n / (5 + 6 + 8), then Holm's."""
+    """p by hand: of the runs of that look, scaled by 0.05 over the bound 0.05 n / (5 + 6 + 8), then Holm's.
+
+    The variances are moderated by those of the 5 seeds that all variants have, with their largest weight, 4.
+    """
     a = analyze(write(tmp_path / "s", *growing({"plain": 8, "gated": 5, "wide": 8})))
     gated, wide = a.comparisons
     assert [(c.look, c.n_seeds, c.difference.n) for c in (gated, wide)] == [(1, 5, 5), (3, 8, 8)]
+    pairs = itertools.combinations(GROWING.values(), 2)
+    prior = np.mean([stats.tvar(np.subtract(x[:5], y[:5])) for x, y in pairs])
     for c, n, factor in ((gated, 5, 2), (wide, 8, 1)):
-        test = stats.ttest_rel(GROWING[c.variant][:n], BASE[:n])
+        d = np.subtract(GROWING[c.variant], BASE)[:n]
+        error, df = math.sqrt((4 * prior + (n - 1) * stats.tvar(d)) / (n + 3) / n), n + 3
         share = n / sum(LOOKS)
-        assert c.difference.p == pytest.approx(min(1, test.pvalue / share), rel=1e-6)
-        assert c.p_adjusted == pytest.approx(min(1, factor * test.pvalue / share), rel=1e-6)
-        interval = test.confidence_interval(1 - 0.05 * share)
-        assert (c.difference.low, c.difference.high) == pytest.approx(tuple(interval), rel=1e-6)
-        assert f"n = {n} paired seeds, look {c.look} of 3, 95 % CI {c.difference.low:+.4f}" in c.answer
+        p = 2 * stats.t.sf(abs(d.mean()) / error, df) / share
+        assert c.difference.p == pytest.approx(min(1, p), rel=1e-6)
+        assert c.p_adjusted == pytest.approx(min(1, factor * p), rel=1e-6)
+        half = stats.t.isf(0.025 * share, df) * error
+        assert (c.difference.low, c.difference.high) == pytest.approx((d.mean() - half, d.mean() + half), rel=1e-6)
+        smaller = stats.t.sf((0.005 - abs(d.mean())) / error, df) / share
+        assert c.p_equivalent == pytest.approx(min(1, 2 * smaller), rel=1e-6)
+        assert f"(n = {n} paired seeds, look {c.look} of 3, difference " in c.answer
+    assert (gated.verdict, wide.verdict) == ("beyond the margin", "undecided")
     table = tables.comparisons(a)
     assert [row[1] for row in table.rows] == ["5 (look 1)", "8 (look 3)"]
     assert "are 0.013, 0.016, 0.021, 0.05 in total" in table.notes["seeds"]
@@ -93,25 +107,46 @@ def test_a_report_needs_the_seeds_of_undecided_comparisons(tmp_path):
         analyze(workdir)
 
 
+def test_an_equivalent_comparison_gets_no_more_seeds(tmp_path):
+    """It is equivalent within the declared margin; within a smaller one it is undecided."""
+    almost = {
+        "plain": BASE,
+        "gated": [b - 0.1 + d / 20 for b, d in zip(BASE, GAIN, strict=True)],
+        "wide": [b + d / 20 for b, d in zip(BASE, NOISE, strict=True)],
+    }
+    five = dict.fromkeys(GROWING, 5)
+    assert needed(tmp_path / "s", *growing(five, almost)) == five
+    assert needed(tmp_path / "t", *growing(five, almost, margin=0.0005)) == {"plain": 6, "gated": 5, "wide": 6}
+    wide = analyze(tmp_path / "s").comparisons[1]
+    assert (wide.verdict, wide.look) == ("equivalent", 1)
+
+
+def test_more_seeds_do_not_help_a_comparison_of_two_texts(tmp_path):
+    record, runs = growing(dict.fromkeys(GROWING, 5))
+    data = record["variants"]["wide"]["data"] | {"fingerprint": "f" * 16}
+    record["variants"]["wide"] = record["variants"]["wide"] | {"data": data}
+    assert needed(tmp_path / "s", record, runs) == dict.fromkeys(GROWING, 5)
+
+
 def test_a_decided_comparison_stays_decided():
-    """Whatever the p-values of later looks are, and whatever the others do."""
+    """Its corrected p-values stay, whatever the p-values of later looks are, and whatever the others do."""
     draw = np.random.default_rng(0)
     for _ in range(300):
-        p = 10.0 ** -draw.uniform(0, 4, (4, 3))
+        p = 10.0 ** -draw.uniform(0, 4, (4, 3, 2))
         stopped = {}
 
         def test(k: int, i: int, p=p) -> PairTest:
-            return PairTest(i + 1, 5, statistics.Difference(1.0, -1.0, 3.0, p[k, i], 5, 1.0), None)
+            both = [statistics.Difference(1.0, -1.0, 3.0, p[k, i, j], 5, 1.0, 4) for j in range(2)]
+            return PairTest(i + 1, 5, *both)
 
         for n_looks in (1, 2, 3):
-            for k, found in enumerate(follow(4, n_looks, test)):
+            for k, found in enumerate(follow(4, n_looks, test, margin=0.005)):
                 if k in stopped:
-                    assert found.is_significant
-                    assert found.look == stopped[k]
+                    assert found == stopped[k]
                 elif found.is_significant:
-                    stopped[k] = found.look
+                    stopped[k] = found
                 else:
-                    assert found.look == n_looks
+                    assert (found.verdict, found.look) == ("undecided", n_looks)
 
 
 def test_the_shares_keep_the_error():
@@ -127,6 +162,9 @@ def test_the_shares_keep_the_error():
     found = [statistics.paired_difference(row[:8], np.zeros(8), share=shares[1]) for row in x[:200]]
     assert [d.p < 0.05 for d in found] == [not d.low <= 0 <= d.high for d in found]
     assert [d.p < 0.05 for d in found] == (p[:200, 1] < 0.05 * shares[1]).tolist()
+    whole = [statistics.paired_difference(row[:8], np.zeros(8)) for row in x[:200]]
+    for test in (p_beyond, p_equivalent):
+        assert [test(d, 0.5) for d in found] == pytest.approx([min(1, test(d, 0.5) / shares[1]) for d in whole])
 
 
 def with_placebo(shift: float = 0.0) -> tuple[dict, list[dict]]:
@@ -152,10 +190,10 @@ def write_with_placebo(path, shift: float = 0.0):
 
 
 def test_a_placebo_is_a_row_of_its_own_and_not_one_of_the_comparisons(tmp_path):
-    """Its p is that of scipy, without correction; that of the comparisons is the same as without it."""
+    """Its p is without correction, here that of wide, which has the same losses; the comparisons are as without it."""
     a, without = analyze(write_with_placebo(tmp_path / "s")), analyze(write(tmp_path / "t", *sweep()))
     assert a.comparisons == without.comparisons
-    p = stats.ttest_rel(LOSSES["wide"], LOSSES["plain"]).pvalue
+    p = without.comparisons[1].difference.p
     assert a.placebo.p_adjusted == a.placebo.difference.p == pytest.approx(p, rel=1e-6)
     assert a.placebo.answer.startswith("Placebo, whose true difference is 0: placebo - plain is +0.0002 (n = 5 ")
     assert a.placebo.answer.endswith("not significant, as it should be.")
@@ -175,13 +213,14 @@ def test_a_placebo_that_differs_is_called_a_false_positive(tmp_path):
 
 def test_a_placebo_stays_at_the_first_look_with_the_whole_error(tmp_path):
     record, runs = with_placebo()
-    needs = seeds_needed(record | {"looks": [4, 5]}, Results(write(tmp_path / "s", record, runs)))
+    needs = needed(tmp_path / "s", record | {"looks": [4, 5]}, runs)
     assert (needs["wide"], needs["plain"], needs["placebo"]) == (5, 5, 4)
     workdir = write_with_placebo(tmp_path / "t")
     text = (workdir / "sweep.json").read_text().replace('"name": "gates"', '"name": "gates", "looks": [4, 5]')
     (workdir / "sweep.json").write_text(text)
     placebo = analyze(workdir).placebo
-    p = stats.ttest_rel(LOSSES["wide"][:4], LOSSES["plain"][:4]).pvalue
+    prior = fit_prior([losses[:4] for losses in LOSSES.values()])
+    p = statistics.paired_difference(LOSSES["wide"][:4], LOSSES["plain"][:4], prior=prior).p
     assert (placebo.difference.n, placebo.difference.p) == (4, pytest.approx(p, rel=1e-6))
 
 

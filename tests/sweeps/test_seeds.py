@@ -18,7 +18,7 @@ from lm.sweeps.analysis import analyze
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import keep_seeds, open_sweep
 from lm.sweeps.seeds import FIRST_TUNING_SEED, MAX_SEEDS, fresh_seeds, tuning_seeds
-from lm.sweeps.spec import Budget, load_sweep
+from lm.sweeps.spec import MARGIN, Budget, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
@@ -61,7 +61,7 @@ def test_a_directory_of_an_older_version_keeps_its_seeds(tmp_path):
     assert keep_seeds(load_sweep(str(TINY), "quick"), workdir).seeds == fresh_seeds("tiny_sweep", 2)
     assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
 
-    again = record | {"seeds": list(kept.seeds), "looks": [5], "placebo": None, "variants": variants}
+    again = record | {"seeds": list(kept.seeds), "looks": [5], "placebo": None, "variants": variants, "margin": MARGIN}
     open_sweep(workdir, again, configs)
     assert len(read_sweep(workdir / "sweep.json")["starts"]) == 2
     assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
