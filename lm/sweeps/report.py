@@ -111,7 +111,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+SUPERSCRIPTS = [*DIGITS, *("¹" + digit for digit in DIGITS)]  # of the numbers below 20
 
 
 def _markdown(table: Table) -> str:

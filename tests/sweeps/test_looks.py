@@ -218,7 +218,9 @@ def test_a_placebo_stays_at_the_first_look_with_the_whole_error(tmp_path):
     workdir = write_with_placebo(tmp_path / "t")
     text = (workdir / "sweep.json").read_text().replace('"name": "gates"', '"name": "gates", "looks": [4, 5]')
     (workdir / "sweep.json").write_text(text)
-    placebo = analyze(workdir).placebo
+    a = analyze(workdir)
+    placebo = a.placebo
+    assert "\n\n¹⁰ over seeds and text [95 % CI]: The interval" in report.to_markdown(a, "")  # the tenth footnote
     prior = fit_prior([losses[:4] for losses in LOSSES.values()])
     p = statistics.paired_difference(LOSSES["wide"][:4], LOSSES["plain"][:4], prior=prior).p
     assert (placebo.difference.n, placebo.difference.p) == (4, pytest.approx(p, rel=1e-6))
