@@ -8,6 +8,7 @@ import collections
 import io
 import math
 import textwrap
+from collections.abc import Callable
 
 import matplotlib
 
@@ -39,12 +40,13 @@ plt.rcParams |= {
 
 def figures(a: Analysis) -> dict[str, Figure]:
     """Return all figures by name."""
-    return {
+    drawn = {
         "differences": differences(a),
         "curves": learning_curves(a),
         "learning_rates": learning_rates(a),
-        "equal_cost": equal_cost(a),
+        "equal_flops": equal_flops(a),
     }
+    return drawn | ({"equal_time": equal_time(a)} if a.results.speeds else {})
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:
@@ -246,20 +248,24 @@ def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
 # ---- Equal cost ------------------------------------------------------------------------------------------------
 
 
-def equal_cost(a: Analysis) -> Figure:
-    """Draw the validation loss over the FLOPs spent, and over the seconds that they took on this machine."""
+def equal_flops(a: Analysis) -> Figure:
+    """Draw the validation loss over the FLOPs spent."""
+    return _equal_cost(a, lambda v: v.flops, "training FLOPs")
+
+
+def equal_time(a: Analysis) -> Figure:
+    """Draw the validation loss over the seconds of training on this machine."""
+    return _equal_cost(a, lambda v: 1 / v.tokens_per_second, "seconds of training per run, on this machine")
+
+
+def _equal_cost(a: Analysis, cost_per_token: Callable[[VariantResult], float], label: str) -> Figure:
     curves, drawn = _curves(a)
-    has_time = bool(a.results.speeds)
-    n = 1 + has_time
-    figure, panels = _panels(n * len(drawn), sum(map(len, drawn)))
-    for names, axes in zip(drawn, [panels[i : i + n] for i in range(0, len(panels), n)], strict=True):
-        _draw_over_cost(a, curves, names, axes[0], lambda v: v.flops)
-        axes[0].set(xlabel="training FLOPs", ylabel=LOSS, title="equal FLOPs")
-        if has_time:
-            _draw_over_cost(a, curves, names, axes[1], lambda v: 1 / v.tokens_per_second)
-            axes[1].set(xlabel="seconds of training per run", ylabel=LOSS, title="equal time on this machine")
-        _name_diverged(a, names, axes[-1])
-        _legend(axes[-1])
+    figure, panels = _panels(len(drawn), sum(map(len, drawn)))
+    for names, axes in zip(drawn, panels, strict=True):
+        _draw_over_cost(a, curves, names, axes, cost_per_token)
+        axes.set(xlabel=label, ylabel=LOSS)
+        _name_diverged(a, names, axes)
+        _legend(axes)
     return figure
 
 

@@ -25,8 +25,9 @@ CAPTIONS = {
     "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
-    "equal_cost": "Validation loss against the cost of training so far, in FLOPs and in seconds. Shown is the second "
-    "half of training, or all of it on a logarithmic axis where one variant costs more than twice as much as another.",
+    "equal_flops": "Validation loss against the FLOPs of training so far. Shown is the second half of training, or all "
+    "of it on a logarithmic axis where one variant costs more than twice as much as another.",
+    "equal_time": "Validation loss against the seconds of training so far on this machine.",
 }
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
@@ -79,9 +80,14 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         table(tables.curves(a)),
         figure("learning_rates"),
         *([table(rates)] if rates else []),
-        figure("equal_cost"),
+        figure("equal_flops"),
         table(tables.costs(a)),
     ]
+
+
+def _speeds(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
+    """Return the table and the figure of the last part: all that differs when the same runs are trained again."""
+    return [table(tables.speeds(a)), *([figure("equal_time")] if a.results.speeds else [])]
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------
@@ -105,6 +111,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
         f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
         "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
+        *_speeds(a, _markdown, figure),
+        "```\n" + "\n".join(tables.dates(a)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -177,6 +185,8 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
         "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
         "<h2>Full configs</h2>",
         *(_config(name, v["config"]) for name, v in r["variants"].items()),
+        *_speeds(a, _html, figure),
+        "<pre>" + html.escape("\n".join(tables.dates(a))) + "</pre>",
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

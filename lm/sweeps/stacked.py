@@ -45,6 +45,12 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     return with_values(config, dict.fromkeys(values, 1.0), seed=0), values
 
 
+def program_of(config: Config) -> tuple:
+    """Return what is equal for runs that share a program, and for no others."""
+    program, values = split_config(config)
+    return program, tuple(values)
+
+
 def with_values(config: Config, values: dict, seed=None) -> Config:
     """Return the config with optimizer keys, and the seed if given, replaced; values may be traced."""
     train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
@@ -305,8 +311,7 @@ def group_by_program(configs: dict, size: int) -> list[list]:
     """Group the keys of configs that share a program, in their order, into lists of at most `size`."""
     groups: dict[tuple, list] = {}
     for key, config in configs.items():
-        program, values = split_config(config)
-        groups.setdefault((program, tuple(values)), []).append(key)
+        groups.setdefault(program_of(config), []).append(key)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 

@@ -14,6 +14,7 @@ from lm.sweeps.results import STUCK, tuning_result
 from lm.sweeps.statistics import Difference
 from lm.training.provenance import format_command
 
+SPEEDS = "Speeds and dates"  # the title of the only part of a report that differs when the same runs are trained again
 MAX_STEPS = 10  # columns of the table of validation losses
 
 
@@ -119,29 +120,42 @@ def losses(a: Analysis) -> Table:
 
 
 def costs(a: Analysis) -> Table:
-    """Return what training each variant costs, and the losses at equal cost."""
-    header = ["variant", "parameters", "FLOPs/token", "tokens/s", "loss at equal FLOPs", "loss at equal time"]
+    """Return what training each variant costs, and the losses at equal FLOPs."""
+    header = ["variant", "parameters", "FLOPs/token", "loss at equal FLOPs"]
     rows = []
     for v in a.variants.values():
-        speed = "not measured"
-        if not math.isnan(v.tokens_per_second):
-            speed = "{:,.0f} ({:,.0f} to {:,.0f})".format(v.tokens_per_second, *v.quartiles)
-        at_equal = [loss_at_equal(a, v, cost) for cost in (_flops_per_token, _seconds_per_token)]
-        shown = [loss if isinstance(loss, str) else _loss(loss) for loss in at_equal]
-        rows.append([v.name, f"{v.n_params:,}", f"{v.flops:,.0f}", speed, *shown])
+        rows.append([v.name, f"{v.n_params:,}", f"{v.flops:,.0f}", _shown_at_equal(a, v, _flops_per_token)])
     if len({v.tokens for v in a.variants.values()}) > 1:
         header.insert(3, "tokens per run")
         for row, v in zip(rows, a.variants.values(), strict=True):
             row.insert(3, f"{v.tokens:,}")
     notes = {
         "FLOPs/token": "Training FLOPs, forward and backward.",
-        "tokens/s": "Median (quartiles) of 9 measurements with all devices busy, the variants taking turns.",
         "loss at equal FLOPs": "Validation loss (mean over seeds, interpolated) at the cost of the cheapest complete "
         "run among the variants that comparisons connect. The learning-rate schedule of a more expensive variant has "
         'not ended there. "Too early": before its first evaluation.',
-        "loss at equal time": "The same, at equal training time.",
     }
     return Table("Cost", header, rows, notes)
+
+
+def speeds(a: Analysis) -> Table:
+    """Return how fast each variant trains on this machine, and the losses at equal time."""
+    rows = []
+    for v in a.variants.values():
+        speed = "not measured"
+        if not math.isnan(v.tokens_per_second):
+            speed = "{:,.0f} ({:,.0f} to {:,.0f})".format(v.tokens_per_second, *v.quartiles)
+        rows.append([v.name, speed, _shown_at_equal(a, v, _seconds_per_token)])
+    notes = {
+        "tokens/s": "Median (quartiles) of 9 measurements with all devices busy, the variants taking turns.",
+        "loss at equal time": "Validation loss as at equal FLOPs, but at equal training time.",
+    }
+    return Table(SPEEDS, ["variant", *notes], rows, notes)
+
+
+def _shown_at_equal(a: Analysis, v: VariantResult, cost_per_token: Callable[[VariantResult], float]) -> str:
+    loss = loss_at_equal(a, v, cost_per_token)
+    return loss if isinstance(loss, str) else _loss(loss)
 
 
 def curves(a: Analysis) -> Table:
@@ -289,7 +303,15 @@ def variant_rows(a: Analysis) -> list[dict]:
 def run_rows(a: Analysis) -> list[dict]:
     """Return one row per run, tuning included."""
     names = ("phase", "variant", "learning_rate", "seed", "status", "diverged_at", "steps", "val_loss", "test_loss")
-    return [{name: run[name] for name in names} for run in a.results.runs.values()]
+    return [{name: run[name] for name in names} | _machine(run) for run in a.results.runs.values()]
+
+
+def _machine(run: dict) -> dict:
+    """Return where a run was trained; empty for runs of older versions."""
+    p = run["provenance"]
+    if p is None:
+        return dict.fromkeys(("processor", "device", "commit"))
+    return {"processor": p["processor"], "device": p["device"], "commit": _commit(p["git"])}
 
 
 def to_csv(rows: list[dict]) -> str:
@@ -305,25 +327,34 @@ def to_csv(rows: list[dict]) -> str:
 
 def code(started: dict) -> tuple[str, str]:
     """Return the commit and the versions of one start of a command."""
-    git = started["git"]
-    commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
     versions = ", ".join(f"{name} {version}" for name, version in started["versions"].items() if version)
-    return f"commit {commit}", f"versions {versions}"
+    return f"commit {_commit(started['git'])}", f"versions {versions}"
+
+
+def _commit(git: dict | None) -> str:
+    return f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
 
 
 def reproduction(a: Analysis) -> list[str]:
-    """Return everything needed to repeat the sweep, a line each; a sweep that was resumed may name several commits."""
+    """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
     r, last = a.record, a.record["starts"][-1]
-    seconds = sum(run["seconds"] for run in a.results.runs.values())
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         format_command("lm.sweep", last["argv"][1:]),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
-        f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
+        *dict.fromkeys(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in r["starts"]),
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
-        f"seeds {r['seeds']}, tuning seeds {r['tuning_seeds']}; {seconds / 60:,.0f} minutes in total",
+        f"seeds {r['seeds']}, tuning seeds {r['tuning_seeds']}",
+    ]
+
+
+def dates(a: Analysis) -> list[str]:
+    """Return when the sweep was started, how long its runs took, and how fast the devices were, a line each."""
+    seconds = math.fsum(run["seconds"] for run in a.results.runs.values())
+    return [
+        f"last started {a.record['starts'][-1]['time']}; {seconds / 60:,.0f} minutes of training in total",
         speedup(a),
     ]
 

@@ -1,5 +1,6 @@
 """The analysis of a small synthetic sweep: numbers checked with scipy and by hand, answers, warnings and tables."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from synthetic_sweep import BASE, GRID, LOSSES, diverge, run, select, speeds_jso
 
 from lm.sweeps import figures, tables
 from lm.sweeps.analysis import analyze, difference
-from lm.sweeps.results import at_edge
+from lm.sweeps.results import Results, at_edge, identical_variants
 
 
 def test_variants_agree_with_scipy(tmp_path):
@@ -131,7 +132,7 @@ def test_a_diverged_run_is_counted(tmp_path):
     row = tables.losses(a).rows[1]
     assert row[2:4] == [f"median {median:.4f}", "runs diverged"]
     assert row[-2:] == ["1 of 5", "0 of 5"]
-    assert tables.costs(a).rows[1][-2:] == ["runs diverged"] * 2
+    assert [table(a).rows[1][-1] for table in (tables.costs, tables.speeds)] == ["runs diverged"] * 2
     assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 5
     assert a.comparisons[0].answer == (
         "gated against plain: no mean difference, because runs diverged "
@@ -163,16 +164,44 @@ def test_one_rate_has_no_edge(tmp_path):
     assert analyze(write(tmp_path / "s", *sweep(grid=[0.002]))).warnings == []
 
 
-def test_warning_for_identical_variants(tmp_path):
-    record, runs = sweep(LOSSES | {"wide": BASE})
-    for mine, theirs in zip(*([r for r in runs if r["variant"] == n] for n in ("wide", "plain")), strict=True):
-        mine["test_sums"] = list(theirs["test_sums"])
-    a = analyze(write(tmp_path / "same", record, runs))
-    assert a.warnings == ["'plain' and 'wide' have identical losses for all seeds: check that the change has an effect"]
-    assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
-    assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
-    runs[-1]["test_sums"][0] = np.nextafter(runs[-1]["test_sums"][0], 0)
-    assert analyze(write(tmp_path / "almost", record, runs)).warnings == []
+@pytest.mark.parametrize("relative", [0.0, 3e-7, 3e-6])
+def test_warning_for_variants_that_are_identical_up_to_rounding(tmp_path, relative):
+    """A cap of 1e9 changes losses in the seventh digit: 3e-7 of a loss is rounding, 3e-6 is not."""
+    a = analyze(write(tmp_path / "s", *sweep(LOSSES | {"wide": [loss * (1 + relative) for loss in BASE]})))
+    same = "'plain' and 'wide' have identical losses for all seeds, up to rounding: check that the change has an effect"
+    assert a.warnings == ([same] if relative < 1e-6 else [])
+    if not relative:
+        assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
+        assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
+
+
+@pytest.mark.parametrize("phase", ["tuning", "final"])
+def test_identical_variants_are_found_after_either_phase(tmp_path, phase):
+    _, runs = sweep(LOSSES | {"wide": BASE})
+    results = Results(write(tmp_path / "s", {}, [r for r in runs if r["phase"] == phase]))
+    pairs = [("plain", "wide")] if phase == "final" else list(itertools.combinations(LOSSES, 2))  # tuned alike
+    warnings = identical_variants(results, list(LOSSES), phase)
+    assert [warning.partition(" have ")[0] for warning in warnings] == [f"{a!r} and {b!r}" for a, b in pairs]
+
+
+def test_pairs_of_runs_from_different_machines_are_reported(tmp_path):
+    """Two seeds of gated ran on another processor; one run of wide names no machine, as in older versions."""
+    record, runs = sweep()
+    here = {"host": "one", "processor": "a 2 GHz processor", "device": "cpu", "git": None}
+    for r in runs:
+        r["provenance"] = dict(here)
+    select(runs, "final", "wide")[0].pop("provenance")
+    assert analyze(write(tmp_path / "one", record, runs)).warnings == []
+    for r in (select(runs, "final", "gated")[0], select(runs, "final", "gated", 0.004)[3]):
+        r["provenance"] = here | {"host": "two", "processor": "a 3 GHz processor"}
+    (warning,) = analyze(write(tmp_path / "two", record, runs)).warnings
+    assert warning.startswith(
+        "gated and plain: the runs of 2 of 5 seeds were trained on different machines "
+        "(cpu, a 2 GHz processor; cpu, a 3 GHz processor), which changes losses"
+    )
+    for r in runs:
+        r["provenance"] = here | {"host": r["variant"]}  # machines of one kind
+    assert analyze(write(tmp_path / "alike", record, runs)).warnings == []
 
 
 def test_a_tiny_difference_is_shown_with_one_digit(tmp_path):

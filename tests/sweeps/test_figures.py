@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from synthetic_sweep import BASE, LOSSES, diverge, select, sweep, write
+from synthetic_sweep import BASE, LOSSES, diverge, select, speeds_json, sweep, write
 
 from lm.sweeps import figures
 from lm.sweeps.analysis import analyze
@@ -53,8 +53,8 @@ def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
     diverge(select(runs, "final", "wide")[3])
     a = analyze(write(tmp_path / "s", record, runs))
     entry = "not drawn: wide, 1 of 5 diverged"
-    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
-        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+    for figure in (figures.learning_curves(a), figures.equal_flops(a), figures.equal_time(a)):
+        labels = [text.get_text() for text in figure.axes[-1].get_legend().texts]
         assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
@@ -68,8 +68,8 @@ def test_diverged_variants_are_listed_once(tmp_path, how):
     for r in lost:
         diverge(r)
     a, entry = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
-    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
-        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+    for figure in (figures.learning_curves(a), figures.equal_flops(a), figures.equal_time(a)):
+        labels = [text.get_text() for text in figure.axes[-1].get_legend().texts]
         assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
 
 
@@ -93,7 +93,7 @@ def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
         for name in LOSSES:
             record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
         a = analyze(write(tmp_path / scale, record, runs))
-        axes, by_time = figures.equal_cost(a).axes
+        (axes,), (by_time,) = figures.equal_flops(a).axes, figures.equal_time(a).axes
         assert (axes.get_xscale(), by_time.get_xscale()) == (scale, "linear")
         assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
 
@@ -141,7 +141,7 @@ def test_tick_labels_of_logarithmic_axes_do_not_overlap(tmp_path, ratio):
     record, runs = sweep(grid=[0.001, 0.0011, 0.002, 0.004, 0.0041])
     record["variants"]["wide"]["flops_per_token"] = 100.0 * ratio
     a = analyze(write(tmp_path / "s", record, runs))
-    for figure in (figures.learning_rates(a), figures.equal_cost(a)):
+    for figure in (figures.learning_rates(a), figures.equal_flops(a)):
         figure.draw_without_rendering()
         labels = [tick.label1 for tick in figure.axes[0].xaxis.get_major_ticks()]
         boxes = [label.get_window_extent() for label in labels if label.get_text()]
@@ -172,7 +172,15 @@ def test_long_names_fit_into_the_figures(tmp_path):
         assert all(axes.get_window_extent().width > 0.7 * width for axes in figure.axes), name
 
 
-def test_figures_are_reproducible(tmp_path):
-    a = analyze(write(tmp_path / "s", *sweep()))
-    once, again = (figures.to_bytes(figures.differences(a), "svg") for _ in range(2))
-    assert once == again
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("differences", "learning_curves", "equal_flops")]
+
+
+@pytest.mark.parametrize("name", ["learning_rates", *SLOW])
+def test_figures_are_reproducible(tmp_path, name):
+    """The same runs in other files and with other speeds give the same figure, byte for byte."""
+    record, runs = sweep()
+    one = write(tmp_path / "one", record, runs)
+    faster = write(tmp_path / "faster", record, runs[::-1], per_file=5)
+    (faster / "speeds.json").write_text(speeds_json(2000.0, 1000.0, 2500.0))
+    drawn = [figures.to_bytes(getattr(figures, name)(analyze(workdir)), "svg") for workdir in (one, faster)]
+    assert drawn[0] == drawn[1]
