@@ -324,6 +324,6 @@ def mixed_machines(results: Results, pairs: list[list[str]]) -> list[str]:
         if mixed := [found for found in by_seed if len(found) > 1]:
             warnings.append(
                 f"{pair[0]} and {pair[1]}: the runs of {len(mixed)} of {len(seeds)} seeds were trained on different "
-                f"machines ({'; '.join(sorted(set.union(*mixed)))}), which changes losses: see docs/sweeps.md"
+                f"machines ({'; '.join(sorted(set.union(*mixed)))}), which may change losses: see docs/sweeps.md"
             )
     return warnings

@@ -183,12 +183,11 @@ class _Runner:
         return [key for key in keys if (phase, *key) not in self.results.runs]
 
     def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
-        """Sort groups by the most deaths of processes in a group of their program; in a program the most come first."""
+        """Sort groups by the most deaths in any group of their program; within a program, the most deaths come first."""
         programs = [program_of(self.variants[name].run_config(rate, seed)) for ((name, rate, seed), *_) in groups]
         deaths = [n_deaths(self.directory(phase, self._missing(phase, group))) for group in groups]
         most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
-        places = {p: place for place, p in reversed(list(enumerate(programs)))}
-        ranks = [(most[p], places[p], -n) for p, n in zip(programs, deaths, strict=True)]
+        ranks = [(most[p], programs.index(p), -n) for p, n in zip(programs, deaths, strict=True)]
         return [groups[i] for i in sorted(range(len(groups)), key=ranks.__getitem__)]
 
     def directory(self, phase: str, keys: list[Key]) -> Path:

@@ -197,7 +197,7 @@ def test_pairs_of_runs_from_different_machines_are_reported(tmp_path):
     (warning,) = analyze(write(tmp_path / "two", record, runs)).warnings
     assert warning.startswith(
         "gated and plain: the runs of 2 of 5 seeds were trained on different machines "
-        "(cpu, a 2 GHz processor; cpu, a 3 GHz processor), which changes losses"
+        "(cpu, a 2 GHz processor; cpu, a 3 GHz processor), which may change losses"
     )
     for r in runs:
         r["provenance"] = here | {"host": r["variant"]}  # machines of one kind
