@@ -183,7 +183,7 @@ class _Runner:
         return [key for key in keys if (phase, *key) not in self.results.runs]
 
     def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
-        """Sort groups by the most deaths in any group of their program; within a program, the most deaths come first."""
+        """Sort groups by the most deaths in any group of their program; in a program, the most deaths come first."""
         programs = [program_of(self.variants[name].run_config(rate, seed)) for ((name, rate, seed), *_) in groups]
         deaths = [n_deaths(self.directory(phase, self._missing(phase, group))) for group in groups]
         most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
