@@ -11,7 +11,7 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.sweeps.records import read_attempts
-from lm.training.workdir import is_step
+from lm.training.saved_run import is_step
 
 MAX_DEATHS = 3  # after which a group counts as failed
 

@@ -8,7 +8,6 @@ import collections
 import io
 import math
 import textwrap
-from collections.abc import Callable
 
 import matplotlib
 
@@ -19,7 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
+from lm.sweeps.answers import difference
 from lm.sweeps.results import tuning_result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -40,13 +40,11 @@ plt.rcParams |= {
 
 def figures(a: Analysis) -> dict[str, Figure]:
     """Return all figures by name."""
-    drawn = {
+    return {
         "differences": differences(a),
         "curves": learning_curves(a),
         "learning_rates": learning_rates(a),
-        "equal_flops": equal_flops(a),
     }
-    return drawn | ({"equal_time": equal_time(a)} if a.results.speeds else {})
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:
@@ -60,7 +58,7 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def differences(a: Analysis) -> Figure:
-    """Draw the mean, the interval and the single seeds of each comparison, its names and numbers above them."""
+    """Draw the mean, the intervals and the single seeds of each comparison, its names and numbers above them."""
     labels = [_comparison_label(c) for c in a.comparisons]
     heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
     figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + 0.38 * len(labels)), layout="constrained")
@@ -72,6 +70,7 @@ def differences(a: Analysis) -> Figure:
         top -= height + 0.38
         if comparison.difference:
             _draw_difference(a, comparison, axes, top + 0.25, (low, high))
+    axes.axvspan(-a.record["margin"], a.record["margin"], color="#eeeeee", linewidth=0, zorder=-1)
     axes.axvline(0, color="black", linewidth=0.8, zorder=0)
     axes.set(yticks=[], ylim=(top, 0), xlim=(low, high), xlabel="difference in test loss (nats per token)")
     axes.spines["left"].set_visible(False)
@@ -89,7 +88,8 @@ def _comparison_label(c: Comparison) -> str:
 def _difference_limits(a: Analysis) -> tuple[float, float]:
     """Return an axis that shows 0 and all comparisons but outliers, which reach over 4 times as far as the median."""
     found = [(c.difference, _seed_differences(a, c)) for c in a.comparisons if c.difference]
-    ranges = [(min(0, d.low, *seeds), max(0, d.high, *seeds)) for d, seeds in found if d.n > 2]
+    ends = [(*d.simultaneous, *seeds) for d, seeds in found if d.n > 2]
+    ranges = [(min(0, *values), max(0, *values)) for values in ends]
     ranges += [(min(0, *seeds), max(0, *seeds)) for d, seeds in found if d.n == 2]  # an interval of n = 2 is huge
     reach = [max(-low, high) for low, high in ranges]
     shown = [r for r, far in zip(ranges, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]
@@ -107,13 +107,14 @@ def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[f
     (low, high), d, color = limits, c.difference, COLOURS[0]
     seeds = np.clip(_seed_differences(a, c), low, high)
     axes.plot(seeds, [y] * d.n, "|", color="#777777", markersize=9)
-    ends = max(d.low, low), min(d.high, high)
-    axes.plot(np.clip(ends, low, high), [y, y], color=color, linewidth=2)
+    for ends, width in ((d.simultaneous, 1), ((d.low, d.high), 3)):
+        axes.plot(np.clip(ends, low, high), [y, y], color=color, linewidth=width, solid_capstyle="butt")
     if low <= d.mean <= high:
         axes.plot(d.mean, y, "o", color=color, markersize=5)
-    if d.low < low:
+    left, right = d.simultaneous
+    if left < low:
         axes.plot(low, y, "<", color=color, clip_on=False)
-    if d.high > high:
+    if right > high:
         axes.plot(high, y, ">", color=color, clip_on=False)
 
 
@@ -245,48 +246,6 @@ def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
     return low - 0.05 * (high - low), high
 
 
-# ---- Equal cost ------------------------------------------------------------------------------------------------
-
-
-def equal_flops(a: Analysis) -> Figure:
-    """Draw the validation loss over the FLOPs spent."""
-    return _equal_cost(a, lambda v: v.flops, "training FLOPs")
-
-
-def equal_time(a: Analysis) -> Figure:
-    """Draw the validation loss over the seconds of training on this machine."""
-    return _equal_cost(a, lambda v: 1 / v.tokens_per_second, "seconds of training per run, on this machine")
-
-
-def _equal_cost(a: Analysis, cost_per_token: Callable[[VariantResult], float], label: str) -> Figure:
-    curves, drawn = _curves(a)
-    figure, panels = _panels(len(drawn), sum(map(len, drawn)))
-    for names, axes in zip(drawn, panels, strict=True):
-        _draw_over_cost(a, curves, names, axes, cost_per_token)
-        axes.set(xlabel=label, ylabel=LOSS)
-        _name_diverged(a, names, axes)
-        _legend(axes)
-    return figure
-
-
-def _draw_over_cost(a: Analysis, curves: dict, names: list[str], axes, cost_per_token) -> None:
-    """Draw the second halves of the curves, or whole curves where costs differ by more than a factor of 2."""
-    costs = {n: curves[n][0] * v.tokens_per_step * cost_per_token(v) for n, v in a.variants.items() if n in curves}
-    ends = [costs[name][-1] for name in names if name in curves]
-    far_apart = bool(ends) and max(ends) > 2 * min(ends)
-    shown = []
-    for i, name in enumerate(names):
-        if name in curves:
-            steps, losses = curves[name]
-            keep = (steps > 0) & (far_apart | (steps * 2 >= steps[-1]))
-            v = a.variants[name]
-            axes.plot(costs[name][keep], v.center(losses)[keep], label=textwrap.fill(v.label, LETTERS - 8), **_look(i))
-            shown += list(costs[name][keep])
-    if far_apart:
-        axes.set_xscale("log")
-        _log_ticks(axes, _round_numbers(min(shown), max(shown)))
-
-
 # ---- Parts of figures ------------------------------------------------------------------------------------------
 
 
@@ -339,18 +298,3 @@ def _short(x: float) -> str:
     ('0.016', '2e12')
     """
     return f"{x:g}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    """Return the multiples 1, 2 and 5 of powers of ten from low to high, or fewer if their labels would overlap.
-
-    >>> _round_numbers(0.3, 6), _round_numbers(1, 3000)
-    ([0.5, 1.0, 2.0, 5.0], [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0])
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for multiples, gap in (((1, 2, 5), 2), ((1, 3), 3), ((1,), 10)):
-        numbers = [float(f"{m}e{decade}") for decade in decades for m in multiples]
-        numbers = [number for number in numbers if low <= number <= high]
-        if math.log(gap) > MIN_GAP * math.log(high / low):
-            break
-    return numbers

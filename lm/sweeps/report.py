@@ -12,22 +12,20 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import tables
+from lm.sweeps import cost_tables, rate_tables, tables
 from lm.sweeps.analysis import Analysis
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
 
 CAPTIONS = {
-    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; bars: 95 % intervals; "
-    "gray ticks: single seeds. Left of 0 the first variant is better. An arrow marks an interval that leaves the axis; "
-    "its numbers are above it. Intervals are not corrected for the number of comparisons: trust the p-values.",
+    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; thick bars: 95 % "
+    "intervals, each for its comparison alone; thin bars: simultaneous 95 % intervals, which all hold at once "
+    "(Bonferroni); gray ticks: single seeds. Shaded: the margin. Left of 0 the first variant is better. An arrow marks "
+    "an interval that leaves the axis; the numbers of the thick bar are above it.",
     "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
     "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
-    "equal_flops": "Validation loss against the FLOPs of training so far. Shown is the second half of training, or all "
-    "of it on a logarithmic axis where one variant costs more than twice as much as another.",
-    "equal_time": "Validation loss against the seconds of training so far on this machine.",
 }
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
@@ -71,7 +69,7 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
-    rates = tables.rates(a)
+    about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
     return [
         table(tables.comparisons(a)),
         figure("differences"),
@@ -79,15 +77,9 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         figure("curves"),
         table(tables.curves(a)),
         figure("learning_rates"),
-        *([table(rates)] if rates else []),
-        figure("equal_flops"),
-        table(tables.costs(a)),
+        *map(table, about_rates),
+        table(cost_tables.costs(a)),
     ]
-
-
-def _speeds(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
-    """Return the table and the figure of the last part: all that differs when the same runs are trained again."""
-    return [table(tables.speeds(a)), *([figure("equal_time")] if a.results.speeds else [])]
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------
@@ -111,8 +103,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
         f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
         "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
-        *_speeds(a, _markdown, figure),
-        "```\n" + "\n".join(tables.dates(a)) + "\n```",
+        _markdown(cost_tables.speeds(a)),
+        "```\n" + "\n".join(cost_tables.dates(a)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -185,8 +177,8 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
         "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
         "<h2>Full configs</h2>",
         *(_config(name, v["config"]) for name, v in r["variants"].items()),
-        *_speeds(a, _html, figure),
-        "<pre>" + html.escape("\n".join(tables.dates(a))) + "</pre>",
+        _html(cost_tables.speeds(a)),
+        "<pre>" + html.escape("\n".join(cost_tables.dates(a))) + "</pre>",
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

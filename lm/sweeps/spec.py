@@ -12,8 +12,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from lm.command_line.loading import load_values, run_file
 from lm.config import Config
-from lm.config.loading import load_values, run_file
 from lm.config.values import is_text, short
 from lm.errors import UserError
 
@@ -21,6 +21,8 @@ LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
 MIN_SEEDS = 5  # of the full budget
 FIRST_TUNING_SEED = 1_000_000  # final runs use smaller seeds
+MARGIN = 0.005  # nats per token
+MARGINS = (0.0001, 1)  # within a smaller one not even the rounding of two programs is; within a larger one, anything is
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -117,7 +119,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values` are required.
+    """One ablation. All fields but `values` and `margin` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -129,6 +131,7 @@ class Sweep:
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
         budgets: "quick", "full" or both.
         values: config values for all variants.
+        margin: the smallest difference in loss that matters, in nats per token.
     """
 
     question: str = None
@@ -139,6 +142,7 @@ class Sweep:
     learning_rates: tuple[float, ...] = None
     budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
+    margin: float = MARGIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +240,7 @@ def _wrong_fields(s: Sweep):
         ("comparisons", comparisons, "pairs (variant, against) of names"),
         ("learning_rates", s.learning_rates is not None, "a tuple of numbers"),
         ("budgets", budgets, "a dictionary of Budgets by name"),
+        ("margin", _is_number(s.margin), "a number, in nats per token"),
     ):
         if getattr(s, field) is None:
             yield f"{field} is missing: it must be {wanted}"
@@ -266,6 +271,9 @@ def _problems(sweep: Sweep, budget_name: str):
     yield from _wrong_values(sweep)
     yield from _wrong_grids(sweep)
     yield from _wrong_budgets(sweep.budgets, budget_name)
+    low, high = MARGINS
+    if not low <= sweep.margin <= high:
+        yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
 
 
 def _wrong_names(sweep: Sweep):

@@ -5,13 +5,14 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from synthetic_sweep import run
 from tiny import tiny
 
 from lm import parameters
 from lm.cost import flops
-from lm.data import Corpus
+from lm.data import Corpus, Split
 from lm.errors import UserError
 from lm.sweeps import Budget, Sweep, match_flops, match_params, runner
 from lm.sweeps import variants as variants_module
@@ -125,6 +126,35 @@ def test_a_group_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert set(results.runs) == {("final", "rms", 1e-3, seed) for seed in (0, 1)}
     lost = [("final", "layer", 1e-3, seed) for seed in (0, 1)]
     assert results.failures() == dict.fromkeys(lost, "RuntimeError: out of memory")
+
+
+def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
+    """Two untrained variants evaluate the same tokens; the source of the text of "layer" gives a loss of 50."""
+
+    def text(nats):
+        tokens = np.arange(50).astype(np.uint16) % 19
+        split = Split("validation", tokens, 50, 50, surprisal=lambda ids: np.full(len(ids), nats))
+        names = ("train", "validation", "test")
+        return Corpus("text", {name: dataclasses.replace(split, name=name) for name in names}, None, "")
+
+    class Untrained(Named):
+        warm_starts = {}
+
+        def __init__(self, name, nats):
+            self.name, self.corpus = name, text(nats)
+
+        def run_config(self, rate, seed):
+            return tiny(train={"steps": 0, "seed": seed}, model={"norm": self.name, "n_layers": 1})
+
+    variants = {"layer": Untrained("layer", 50.0), "rms": Untrained("rms", 0.1)}
+    record, results, lines = {"starts": [{"host": "", "processor": "", "git": None}]}, Results(tmp_path), []
+    sweep = dataclasses.replace(make_runner(variants, results, lines), record=record)
+    assert sweep.train("final", [(name, 1e-3, 0) for name in variants]) == 1
+    assert [key[1] for key in results.runs] == ["rms"]
+    (error,) = results.failures().values()
+    assert error.startswith("BelowEntropy: the validation loss is ")
+    assert "but a causal model cannot get below 50.0000 on this text" in error
+    assert any(error in line for line in lines)
 
 
 def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, monkeypatch):

@@ -1,6 +1,4 @@
-"""Simulate sweeps with a known truth: how often the intervals of a report cover it, and how precise the estimates are.
-
-    python3 -m benchmarks.calibration
+"""The choice of the learning rate: the best rate of a grid, and the estimated optimum between its rates.
 
 Two equal variants, so the true difference is 0, and every 95 % interval that excludes it is a false positive. "both"
 counts the sweeps in which both intervals exclude 0, which a report requires for a significant difference. The loss is a
@@ -9,13 +7,10 @@ parabola in log2(learning rate). As in a sweep, each variant takes the best of 6
 are those of the published sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv).
 """
 
-import argparse
-import sys
 from collections.abc import Callable
 
 import numpy as np
 
-from lm.errors import run_command
 from lm.sweeps import statistics
 from lm.text import table
 
@@ -30,14 +25,8 @@ OPTIMA: dict[str, Callable] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0])
-    parser.add_argument("--sweeps", type=int, default=4000, metavar="N", help="simulated sweeps per row (4000)")
-    return run_command(lambda: simulate(parser.parse_args().sweeps))
-
-
-def simulate(n_sweeps: int) -> int:
-    """Print a row for each placement of the optima, number of seeds and estimate."""
+def simulate(n_sweeps: int) -> str:
+    """Return a table with a row for each placement of the optima, number of seeds and estimate."""
     header = ["optima", "seeds", "estimate", "false positives", "mean width", "rmse"]
     rows = []
     for place in OPTIMA:
@@ -49,8 +38,7 @@ def simulate(n_sweeps: int) -> int:
                 rmse = np.sqrt(np.mean([d.mean**2 for d in results]))
                 rows.append([place, f"{n_seeds}", name, f"{wrong[name].mean():.3f}", f"{width:.4f}", f"{rmse:.4f}"])
             rows.append([place, f"{n_seeds}", "both", f"{np.logical_and(*wrong.values()).mean():.3f}", "", ""])
-    print(table([header, *rows], right=range(3, len(header))))
-    return 0
+    return table([header, *rows], right=range(3, len(header)))
 
 
 def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[statistics.Difference]]:
@@ -83,11 +71,10 @@ def simulate_variant(optimum: float, n_seeds: int, draw) -> tuple[np.ndarray, np
     if best in (0, N_RATES - 1):
         return None
     around = slice(best - 1, best + 2)
-    minimum = statistics.pseudo_values(
-        lambda some: statistics.parabola_minimum(x[around], some.mean(axis=0))[1], final[:, around]
-    )
+    minimum = pseudo_values_of_minimum(x[around], final[:, around])
     return None if np.isnan(minimum).any() else (final[:, best], minimum)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def pseudo_values_of_minimum(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Return the pseudo-values of the minimum over three rates x of losses (seeds, rates), nan without a minimum."""
+    return statistics.pseudo_values(lambda some: statistics.parabola_minimum(x, some.mean(axis=0))[1], losses)
