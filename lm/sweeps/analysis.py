@@ -15,7 +15,17 @@ from lm.sweeps.margins import p_beyond, p_equivalent
 from lm.sweeps.moderation import NO_PRIOR, fit_prior
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
-from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
+from lm.sweeps.results import (
+    STUCK,
+    Results,
+    at_edge,
+    best_rate,
+    identical_variants,
+    missing_runs,
+    mixed_machines,
+    ordered,
+    stuck_above,
+)
 from lm.sweeps.scope import describe_scope
 from lm.sweeps.statistics import CrossedInterval, Difference
 
@@ -171,12 +181,14 @@ def analyze(workdir: Path) -> Analysis:
     record, results = read_sweep(path), Results(workdir)
     if unknown := {key[1] for key in results.runs} - record["variants"].keys():
         raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
+    results.runs = ordered(results.runs, record)
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
         raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
     failed = _failed(record, results, workdir)
     variants = {name: _variant(name, record, results) for name in record["variants"] if name not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
     warnings += identical_variants(results, list(variants))
+    warnings += mixed_machines(results, record["comparisons"])
     for a, b in record["comparisons"]:
         if _text(record, a) != _text(record, b):
             warnings.append(f"{a} and {b} use different data or tokenizers: their losses cannot be compared")

@@ -12,7 +12,7 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import rate_tables, tables
+from lm.sweeps import cost_tables, rate_tables, tables
 from lm.sweeps.analysis import Analysis
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
@@ -78,7 +78,7 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         table(tables.curves(a)),
         figure("learning_rates"),
         *map(table, about_rates),
-        table(tables.costs(a)),
+        table(cost_tables.costs(a)),
     ]
 
 
@@ -103,6 +103,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
         f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
         "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
+        _markdown(cost_tables.speeds(a)),
+        "```\n" + "\n".join(cost_tables.dates(a)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -175,6 +177,8 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
         "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
         "<h2>Full configs</h2>",
         *(_config(name, v["config"]) for name, v in r["variants"].items()),
+        _html(cost_tables.speeds(a)),
+        "<pre>" + html.escape("\n".join(cost_tables.dates(a))) + "</pre>",
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

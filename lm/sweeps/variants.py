@@ -5,13 +5,14 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
-from lm.config import MESH_AXES, Config
+from lm.config import MESH_AXES, Config, flatten, to_dict
+from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
-from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
+from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan, Values
 from lm.text import plural, table
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
@@ -28,7 +29,7 @@ class Variant:
         grid: its learning rates.
         n_params: the number of parameters.
         flops: training FLOPs per token.
-        fingerprint: see lm.sweeps.fingerprint.
+        fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
     """
 
@@ -67,10 +68,20 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
-        found = fingerprint(config, corpus, variant.warm_starts.get(plan.seeds[0]))
-        variants[name] = dataclasses.replace(variant, fingerprint=found)
-    check_distinct(variants)
+        variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
+    check_distinct(variants, plan.sweep.variants)
     return variants
+
+
+def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
+    """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
+    try:
+        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+    except UserError:
+        raise
+    except Exception as error:
+        say(f"WARNING: variant {name!r} cannot be traced: {first_line(error)}")
+        return ""
 
 
 def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
@@ -126,15 +137,29 @@ def matched(config: Config, match: Match, target: Config) -> Config:
     return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
 
 
-def check_distinct(variants: dict[str, Variant]) -> None:
-    """Raise UserError if two variants are the same experiment, apart from their grids of learning rates."""
+def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
+    """Raise UserError if two variants are the same experiment, apart from their learning rates.
+
+    Variants whose learning rates are all different may differ in nothing else: then the rate is what they compare.
+
+    Args:
+        variants: the variants by name.
+        changes: by name, the config values that each changes, as in the sweep file.
+    """
     problems = []
     for (a, first), (b, second) in itertools.combinations(variants.items(), 2):
-        if first.fingerprint == second.fingerprint:
-            keys = differing_keys(first.config, second.config)
-            verb = "has" if len(keys) == 1 else "have"
-            reason = f"; {', '.join(keys)} {verb} no effect here" if keys else ""
-            problems.append(f"variants {a!r} and {b!r} are the same experiment{reason}")
+        if first.fingerprint != second.fingerprint or not first.fingerprint:
+            continue
+        keys = [key for key in differing_keys(first.config, second.config) if key != LEARNING_RATE]
+        if not keys and not set(first.grid) & set(second.grid):
+            continue
+        values = flatten(to_dict(first.config))
+        # Keys that the sweep file sets differently or in one of the two only, but that have one value in the end.
+        ours, theirs = ({key: repr(value) for key, value in changes[name].items()} for name in (a, b))
+        same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, LEARNING_RATE})
+        reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []
+        reasons += [f"{key} is {show(values[key])} in both" for key in same]
+        problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
     if problems:
         raise UserError(*problems)
 
