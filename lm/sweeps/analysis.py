@@ -11,7 +11,16 @@ from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
-from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
+from lm.sweeps.results import (
+    STUCK,
+    Results,
+    at_edge,
+    best_rate,
+    identical_variants,
+    missing_runs,
+    rate_from,
+    stuck_above,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +41,7 @@ class VariantResult:
         quartiles: the quartiles of the throughput.
         n_stuck: how many runs ended above STUCK times the unigram baseline.
         optimum: the estimated minimum over learning rates, between those of the grid.
+        rate_from: the variant whose best rate decides on this one's; None: it was tuned.
     """
 
     name: str
@@ -51,6 +61,12 @@ class VariantResult:
     quartiles: tuple[float, float]
     n_stuck: int
     optimum: Optimum
+    rate_from: str | None = None
+
+    @property
+    def tuning_grid(self) -> tuple[float, ...]:
+        """Return the learning rates of the tuning runs."""
+        return self.grid if len(self.grid) > 1 and not self.rate_from else ()
 
     @property
     def n_diverged(self) -> int:
@@ -253,6 +269,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
         optimum=estimate_optimum(results, record, name, rate),
+        rate_from=rate_from(record, name),
     )
 
 

@@ -210,7 +210,7 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     is_clipped = False
     for i, name in enumerate(names):
         look = _look(i)
-        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if len(a.variants[name].grid) > 1 else ())]
+        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if a.variants[name].tuning_grid else ())]
         means = [np.nan if t.n_diverged else t.loss for t in tuned]
         axes.plot(grid[: len(means)], means, label=textwrap.fill(name, LETTERS - 8), **look)
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]

@@ -96,7 +96,7 @@ def losses(a: Analysis) -> Table:
         if v.loss:
             loss, sd = f"{v.loss.mean:.4f} [{v.loss.low:.4f}, {v.loss.high:.4f}]", _loss(v.loss.sd)
         error = "runs diverged" if math.isnan(v.sampling_error) else _loss(v.sampling_error)
-        rate, n = f"{v.rate:g}" + " (edge)" * v.at_edge, len(v.losses)
+        rate, n = f"{v.rate:g}" + _extrapolated(v) + " (edge)" * v.at_edge, len(v.losses)
         rows.append([v.name, rate, loss, sd, error, f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"])
     tuned = any(len(v.grid) > 1 for v in a.variants.values())
     notes = {
@@ -106,6 +106,8 @@ def losses(a: Analysis) -> Table:
             if tuned
             else "Given by the sweep; there was nothing to choose."
         )
+        + " (extrapolated): that of another size, scaled; there were no tuning runs."
+        * any(map(_extrapolated, a.variants.values()))
         + " (edge): the first or last of the grid." * any(v.at_edge for v in a.variants.values()),
         "test loss [95 % CI]": "Mean over fresh seeds, in nats per token, with its 95 % t interval; the median where a "
         "run diverged. Every token of the test split is predicted once.",
@@ -116,6 +118,10 @@ def losses(a: Analysis) -> Table:
         f"token counts of the training text alone. {unigram_baseline(a)}",
     }
     return Table("Test loss at the best learning rate", header, rows, notes)
+
+
+def _extrapolated(v: VariantResult) -> str:
+    return " (extrapolated)" if v.rate_from else ""
 
 
 def costs(a: Analysis) -> Table:
@@ -167,7 +173,7 @@ def rates(a: Analysis) -> Table | None:
     rows = []
     for v in a.variants.values():
         means = []
-        for rate in v.grid if len(v.grid) > 1 else ():
+        for rate in v.tuning_grid:
             n_diverged, n_stuck, loss = tuning_result(a.results, a.record, v.name, rate)
             lost = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
             shown = lost if math.isinf(loss) else _loss(loss) + f" ({lost})" * bool(lost)
@@ -189,6 +195,7 @@ def _changes(variant: dict) -> str:
     if "model.d_ff" in changes:
         changes["model.d_ff"] = variant["config"]["model"]["d_ff"]
     rates = "learning rates " + ", ".join(f"{rate:g}" for rate in variant["grid"])
+    rates += f" around the best of {variant['rate_from']}" if variant.get("rate_from") else ""
     return ", ".join([*(f"{key} = {value}" for key, value in changes.items()), rates])
 
 
