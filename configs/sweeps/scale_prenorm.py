@@ -3,7 +3,7 @@
     python -m lm.sweep --config configs/sweeps/scale_prenorm.py --budget quick
     python -m lm.sweep --config configs/sweeps/scale_prenorm.py --budget full --dry-run
 
-The sizes and learning rates of configs/sweeps/scale_swiglu.py, with 2 blocks of width 32, 48, 64 and 96.
+The sizes, lengths and learning rates are those of configs/sweeps/scale_swiglu.py.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_rate, match_tokens

@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.multipliers import Saving, answer, savings
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import (
@@ -136,6 +137,7 @@ class Analysis:
         failed: by name, the error of each variant that is left out because runs of it failed.
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
+        savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
     """
 
     record: dict
@@ -144,6 +146,12 @@ class Analysis:
     failed: dict[str, str]
     comparisons: list[Comparison]
     warnings: list[str]
+    savings: list[Saving] = ()
+
+    @property
+    def answers(self) -> list[str]:
+        """Return one answer per claim: per pair of variants if the sweep has sizes, else per comparison."""
+        return [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
 
     @property
     def is_full(self) -> bool:
@@ -175,7 +183,8 @@ def analyze(workdir: Path) -> Analysis:
     for v in variants.values():
         warnings += _warnings(v, record)
     comparisons = _comparisons(record, variants)
-    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)))
+    warnings = list(dict.fromkeys(warnings))
+    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants))
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:

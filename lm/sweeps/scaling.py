@@ -78,8 +78,8 @@ def log_multipliers(compute_S2: np.ndarray, loss_S2: np.ndarray) -> np.ndarray:
     """
     log_S2 = np.log(compute_S2)
     x_S = log_S2.mean(axis=1) - log_S2.mean()
-    parabola = np.polyfit(x_S, loss_S2.mean(axis=1), 2)
-    fall_S = -np.polyval(np.polyder(parabola), x_S)
+    parabola = np.linalg.pinv(np.vander(x_S, 3)) @ loss_S2.mean(axis=1)
+    fall_S = -(2 * parabola[0] * x_S + parabola[1])
     fall_S[fall_S <= 0] = np.nan
     return (loss_S2[:, 1] - loss_S2[:, 0]) / fall_S + log_S2[:, 1] - log_S2[:, 0]
 

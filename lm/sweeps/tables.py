@@ -57,7 +57,8 @@ def comparisons(a: Analysis) -> Table:
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "
         "same kind would change it. The interval does not include it.",
     }
-    return Table("Comparisons", ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
+    title = "Comparisons at each size (no claims)" if a.savings else "Comparisons"
+    return Table(title, ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
 
 
 def _comparison_row(c: Comparison) -> list[str]:
