@@ -44,7 +44,7 @@ def branch(source: str, directory: str, config: Config) -> int:
     if not shared:
         raise UserError(
             f"--branch_from: {source} has checkpoints of steps {', '.join(map(str, found)) or '-'}, and none up to "
-            f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which are there"
+            f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which exist"
         )
     step = shared[-1]
     shutil.copytree(source / "checkpoints" / f"{step}", directory / "checkpoints" / f"{step}")
