@@ -34,7 +34,7 @@ def get_sweep():
         comparisons=(("SwiGLU", "SiLU"),),
         learning_rates=RATES,
         budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(0.3), "eval.max_batches": 2}),
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(0.6), "eval.max_batches": 2}),
             "full": Budget(tuning_seeds=2, seeds=5),
         },
     )

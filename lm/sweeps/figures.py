@@ -329,10 +329,10 @@ def _log_ticks(axes, candidates: list[float]) -> None:
 def _short(x: float) -> str:
     """Format a tick.
 
-    >>> _short(0.016), _short(2e12)
-    ('0.016', '2e12')
+    >>> _short(0.016), _short(0.008 * 64 / 48), _short(2e12)
+    ('0.016', '0.0107', '2e12')
     """
-    return f"{x:g}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
+    return f"{x:{'.3g' if x < 100 else 'g'}}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

@@ -32,7 +32,8 @@ CAPTIONS = {
 SAVINGS_CAPTION = (
     "Test loss over training compute, and the training compute saved at each size. Points: mean over the seeds at the "
     "estimated optimum of the learning rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, "
-    "which no number of the report uses. Bars: 95 % intervals; the band is the mean over sizes."
+    "which no number of the report uses. Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean "
+    "over sizes."
 )
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
@@ -52,7 +53,7 @@ def write_report(a: Analysis, workdir: Path) -> None:
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
     from lm.sweeps.savings_figure import savings_figure
 
-    drawn = figures(a) | ({"savings": savings_figure(a)} if a.savings else {})
+    drawn = figures(a) | ({"savings": savings_figure(a)} if _has_multipliers(a) else {})
     (workdir / "figures").mkdir(exist_ok=True)
     for name, figure in drawn.items():
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
@@ -77,14 +78,19 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def captions(a: Analysis) -> dict[str, str]:
     """Return the captions of the figures by name."""
-    return CAPTIONS | ({"savings": SAVINGS_CAPTION} if a.savings else {})
+    return CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+
+
+def _has_multipliers(a: Analysis) -> bool:
+    return not all(s.missing for s in a.savings)
 
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
     rates = tables.rates(a)
     return [
-        *([table(savings_table(a)), figure("savings")] if a.savings else []),
+        *([table(savings_table(a))] if a.savings else []),
+        *([figure("savings")] if _has_multipliers(a) else []),
         table(tables.comparisons(a)),
         figure("differences"),
         table(tables.losses(a)),

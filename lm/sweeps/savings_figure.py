@@ -11,11 +11,13 @@ from lm.sweeps.figures import LETTERS, _legend, _log_ticks, _look, _panels, _rou
 from lm.sweeps.multipliers import Saving
 from lm.sweeps.scaling import Estimate, power_law
 
+LOWEST = -100  # percent; a bar below ends in a triangle
+
 
 def savings_figure(a: Analysis) -> Figure:
-    """Draw two panels for each pair of variants."""
+    """Draw two panels for each pair of variants that has multipliers; there must be one."""
     drawn = [s for s in a.savings if not s.missing]
-    figure, panels = _panels(2 * max(len(drawn), 1), 2 * len(drawn))
+    figure, panels = _panels(2 * len(drawn), 2 * len(drawn))
     for i, s in enumerate(drawn):
         _draw_losses(s, panels[2 * i])
         _draw_savings(s, panels[2 * i + 1])
@@ -38,13 +40,15 @@ def _draw_losses(s: Saving, axes) -> None:
 def _draw_savings(s: Saving, axes) -> None:
     found, x = s.estimate, np.sqrt(s.compute_S2.prod(axis=1))
     pooled, look = _percents(found.pooled), _look(0)
-    axes.axhspan(pooled[1], pooled[2], color=look["color"], alpha=0.12, linewidth=0)
+    axes.axhspan(max(pooled[1], LOWEST), pooled[2], color=look["color"], alpha=0.12, linewidth=0)
     axes.axhline(pooled[0], color=look["color"], linewidth=1)
     axes.axhline(0, color="black", linewidth=0.8)
     for at, size, estimate in zip(x, s.sizes, found.at_sizes, strict=True):
         value, low, high = _percents(estimate)
-        axes.plot([at, at], [low, high], color=look["color"], linewidth=2)
+        axes.plot([at, at], [max(low, LOWEST), high], color=look["color"], linewidth=2)
         axes.plot(at, value, "o", color=look["color"], markersize=5)
+        if low < LOWEST:
+            axes.plot(at, LOWEST, "v", color=look["color"], markersize=5)
         axes.annotate(size, (at, high), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     _compute_axis(s, axes)
     axes.margins(y=0.15)

@@ -27,7 +27,7 @@ def savings_table(a: Analysis) -> Table:
 def _rows(s: Saving) -> list[list[str]]:
     name = f"{s.variant} − {s.against}"
     if s.missing:
-        return [[name, "all", *[s.missing] * 4]]
+        return [[name, "all", "–", s.missing, "–", "–"]]
     best, optimum = s.at_best, s.at_optimum
     rows = []
     for i, size in enumerate(s.sizes):
