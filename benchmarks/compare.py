@@ -124,15 +124,17 @@ def alternate(rounds: int, ours: Callable[[], dict], theirs: Callable[[], dict])
 
 
 def ratio(denominators: list[float], numerators: list[float]) -> dict:
-    """Return median, range and number of the ratios of each round.
+    """Return median, range, quartiles and number of the ratios of each round.
 
     With our seconds as denominators and theirs as numerators, a ratio above 1 means that we are faster.
 
     >>> ratio([1.0, 2.0, 1.0], [2.0, 3.0, 1.0])
-    {'median': 1.5, 'low': 1.0, 'high': 2.0, 'rounds': 3}
+    {'median': 1.5, 'low': 1.0, 'high': 2.0, 'quartiles': [1.25, 1.75], 'rounds': 3}
     """
     ratios = [b / a for a, b in zip(denominators, numerators, strict=True)]
-    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": len(ratios)}
+    found = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+    q1, _, q3 = statistics.quantiles(ratios * 2 if len(ratios) == 1 else ratios, method="inclusive")
+    return found | {"quartiles": [q1, q3], "rounds": len(ratios)}
 
 
 # ---- Publishing ------------------------------------------------------------------------------------------------------

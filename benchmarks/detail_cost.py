@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from lm import runtime
-from lm.config.command_line import command_line
+from lm.command_line.training import parse_arguments
 from lm.errors import run_command
 
 ROUNDS, STEPS = 15, 10
@@ -21,7 +21,7 @@ ROUNDS, STEPS = 15, 10
 
 def main() -> int:
     rare = [f"--config.{key}=0" for key in ("eval.every", "checkpoint.every", "log.detail_every")]
-    _, config = command_line([*sys.argv[1:], *rare])
+    _, config = parse_arguments([*sys.argv[1:], *rare])
     runtime.start_jax(config.data.cache_dir)
     import jax
 

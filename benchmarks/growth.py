@@ -78,7 +78,7 @@ def point(change: dict) -> dict:
     n_devices = change.pop("devices", 1)
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
-    from lm.config.loading import load_values
+    from lm.command_line.loading import load_values
     from lm.runtime import retain_freed_memory
 
     retain_freed_memory()

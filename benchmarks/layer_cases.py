@@ -1,10 +1,14 @@
-"""The layers that benchmarks/layers.py times, in pairs: ours compiled by jit, and PyTorch's run eagerly."""
+"""The layers that benchmarks/layers.py times, in pairs: ours compiled by jit, and PyTorch's run eagerly.
+
+The case "columns" is beside ours in JAX: LayerNorm in a loop over the columns.
+"""
 
 import functools
 import math
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,21 +19,18 @@ from lm.layers.attention import Mask, causal_attention
 Case = tuple[str, tuple[Callable, int], Callable]  # (name, (our function, its bytes), PyTorch's function)
 
 
-def all_cases() -> Iterator[Case]:
-    yield from norm_cases()
-    yield from attention_cases()
-    yield from head_cases()
-    yield from ffn_cases()
-
-
 def jitted(f, *arrays) -> tuple[Callable, int]:
-    """Compile f and its vector-Jacobian product at these arrays.
+    """Compile f and its vector-Jacobian product at these arrays; see `compiled`."""
+    return compiled(lambda *arrays: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *arrays)), *arrays)
+
+
+def compiled(f, *arrays) -> tuple[Callable, int]:
+    """Compile f at these arrays.
 
     Returns:
-        (a function without arguments that runs both, bytes of the program's arguments, results and temporaries)
+        (a function without arguments that runs it, bytes of the program's arguments, results and temporaries)
     """
-    run = jax.jit(lambda *arrays: (lambda out, vjp: (out, vjp(out)))(*jax.vjp(f, *arrays)))
-    run = run.lower(*arrays).compile()
+    run = jax.jit(f).lower(*arrays).compile()
     arrays, m = jax.device_put(arrays), run.memory_analysis()
     size = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes
     return lambda: jax.block_until_ready(run(*arrays)), size
@@ -56,6 +57,27 @@ def norm_cases() -> Iterator[Case]:
     yield "LayerNorm (4096, 768); torch", jitted(norms.layer_norm, x, scale, bias), theirs
     theirs = eager(lambda x, scale: F.rms_norm(x, (768,), scale, 1e-5), x, scale)
     yield "RMSNorm (4096, 768); torch", jitted(norms.rms_norm, x, scale), theirs
+
+
+def layer_norm_by_columns(x, scale, bias, eps=1e-5):
+    """Compute LayerNorm from the recurrence of Welford (1962), literally: in a loop over the columns of x (N, D)."""
+    n, D = x.shape
+
+    def add(i, moments):
+        mean_N, total_N = moments
+        deviation_N = x[:, i] - mean_N
+        mean_N = mean_N + deviation_N / (i + 1)
+        return mean_N, total_N + deviation_N * (x[:, i] - mean_N)
+
+    mean_N, total_N = jax.lax.fori_loop(0, D, add, (jnp.zeros(n), jnp.zeros(n)))
+    return (x - mean_N[:, None]) * jax.lax.rsqrt(total_N / D + eps)[:, None] * scale + bias
+
+
+def column_cases() -> Iterator[Case]:
+    arrays = normal(4096, 768), normal(768), normal(768) + 1
+    for name, compile_ in (("forward alone", compiled), ("forward and backward", jitted)):
+        loop, _ = compile_(layer_norm_by_columns, *arrays)
+        yield f"LayerNorm (4096, 768), {name}; a loop over columns", compile_(norms.layer_norm, *arrays), loop
 
 
 def attention_cases() -> Iterator[Case]:
@@ -87,3 +109,12 @@ def ffn_cases() -> Iterator[Case]:
     ours = jitted(functools.partial(feed_forward.glu, activation="silu"), *arrays)
     theirs = eager(lambda x, gate, up, down: (F.silu(x @ gate) * (x @ up)) @ down, *arrays)
     yield "SwiGLU (2048, 384, 1536); torch", ours, theirs
+
+
+CASES = {
+    "norms": norm_cases,
+    "columns": column_cases,
+    "attention": attention_cases,
+    "head": head_cases,
+    "ffn": ffn_cases,
+}

@@ -1,6 +1,7 @@
 """Compare single layers, forward and backward, with PyTorch's.
 
     python -m benchmarks.layers --pin
+    python -m benchmarks.layers --pin --only columns --name layernorm_columns    # LayerNorm beside a loop over columns
 
 Ours are compiled by jit, PyTorch's run eagerly, in float32, in alternation. Both share one process, so the peak memory
 of each side is unknown; the column "arrays" counts arguments, results and temporaries of our compiled program.
@@ -15,18 +16,23 @@ from collections.abc import Callable
 from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
 from lm.text import markdown_table
 
+GROUPS = ("norms", "columns", "attention", "head", "ffn")  # the keys of CASES in benchmarks/layer_cases.py
+
 
 def main() -> int:
-    a = parse_arguments(argument_parser("layers", __doc__), packages=("torch",))
+    parser = argument_parser("layers", __doc__)
+    parser.add_argument("--only", choices=GROUPS, help="time these layers alone [all but columns]")
+    a = parse_arguments(parser, packages=("torch",))
     os.environ["JAX_PLATFORMS"] = "cpu"  # PyTorch's layers run on the CPU too; must be set before jax is imported
     import torch
 
-    from benchmarks.layer_cases import all_cases
+    from benchmarks.layer_cases import CASES
     from lm.runtime import retain_freed_memory
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    rows = [compare(*case, a.rounds) for case in all_cases()]
+    names = [a.only] if a.only else [name for name in GROUPS if name != "columns"]
+    rows = [compare(*case, a.rounds) for name in names for case in CASES[name]()]
     publish(a, rows, table(rows, "cpu" if a.pin else "wall"))
     return 0
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.page import publish
 from lm import data
+from lm.command_line.loading import load_values
 from lm.config import Config
-from lm.config.loading import load_values
 from lm.data.batches import gather, train_batch
 from lm.errors import run_command
 from lm.interpret import capture

@@ -89,7 +89,7 @@ def values_of(name: str, data: str) -> dict:
 
 def config_of(name: str, data: str, overrides: dict):
     """Return our config for a shape, with overrides by key, such as {"train.loss_chunk": 512}."""
-    from lm.config.loading import load_values
+    from lm.command_line.loading import load_values
 
     return load_values(str(CONFIG), values_of(name, data) | overrides)
 

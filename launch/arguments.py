@@ -1,10 +1,10 @@
 """Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
 
+from lm import sweep
+from lm.command_line import training
 from lm.config import Config
-from lm.config.command_line import command_line
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
-from lm.sweep import parse_arguments
 from lm.sweeps.spec import load_sweep
 
 # Arguments of lm.train that a launcher sets, beside --workdir.
@@ -42,7 +42,8 @@ def check_train(
     """
     _refuse(argv, ("--workdir",), workdir)
     _refuse(argv, RESERVED, "the launcher sets this; remove it")
-    arguments, config = command_line([argument for argument in argv if argument.partition("=")[0] not in unchecked])
+    checked = [argument for argument in argv if argument.partition("=")[0] not in unchecked]
+    arguments, config = training.parse_arguments(checked)
     if n_devices is not None:
         check_mesh(config, n_devices)
     return arguments.config, config
@@ -57,7 +58,7 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
     """
     _refuse(argv, ("--workdir",), workdir)
     _refuse(argv, ("--platform",), "the launcher sets this; remove it")
-    arguments = parse_arguments(argv)
+    arguments = sweep.parse_arguments(argv)
     load_sweep(arguments.config, arguments.budget)
     return arguments.config
 

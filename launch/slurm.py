@@ -18,7 +18,7 @@ from pathlib import Path
 from launch.arguments import after_dashes, check_sweep, check_train
 from lm.errors import UserError, run_command
 from lm.files import refuse_url
-from lm.training.workdir import check_init_from, check_workdir
+from lm.training.saved_run import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
 WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"
@@ -97,8 +97,9 @@ def check_and_submit(args: argparse.Namespace) -> int:
     folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
     if config:
-        check_init_from(config, args.workdir)
-        for line in check_workdir(args.workdir, config, resume=True):
+        saved = check_workdir(args.workdir, config, resume=True)
+        check_init_from(config, saved)
+        for line in saved.changed_settings(config) if saved else ():
             print(line, file=sys.stderr)
     script = job_script(args, argv)
     if args.dry_run:

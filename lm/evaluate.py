@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lm
+from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import to_json, write_bytes, write_text
@@ -23,7 +24,8 @@ Another text is encoded with the tokenizer of the run and cut into splits like t
 text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens
 of context, if that many come before it. docs/evaluation.md explains all numbers.
 
-exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 130 Ctrl-C.
+exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 3 a loss below the
+entropy of synthetic text; 130 Ctrl-C.
 """
 MAX_BYTES = 120  # of the names of split and texts in the name of a file
 
@@ -41,9 +43,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_checkpoint(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--split", default="test", metavar="NAME", help="train, validation, test, a+b to join two, or all (test)")
     add("--data", action="append", metavar="SOURCE", help="text, see config.data.source; may be repeated (the run's)")
     add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (train.seq_len)")
@@ -57,8 +58,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def find_problems(a: argparse.Namespace) -> Iterator[str]:
     """Yield a line for each invalid argument."""
-    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
-        yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
+    yield from step_problems(a.step)
     for name in ("seq_len", "stride", "batch_size"):
         if (value := getattr(a, name)) is not None and not 1 <= value < 2**31:
             yield f"--{name.replace('_', '-')}: {short(value)} must be at least 1 and less than 2**31"
@@ -72,7 +72,7 @@ def evaluate(a: argparse.Namespace) -> int:
     """Print and write the evaluation, and return the exit code."""
     if problems := list(find_problems(a)):
         raise UserError(*problems)
-    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    run = lm.load(a.workdir, parse_step(a.step))
     from lm.scoring import progress, texts  # imports jax
     from lm.training.memory import report_out_of_memory
 

@@ -23,7 +23,7 @@ import lm
 from lm.errors import UserError
 from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts
-from lm.scoring.log_probabilities import Score, score, windows
+from lm.log_probabilities import Score, score, windows
 
 WINDOWS = ("training", "harness")
 SUPPORTED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p"}

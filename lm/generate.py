@@ -1,13 +1,12 @@
 """Generate text with a trained model: python -m lm.generate --workdir runs/NAME --prompt "ROMEO:"."""
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import lm
-from lm.config.values import short
+from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.errors import UserError, run_command
 from lm.files import to_json
 from lm.generation import options
@@ -38,9 +37,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_checkpoint(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
     add("--tokens", type=int, default=500, metavar="N", help="maximum number of new tokens for each prompt (500)")
@@ -64,8 +62,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def find_problems(a: argparse.Namespace) -> Iterator[str]:
     """Yield a line for each invalid argument."""
-    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
-        yield f"--step: {short(a.step)} is not best, latest, or the number of a step"
+    yield from step_problems(a.step)
     if a.prompt and a.prompt_file:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
@@ -105,7 +102,7 @@ def generate(a: argparse.Namespace) -> int:
     if problems := list(find_problems(a)):
         raise UserError(*problems)
     prompts = read_prompts(a)
-    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    run = lm.load(a.workdir, parse_step(a.step))
     if a.special_tokens is not None:
         run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)

@@ -3,10 +3,9 @@
 import argparse
 import importlib.util
 import json
-import re
 import sys
 
-from lm.config.values import short
+from lm.command_line.checkpoint import add_checkpoint, parse_step
 from lm.errors import UserError, first_line, run_command
 
 EPILOG = """\
@@ -31,12 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint"
-    )
-    parser.add_argument(
-        "--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)"
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--windows",
         default="training",
@@ -50,15 +44,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate(a: argparse.Namespace, others: list[str]) -> int:
     """Run the harness with the model and the other options."""
-    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
-        raise UserError(f"--step: {short(a.step)} is not best, latest, or the number of a step")
+    step = parse_step(a.step)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate
 
     import lm.evaluation_harness  # noqa: F401 - registers the model
 
-    step = int(a.step) if a.step.isdigit() else a.step
     model_args = json.dumps({"workdir": a.workdir, "step": step, "windows": a.windows})
     sys.argv = ["lm_eval", "run", "--model", "lm", "--model_args", model_args, "--batch_size", "auto", *others]
     try:

@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 
+from lm.command_line.checkpoint import parse_step
 from lm.config.values import MAX_INT, short
 from lm.errors import UserError, run_command
 
@@ -71,7 +72,7 @@ def import_(a: argparse.Namespace) -> int:
     if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
         raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
     start_jax()
-    from lm.huggingface.importing import import_checkpoint
+    from lm.exchange.importing import import_checkpoint
     from lm.training.memory import report_out_of_memory
 
     with report_out_of_memory("use --dtype bfloat16"):
@@ -85,7 +86,7 @@ def export(a: argparse.Namespace) -> int:
     if not 0 < a.shard_gb < 1e6:
         raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0")
     start_jax()
-    from lm.huggingface.exporting import export_run
+    from lm.exchange.exporting import export_run
 
     export_run(a.workdir, a.output, step=step, shard_bytes=int(a.shard_gb * 1e9))
     return 0
@@ -104,7 +105,7 @@ def check(a: argparse.Namespace) -> int:
             raise UserError(f"--ids: {short(a.ids)} is not a list of token ids such as 5,17,3")
         ids = [int(n) for n in a.ids.split(",")]
     start_jax()
-    from lm.huggingface.checking import compare
+    from lm.exchange.checking import compare
 
     return 0 if compare(a.directory, a.workdir, step, text=a.prompt, ids=ids, tolerance=a.tolerance) else 3
 
@@ -115,13 +116,6 @@ def config(a: argparse.Namespace) -> int:
 
     print(config_source(a.directory), end="")
     return 0
-
-
-def parse_step(text: str) -> int | str:
-    """Parse a --step argument; raises UserError if it is invalid."""
-    if not re.fullmatch("best|latest|[0-9]{1,18}", text):
-        raise UserError(f"--step: {short(text)} is not best, latest, or the number of a step")
-    return text if text in ("best", "latest") else int(text)
 
 
 def start_jax() -> None:

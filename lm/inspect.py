@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import lm
+from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
 from lm.errors import UserError, run_command
 from lm.files import write_text
@@ -35,9 +36,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_checkpoint(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
     add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")
     add("--layers", metavar="I,J,...", help="layers whose attention is shown (all, or as many as fit on a page)")
     add("--output", type=Path, metavar="FILE", help="the page to write (inspect.html in the directory of the run)")
@@ -46,9 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def inspect(a: argparse.Namespace) -> int:
     """Write the page and return the exit code."""
-    problems = []
-    if not re.fullmatch("best|latest|[0-9]{1,18}", a.step):
-        problems.append(f"--step: {short(a.step)} is not best, latest, or the number of a step")
+    problems = step_problems(a.step)
     if not a.prompt:
         problems.append("--prompt is empty; the model needs at least one token")
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
@@ -57,7 +55,7 @@ def inspect(a: argparse.Namespace) -> int:
         problems.append(f"--output: {a.output} is not a file in an existing directory")
     if problems:
         raise UserError(*problems)
-    run = lm.load(a.workdir, a.step if a.step in ("best", "latest") else int(a.step))
+    run = lm.load(a.workdir, parse_step(a.step))
     from lm.interpret.measure import measure  # these import jax
     from lm.interpret.page import to_html
     from lm.training.memory import report_out_of_memory

@@ -14,7 +14,7 @@ ADVICE = {  # what to do if JAX does not find the platform
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
     "cpu": "add cpu to JAX_PLATFORMS",
 }
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4  # from malloc.h
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
 
 
 def can_set_malloc() -> bool:
@@ -27,10 +27,12 @@ def retain_freed_memory() -> None:
     """Make glibc malloc retain freed memory; set a MALLOC_* variable or GLIBC_TUNABLES to opt out.
 
     XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
-    each new block is mapped page by page and filled with zeros. `benchmarks/NOTES.md` has the measurement.
+    each new block is mapped page by page and filled with zeros. XLA allocates in threads of its own, whose arenas hold
+    at most 64 MiB and map each larger block anew: hence a single arena. `benchmarks/NOTES.md` has the measurements.
     """
     if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt
+        mallopt(ARENA_MAX, 1)
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 2**26)

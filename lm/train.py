@@ -1,32 +1,32 @@
 """Train a language model: python -m lm.train --config configs/shakespeare.py"""
 
+import argparse
 import dataclasses
 import sys
 
 from lm import runtime
+from lm.command_line.training import parse_arguments
 from lm.config import Config
-from lm.config.command_line import command_line
 from lm.cost.devices import parse_device
 from lm.errors import run_command
-from lm.training.workdir import check_init_from, check_workdir, holds_run, is_finished
+from lm.training.saved_run import check_init_from, check_workdir, holds_run
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return run_command(lambda: train(argv))
+    return run_command(lambda: train(*parse_arguments(argv)))
 
 
-def train(argv: list[str] | None) -> int:
-    a, config = command_line(argv)
+def train(a: argparse.Namespace, config: Config) -> int:
+    """Train, or estimate the cost with --plan, and return the exit code."""
     if a.plan:
         return show_estimate(config, a.device)
     # Check everything that does not need jax before importing it, which takes seconds.
-    check_init_from(config, a.workdir if a.resume else None)
-    if a.workdir:
-        check_workdir(a.workdir, config, resume=a.resume)
-        if a.resume and is_finished(a.workdir, config):
-            print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
-            return 0
+    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
+    if saved and saved.finished_at == config.train.steps:
+        print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
+        return 0
+    check_init_from(config, saved)
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
     from lm.training import job

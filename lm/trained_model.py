@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from lm import model
+from lm import log_probabilities, model
 from lm.config import Config, from_dict
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
@@ -20,11 +21,8 @@ from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params, to_device
-from lm.layers.losses import softmax_cross_entropy
 from lm.training import checkpoints
-from lm.training.workdir import check_meta
-
-LOGITS = 2**26  # about this many logits are computed in one call of the model
+from lm.training.saved_run import check_meta
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,18 +88,12 @@ class TrainedModel:
         Raises:
             UserError: if the text has fewer than two tokens.
         """
-        ids, T = self.encode(text), self.seq_len
+        ids = self.encode(text)
         if len(ids) < 2:
             raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
-        n_windows = -(-(len(ids) - 1) // T)
-        size = min(n_windows, max(1, LOGITS // (T * self.config.model.vocab_size)))
-        total = 0.0
-        for first in range(0, n_windows, size):
-            at_BT = T * np.arange(first, first + size)[:, None] + np.arange(T + 1)
-            tokens_BT = np.where(at_BT < len(ids), ids[np.minimum(at_BT, len(ids) - 1)], 0).astype(np.int32)
-            weights_BT = (at_BT[:, 1:] < len(ids)).astype(np.float32)
-            total += float(_loss_sum(self.params, tokens_BT, weights_BT, self.config.model))
-        return total / (len(ids) - 1)
+        windows = list(log_probabilities.windows(ids[:1], ids[1:], self.seq_len, full_last=False))
+        scores = log_probabilities.score(self.params, self.config.model, windows, seq_len=self.seq_len)
+        return -math.fsum(score.log_p for score in scores) / (len(ids) - 1)
 
     def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments) -> str | list[str]:
         """Return the continuation of a prompt, or a list of continuations. The arguments are those of `stream`."""
@@ -194,9 +186,3 @@ def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
 @functools.partial(jax.jit, static_argnames="c")
 def _logits(params, tokens_BT, c):
     return model.logits(params, c, tokens_BT)
-
-
-@functools.partial(jax.jit, static_argnames="c")
-def _loss_sum(params, tokens_BT, weights_BT, c):
-    logits_BTV = model.logits(params, c, tokens_BT[:, :-1])
-    return softmax_cross_entropy(logits_BTV, tokens_BT[:, 1:], weights_BT)[0]

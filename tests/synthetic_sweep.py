@@ -17,6 +17,7 @@ FLOPS = {"plain": 100.0, "gated": 125.0, "wide": 300.0}
 GRID = [0.001, 0.002, 0.004]
 EVAL = {"every": 50, "max_batches": 0, "batch_size": None}
 TUNING_SEEDS = [1_000_000, 1_000_001]
+OPTIMIZER = {"name": "adamw", "schedule": "cosine", "b2": 0.95, "warmup_steps": 20, "weight_decay": 0.1}
 COUNTS = [100, 100, 50]
 BLOCKS = {"plain": np.array([5, -8, 3]), "gated": np.array([4, -6, 2]), "wide": np.array([9, -1, -8])}  # sums: 0
 STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gates.py", "--workdir=/elsewhere/gates"]
@@ -65,9 +66,10 @@ def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[
                 "name": "text",
                 "fingerprint": "0123456789abcdef",
                 "notices": [],
+                "test_bytes_per_token": 4.0,
                 "unigram": {"validation": 2.5, "test": 2.75},
             },
-            "config": {"model": {"d_ff": 8}, "train": train, "eval": EVAL},
+            "config": {"model": {"d_ff": 8}, "optimizer": OPTIMIZER, "train": train, "eval": EVAL},
         }
         for i, name in enumerate(losses, start=1)
     }

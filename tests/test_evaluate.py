@@ -15,11 +15,12 @@ from running import metrics_of
 import lm
 from lm.baselines.ngrams import ngram_losses
 from lm.data import tokenizers
+from lm.data.entropy_floor import BelowEntropy
 from lm.errors import UserError
 from lm.evaluate import file_name, main
-from lm.huggingface.importing import import_checkpoint
+from lm.exchange.importing import import_checkpoint
 from lm.scoring import evaluate
-from lm.scoring.texts import find_baselines, open_text, with_seq_len
+from lm.scoring.texts import find_baselines, open_text, score_text, with_seq_len
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,20 @@ def test_the_loss_is_the_one_that_the_run_logged(bench, found):
         assert plain[ours] == pytest.approx(logged[theirs], rel=1e-6)
     assert plain["predicted_tokens"] == logged["tokens"]
     assert set(record["texts"][0]["baselines"]) == {"unigram", "bigram", "trigram"}
+
+
+@pytest.mark.parametrize("stride", [None, 4])
+def test_a_loss_below_that_of_the_best_possible_model_is_an_error(run, stride):
+    text = open_text(run, "test", None, print)
+    scores = score_text(run, text, {}, stride=stride)
+    least = min(found.loss.value for found in (scores.plain, scores.sliding) if found)
+
+    def knowing(loss):
+        return dataclasses.replace(text, split=dataclasses.replace(text.split, surprisal=lambda ids: 0 * ids + loss))
+
+    score_text(run, knowing(least), {}, stride=stride)
+    with pytest.raises(BelowEntropy, match="the test loss is "):
+        score_text(run, knowing(least + 1), {}, stride=stride)
 
 
 def test_the_files_have_each_text_and_pictures(found):

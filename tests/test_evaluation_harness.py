@@ -12,7 +12,7 @@ import lm
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.harness import main
-from lm.scoring.log_probabilities import score, windows
+from lm.log_probabilities import score, windows
 from lm.trained_model import TrainedModel
 
 pytestmark = pytest.mark.slow  # importing lm_eval takes seconds

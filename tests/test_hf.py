@@ -10,10 +10,10 @@ from huggingface_checkpoints import checkpoint
 from running import ROOT
 
 import lm
-from lm.config.loading import load as load_config
+from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
+from lm.exchange import checking
 from lm.hf import main
-from lm.huggingface import checking
 from lm.huggingface.config_files import read_config
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
@@ -75,6 +75,16 @@ def test_mistakes_exit_with_2_and_one_line(arguments, message, tmp_path, monkeyp
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_an_import_into_the_workdir_of_a_run_suggests_another_one(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    assert main(["import", str(checkpoint(tmp_path / "model")), "--workdir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "already holds a run" in error
+    assert "give another one" in error
+    assert "--resume" not in error  # which lm.hf import does not have
 
 
 @pytest.mark.parametrize("arguments", [["imprt", "DIR"], [], ["import", "DIR"], ["export", "--workdir", "run"]])

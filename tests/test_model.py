@@ -97,7 +97,7 @@ def test_each_architecture_switch_changes_the_logits(key):
 
 CHOICES = {
     "norm_placement": ["pre", "post", "sandwich", "output", "parallel", "none"],
-    "activation": ["relu", "silu", "gelu", "gelu_tanh", "relu_squared"],
+    "activation": ["relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"],
     "positions": ["rope", "sinusoidal", "learned", "none"],
     "norm": ["rms", "layer"],
     "ffn": ["mlp", "glu"],

@@ -12,7 +12,7 @@ import pytest
 from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, sweep, write
 
 from lm import report as command
-from lm.sweeps import figures, report, tables
+from lm.sweeps import figures, rate_tables, report, statistics, tables
 from lm.sweeps.analysis import analyze
 from lm.sweeps.results import Results
 
@@ -87,11 +87,11 @@ def test_a_variant_whose_runs_failed_is_left_out_with_a_warning(tmp_path, undraw
     assert command.main([str(workdir)]) == 0
     assert command.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 2
     assert "--publish: runs of gated failed; finish the sweep first" in capsys.readouterr().err
-    a, whole = analyze(workdir), analyze(write(tmp_path / "whole", *sweep()))
+    a = analyze(workdir)
     assert list(a.variants) == ["plain", "wide"]
     gated, wide = a.comparisons
     assert (gated.difference, gated.answer) == (None, "gated against plain: no result, because runs of gated failed.")
-    assert wide.difference == whole.comparisons[1].difference
+    assert wide.difference == statistics.paired_difference(LOSSES["wide"], LOSSES["plain"], 2)
     assert wide.p_adjusted == pytest.approx(min(1, 2 * wide.difference.p))  # of the two that were declared
     text = (workdir / "report.md").read_text()
     assert "**Answer.** gated against plain: no result" in text
@@ -110,7 +110,7 @@ def test_figures_without_the_variants_that_failed(tmp_path, capsys):
     (workdir / "speeds.json").unlink()
     Results(workdir).add_failure("some", [("final", "plain", 0.002, 0)], "MemoryError")
     assert command.main([str(workdir)]) == 0
-    assert (workdir / "figures" / "equal_cost.png").read_bytes().startswith(b"\x89PNG")
+    assert (workdir / "figures" / "curves.png").read_bytes().startswith(b"\x89PNG")
     for path in (workdir / "results").glob("*.json"):
         path.unlink()
     lost = [("tuning", name, rate, seed) for name in LOSSES for rate in GRID for seed in TUNING_SEEDS]
@@ -221,13 +221,14 @@ def test_a_report_is_written_if_variants_diverge(tmp_path, capsys):
 def test_every_footnote_explains_a_column(tmp_path):
     """The definition of a column is below its table, in both formats."""
     a = analyze(write(tmp_path / "s", *sweep()))
-    for table in (tables.comparisons(a), tables.losses(a), tables.costs(a), tables.curves(a), tables.rates(a)):
+    about_rates = rate_tables.rates(a), rate_tables.differences(a)
+    for table in (tables.comparisons(a), tables.losses(a), tables.costs(a), tables.curves(a), *about_rates):
         assert set(table.notes) <= set(table.header)
         assert all(len(row) == len(table.header) for row in table.rows)
         assert not any("–" in cell for row in table.rows for cell in row)
     text = report.to_markdown(a, "")
-    assert "| comparison | difference [95 % CI] ¹ | p ² |" in text
-    assert "\n² p: Two-sided paired t test after Holm's correction for 2 comparisons" in text
+    assert "| comparison | answer ¹ | difference [95 % CI] ² | p ³ |" in text
+    assert "\n³ p: Two-sided paired t test after Holm's correction for 2 comparisons" in text
 
 
 def test_on_narrow_screens_every_cell_names_its_column(tmp_path):

@@ -1,7 +1,11 @@
 """The platform of a run, and its allocator: glibc malloc retains freed memory unless the environment configures it."""
 
 import ctypes
+import os
+import subprocess
+import sys
 import types
+from platform import libc_ver
 
 import jax
 import pytest
@@ -74,10 +78,37 @@ def mallopt_calls(monkeypatch):
     return calls
 
 
-def test_freed_memory_is_kept(mallopt_calls):
-    assert runtime.can_set_malloc()
-    runtime.retain_freed_memory()
-    assert mallopt_calls == {runtime.MMAP_MAX: 0, runtime.TRIM_THRESHOLD: 2**31 - 1, runtime.TOP_PAD: 2**26}
+FAULTS_OF_SECOND_BLOCK = """
+import resource, threading
+import numpy as np
+from lm import runtime
+
+assert runtime.can_set_malloc()
+runtime.retain_freed_memory()
+found = []
+
+def allocate():  # 128 MiB, more than a thread's own arena can hold
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.empty(2**27, np.uint8).fill(1)
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+print(*found)
+"""
+
+
+@pytest.mark.skipif(libc_ver()[0] != "glibc", reason="needs glibc's malloc")
+def test_freed_memory_is_kept_for_the_next_block_of_a_thread():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
+    command = [sys.executable, "-c", FAULTS_OF_SECOND_BLOCK]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    first, second = map(int, output.split())
+    assert first > 1000
+    assert second < 100
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from surprisal import surprisal
 from tiny import redrawn, state_of, tiny
 
 from lm import step
-from lm.data import Split, markov
+from lm.data import Split
+from lm.data.markov import MarkovChain
 from lm.layers.attention import Mask
 from lm.parameters import flat, nest
 from lm.training.batch_source import BatchSource
@@ -258,7 +258,8 @@ def test_a_new_metric_of_train_step_is_stacked_over_a_dispatch(monkeypatch):
 
 def trained_on_markov(n_steps=300):
     """Train a small model on markov text; returns its mean loss on held-out text and the standard error."""
-    ids = np.array([ord(letter) - ord("a") for letter in markov.text(120_000)], np.uint16)
+    text = MarkovChain().text(120_000)
+    ids = np.array([ord(letter) - ord("a") for letter in text], np.uint16)
     train, held_out = (Split("x", part, len(part), None) for part in (ids[:80_000], ids[80_000:]))
     config = tiny(
         model={"n_layers": 1, "d_model": 32, "d_ff": 64, "vocab_size": 16},
@@ -272,15 +273,15 @@ def trained_on_markov(n_steps=300):
     source = BatchSource(held_out, config)
     (feed,) = source.evaluation()
     loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, source.resident, feed)
-    best = surprisal("".join(markov.LETTERS[i] for i in ids[80_000:]))
+    best = MarkovChain().surprisal(text[80_000:])[1:]
     return float(loss / count), best.std() / math.sqrt(len(best))
 
 
 @pytest.mark.slow
 def test_the_loss_stays_above_the_entropy_of_markov_text():
     loss, standard_error = trained_on_markov()
-    assert loss > markov.entropy_rate() - 4 * standard_error
-    assert loss < markov.entropy_rate() + 0.05  # the model learned
+    assert loss > MarkovChain().entropy_rate - 4 * standard_error
+    assert loss < MarkovChain().entropy_rate + 0.05  # the model learned
 
 
 @pytest.mark.slow
@@ -289,4 +290,4 @@ def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
     visible = Mask.visible
     monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
     loss, standard_error = trained_on_markov()
-    assert loss < markov.entropy_rate() - 4 * standard_error
+    assert loss < MarkovChain().entropy_rate - 4 * standard_error

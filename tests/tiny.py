@@ -44,3 +44,11 @@ def state_of(config: Config, params: dict | None = None) -> TrainState:
     counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
     opt_state = optimizer(config).init(params)
     return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(config.train.seed), **counters)
+
+
+def with_keys(config, **changes):
+    """Return a config with keys of sections replaced: with_keys(config, train_steps=5)."""
+    for name, value in changes.items():
+        section, key = name.split("_", 1)
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{key: value})})
+    return config

@@ -49,8 +49,8 @@ def random_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
     """Load a config. An accepted config must not change when it is saved and loaded."""
+    from lm.command_line.training import parse_arguments
     from lm.config import from_dict, to_dict
-    from lm.config.command_line import command_line
     from lm.errors import run_command
     from lm.files import parse_json, to_json
 
@@ -58,7 +58,7 @@ def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
 
     def loading(argv: list[str]) -> int:
         def command() -> int:
-            _, config = command_line(argv)
+            _, config = parse_arguments(argv)
             if from_dict(parse_json(to_json(to_dict(config)))) != config:
                 changed.append("saved and loaded, it is another config")
             return 0

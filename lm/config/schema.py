@@ -56,7 +56,9 @@ class ModelConfig:
     )  # fmt: skip
     ffn: str = key("glu", "feed-forward layer: two matrices, or gated with three", choices=("mlp", "glu"))
     activation: str = key(
-        "silu", "activation of the feed-forward layer", choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared")
+        "silu",
+        "activation of the feed-forward layer",
+        choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"),
     )
     d_ff: int | None = key(
         None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a multiple of 64 (glu)",
@@ -159,7 +161,7 @@ class DataConfig:
     source: str = key(
         "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a text file or a folder of them, a folder of "
         "token shards, Python's own documentation, or synthetic text of known entropy",
-        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov"),
+        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov", "markov:ORDER"),
     )  # fmt: skip
     data_dir: str | None = key(
         None, "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default", execution=True

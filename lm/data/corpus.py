@@ -1,6 +1,7 @@
 """The tokens of a text by split, and the checks that they suit a run."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class Split:
         n_bytes: UTF-8 bytes of the text, None if unknown. A mean loss in nats per token is
             loss * n_tokens / n_bytes / ln 2 in bits per byte.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
+        surprisal: consecutive ids (n,) -> -ln P of each under the true source, where it is known.
     """
 
     name: str
@@ -28,10 +30,16 @@ class Split:
     n_tokens: int
     n_bytes: int | None
     segments: np.ndarray | ConcatenatedArray | None = None
+    surprisal: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def packed(self) -> bool:
         return self.segments is not None
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Return the UTF-8 bytes of the text per token; None if unknown."""
+        return self.n_bytes / self.n_tokens if self.n_bytes else None
 
     @property
     def arrays(self) -> dict:
@@ -49,8 +57,8 @@ class Corpus:
         tokenizer: None for token shards without one.
         fingerprint: sha256 of everything that determines the tokens.
         notices: warnings about the data, to be repeated in the run's summary.
-        entropy_floor: nats per token below which no causal model can score, where it is known (source "markov" with
-            the char tokenizer).
+        entropy_floor: nats per token below which no causal model can score, where it is known (sources
+            "markov" and "markov:ORDER" with the char tokenizer).
         packed: whether the splits are packed rows.
         ids_are_checked: whether the tokenizer wrote the tokens, so that their ids are below its size.
     """
@@ -77,6 +85,7 @@ class Corpus:
             sum(part.n_tokens for part in parts),
             None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
             ConcatenatedArray([part.segments for part in parts]) if self.packed else None,
+            parts[0].surprisal,
         )
 
 

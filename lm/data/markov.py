@@ -1,12 +1,19 @@
 """Synthetic text with an exactly known entropy rate, below which no causal model can score.
 
-The text is a first-order Markov chain over 16 letters. Its transition probabilities are P_ij = w_ij / 2^16 with
-integers w_ij, so the sampled chain is exactly the analysed one. By the chain rule of entropy
-H(X_1, ..., X_n) / n -> H(X_2 | X_1) = sum_i pi_i H(P_i), with pi = pi P (Cover and Thomas 2006, eq. 4.27).
-By Gibbs' inequality this is the least expected loss per character of a causal model. A lower loss shows that the model
-has seen the character it predicts.
+The text is a Markov chain over 16 letters: the next letter depends on the last `order` letters, its context. The
+probabilities are P(x | c) = w_cx / 2^32 with integers w_cx, so the sampled chain is exactly the analysed one. By the
+chain rule of entropy H(X_1, ..., X_n) / n -> sum_c pi_c H(P_c), with pi the stationary distribution of the contexts
+(Cover and Thomas 2006, eq. 4.27). By Gibbs' inequality this is the least expected loss per character of a causal model.
+
+* Order 1: each letter has a few likely successors and a tail.
+* Orders 2 to 4: P(x | c) is proportional to prod_j 1 / rank_j(x), j = 0, ..., order, where rank_j orders the letters at
+  random for each string of the last j letters of c: a product of Zipf's laws. The letters and their strings are about
+  Zipf-distributed, and each further letter of the context lowers the loss, so models learn it gradually.
 """
 
+import dataclasses
+import functools
+from array import array
 from bisect import bisect_right
 
 import numpy as np
@@ -15,49 +22,104 @@ from lm.data.permutation import hash_counters
 
 VERSION = 1  # of the text; part of the fingerprint
 LETTERS = "abcdefghijklmnop"
-LENGTH = 1_000_000
+ORDERS = (1, 2, 3, 4)
+TOTAL = 2**32
+_V = len(LETTERS)
 _SEED = 15780
-_TOTAL = 2**16
+_CHUNK = 2**16  # letters that are drawn at a time
 
 
-def weights() -> np.ndarray:
-    """Return the integers w (16, 16), whose rows sum to 2^16: each letter has a few likely successors and a tail."""
-    n = len(LETTERS)
-    row = np.arange(n)
+@dataclasses.dataclass(frozen=True)
+class MarkovChain:
+    """A Markov chain of an order from 1 to 4, always the same one.
+
+    Context c is the number sum_i 16^(i-1) x_(t-i) of the last letters x_(t-1), x_(t-2), ..., from 0 to 15. There
+    are at most 2^20 probabilities.
+    """
+
+    order: int = 1
+
+    @property
+    def length(self) -> int:
+        """Return the length of the text that `lm.train` reads."""
+        return 1_000_000 if self.order == 1 else 4_000_000
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray:
+        """Return the integers w (16^order, 16), whose rows sum to 2^32."""
+        return _first_order_weights() if self.order == 1 else _zipf_weights(self.order)
+
+    @functools.cached_property
+    def stationary(self) -> np.ndarray:
+        """Return the stationary distribution pi of the contexts (16^order,), by power iteration in float64."""
+        p, pi = self.weights / TOTAL, np.full(_V**self.order, _V**-self.order)
+        for _ in range(1000):  # 71 at most are needed
+            before = pi
+            pi = (pi[:, None] * p).reshape(_V, -1).sum(0)  # forget the oldest letter
+            if np.abs(pi - before).max() < 1e-16:
+                break
+        return pi / pi.sum()
+
+    @functools.cached_property
+    def entropy_rate(self) -> float:
+        """Return sum_c pi_c H(P_c) in nats per character.
+
+        >>> [round(MarkovChain(order).entropy_rate, 4) for order in (1, 2)]
+        [1.9187, 1.9738]
+        """
+        p = self.weights / TOTAL
+        return float(-(self.stationary[:, None] * p * np.log(p)).sum())
+
+    def text(self, length: int | None = None) -> str:
+        """Return the first `length` letters of the chain (default: `self.length`), which are always the same.
+
+        >>> MarkovChain().text(10), MarkovChain(order=2).text(10)
+        ('hjcgknpjio', 'cjpockcgce')
+        """
+        length = self.length if length is None else length
+        cumulative, n_contexts = array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes()), _V**self.order
+        stream = (1,) if self.order == 1 else (1, self.order)
+        context, letters = 0, bytearray()
+        for first in range(0, length, _CHUNK):
+            draws = hash_counters(_SEED, *stream, np.arange(first, min(first + _CHUNK, length))) >> np.uint64(32)
+            for draw in draws.tolist():  # uniform in [0, 2^32)
+                row = _V * context
+                letter = bisect_right(cumulative, draw, row, row + _V) - row
+                context = (row + letter) % n_contexts
+                letters.append(letter)
+        return letters.translate(bytes(map(ord, LETTERS)).ljust(256)).decode()
+
+    def surprisal(self, text: str) -> np.ndarray:
+        """Return -ln P(x_t | c_t) of each letter of a part of the text: the loss of the best possible causal model.
+
+        It is 0, a lower bound, for the first letters, whose context is not part of the text.
+        """
+        letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0])
+        n = max(0, len(letters) - self.order)
+        contexts = sum((_V**i * letters[self.order - 1 - i :][:n] for i in range(self.order)), np.zeros(n, np.int64))
+        known = np.log(TOTAL) - np.log(self.weights[contexts, letters[self.order :]])
+        return np.concatenate([np.zeros(len(letters) - n), known])
+
+
+def _first_order_weights() -> np.ndarray:
+    row = np.arange(_V)
     noise = hash_counters(_SEED, 0, row[:, None], row) % np.uint64(1000)
-    raw = (noise.astype(np.int64) + 1) ** 4
-    w = 1 + raw * (_TOTAL - 2 * n) // raw.sum(1, keepdims=True)
-    w[row, row] += _TOTAL - w.sum(1)
+    w = _scaled((noise.astype(np.int64) + 1) ** 4, total=2**16)
+    w[row, row] += 2**16 - w.sum(1)
+    return w * (TOTAL // 2**16)
+
+
+def _zipf_weights(order: int) -> np.ndarray:
+    contexts, products = np.arange(_V**order), np.ones((_V**order, _V), np.int64)
+    for j in range(order + 1):
+        keys = hash_counters(_SEED, 2, j, np.arange(_V**j)[:, None], np.arange(_V))
+        ranks = keys.argsort(axis=1).argsort(axis=1) + 1
+        products *= ranks[contexts % _V**j]
+    w = _scaled(2**28 // products, total=TOTAL)  # products are at most 2^20
+    w[contexts, products.argmin(axis=1)] += TOTAL - w.sum(1)
     return w
 
 
-def stationary() -> np.ndarray:
-    """Return the stationary distribution pi (16,), pi P = pi, in float64."""
-    n = len(LETTERS)
-    equations = np.vstack([(weights() / _TOTAL).T - np.eye(n), np.ones(n)])
-    return np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
-
-
-def entropy_rate() -> float:
-    """Return sum_i pi_i H(P_i) in nats per character.
-
-    >>> round(entropy_rate(), 4)
-    1.9187
-    """
-    p = weights() / _TOTAL
-    return float(-(stationary()[:, None] * p * np.log(p)).sum())
-
-
-def text(length: int = LENGTH) -> str:
-    """Return the first `length` letters of the chain, which are always the same.
-
-    >>> text(10)
-    'hjcgknpjio'
-    """
-    cumulative = np.cumsum(weights(), axis=1).tolist()
-    draws = (hash_counters(_SEED, 1, np.arange(length)) >> np.uint64(48)).tolist()  # uniform in [0, 2^16)
-    state, states = 0, []
-    for draw in draws:
-        state = bisect_right(cumulative[state], draw)
-        states.append(state)
-    return "".join(map(LETTERS.__getitem__, states))
+def _scaled(raw: np.ndarray, total: int) -> np.ndarray:
+    """Return positive integers about proportional to the rows of `raw`, whose sums are at most the total."""
+    return 1 + raw * (total - 2 * _V) // raw.sum(1, keepdims=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lm.config import SPLITS
 from lm.data import cache, shakespeare
+from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.errors import UserError
 from lm.files import read_json
 
@@ -27,13 +28,13 @@ class Source:
         name: shown to the user.
         digest: sha256 of everything that determines the text.
         read: returns the documents of each split, which can be iterated over repeatedly.
-        entropy_rate: nats per character, where known.
+        chain: what generated a synthetic text, and knows its entropy.
     """
 
     name: str
     digest: str
     read: Callable[[], dict[str, Iterable[str]]]
-    entropy_rate: float | None = None
+    chain: MarkovChain | None = None
 
     @cached_property
     def documents(self) -> dict[str, Iterable[str]]:
@@ -60,11 +61,11 @@ def find_source(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
         return find_text(Path(argument).expanduser(), config, cache_dir, say)
     if config.source == "python_docs":
         return find_python_docs(config)
-    if config.source == "markov":
+    if kind == "markov":
         return find_markov(config)
     raise UserError(
-        f'config.data.source: "{config.source}" is not one of tfds:NAME, text:PATH, tokens:PATH, python_docs, markov'
-        + _suggest(config.source)
+        f'config.data.source: "{config.source}" is not one of tfds:NAME, text:PATH, tokens:PATH, python_docs, markov, '
+        "markov:ORDER" + _suggest(config.source)
     )
 
 
@@ -284,8 +285,9 @@ def find_python_docs(config) -> Source:
 
 def find_markov(config) -> Source:
     """Return synthetic text with an exactly known entropy rate (`lm/data/markov.py`)."""
-    from lm.data import markov
-
-    fractions = config.splits or DEFAULT_FRACTIONS
-    digest = cache.key_of("markov", markov.VERSION, fractions)
-    return Source("markov", digest, lambda: cut([markov.text()], fractions), markov.entropy_rate())
+    orders = {"markov": 1} | {f"markov:{order}": order for order in ORDERS[1:]}
+    if config.source not in orders:
+        raise UserError(f'config.data.source: "{config.source}" is not one of {", ".join(orders)}')
+    chain, fractions = MarkovChain(orders[config.source]), config.splits or DEFAULT_FRACTIONS
+    digest = cache.key_of(config.source, VERSION, fractions)
+    return Source(config.source, digest, lambda: cut([chain.text()], fractions), chain)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lm.data import cache, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split
+from lm.data.markov import LETTERS, MarkovChain
 from lm.data.tokenizers import Tokenizer, UnknownText
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_json
@@ -32,7 +33,7 @@ def open_corpus(
     """Open the corpus of a `DataConfig`, from the cache if it was tokenized before.
 
     Args:
-        config: a `DataConfig` that passed the checks of `lm.config.loading.load`.
+        config: a `DataConfig` that passed the checks of `lm.command_line.loading.load`.
         seq_len: length of packed rows; only needed for packing = "documents".
         tokenizer: the tokenizer of a trained model, to be used instead of config.tokenizer.
         say: receives lines of information and warnings.
@@ -62,8 +63,15 @@ def open_corpus(
             raise ValueError('packing = "documents" needs seq_len')
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
         splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, say, warn)
-    floor = source.entropy_rate if config.tokenizer == "char" else None
+    floor = None
+    if source.chain and tokenizer.kind == "char" and set(LETTERS) <= set(tokenizer.chars):
+        floor = source.chain.entropy_rate
+        splits = {name: _with_surprisal(split, source.chain, tokenizer) for name, split in splits.items()}
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
+
+
+def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> Split:
+    return dataclasses.replace(split, surprisal=lambda ids: chain.surprisal(tokenizer.decode(ids)))
 
 
 def _entry(cache_dir: Path, fingerprint: str) -> Path:

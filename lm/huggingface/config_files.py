@@ -13,7 +13,6 @@ from lm.errors import UserError
 from lm.files import read_json
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
 from lm.huggingface.folding import fold
-from lm.huggingface.tokenizer_files import find_tokenizer
 
 MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  # theirs -> param_dtype
@@ -51,6 +50,12 @@ def is_checkpoint(directory: str | Path) -> bool:
         return "model_type" in read_json(Path(directory) / "config.json")
     except (OSError, UserError):
         return False
+
+
+def find_tokenizer(directory: str | Path) -> Path | None:
+    """Return the path of a checkpoint's tokenizer.json, or None if it has none."""
+    path = Path(directory) / "tokenizer.json"
+    return path if path.is_file() else None
 
 
 def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:

@@ -27,7 +27,7 @@ class Conversion(NamedTuple):
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu_squared", "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "sigmoid": "sigmoid",
 }  # fmt: skip
 
 

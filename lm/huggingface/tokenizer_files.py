@@ -1,4 +1,4 @@
-"""Find the tokenizer of a checkpoint, and write one for an exported model. Imports no jax."""
+"""Read the tokenizer of a checkpoint, and write one for an exported model. Imports no jax."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,7 @@ from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
 from lm.files import to_json, write_text
+from lm.huggingface.config_files import find_tokenizer
 
 # Files with settings that we do not use, but that an exported model should have again.
 SETTINGS = (
@@ -16,12 +17,6 @@ SETTINGS = (
 )  # fmt: skip
 # lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
 WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
-
-
-def find_tokenizer(directory: str | Path) -> Path | None:
-    """Return the path of a checkpoint's tokenizer.json, or None if it has none."""
-    path = Path(directory) / "tokenizer.json"
-    return path if path.is_file() else None
 
 
 def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:

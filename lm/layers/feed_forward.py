@@ -50,7 +50,7 @@ def relu_squared(x):
 
 
 ACTIVATIONS = {f.__name__: f for f in (relu, silu, gelu, relu_squared)}
-ACTIVATIONS["gelu_tanh"] = functools.partial(gelu, approximate=True)
+ACTIVATIONS |= {"gelu_tanh": functools.partial(gelu, approximate=True), "sigmoid": jax.nn.sigmoid}
 
 
 def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
@@ -72,7 +72,8 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
 def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None, tap=lambda h: h):
     """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down.
 
-    With silu this is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, section 2).
+    With sigmoid this is the GLU of Dauphin et al. 2017 (arXiv:1612.08083), with silu SwiGLU, with gelu GEGLU (Shazeer
+    2020, arXiv:2002.05202, section 2).
 
     Args:
         x: (..., D).

@@ -1,22 +1,16 @@
 """Predict every token of a split, batch by batch, and sum up losses and hits."""
 
-import functools
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lm import model
-from lm.config import Config, ModelConfig
+from lm.config import Config
 from lm.data import Split
-from lm.layers.losses import head_logits, token_losses
+from lm.log_probabilities import score_batch
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
 from lm.scoring.windows import Windows
-from lm.step import batch_fields
 
 TOKENS = 2**13  # in a batch, unless its size is given
-LOGITS = 2**26  # at most about this many logits exist at a time
 
 
 def score_split(
@@ -56,27 +50,4 @@ def score_split(
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
         report(min(first + B, n), n)
-    return Scores(sums, T, windows.stride, split.n_bytes / split.n_tokens if split.n_bytes else None)
-
-
-def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
-    weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
-    B, T = targets_BT.shape
-    n = max(1, min(T, LOGITS // (B * c.vocab_size)))  # positions at a time
-    found = [_score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c) for i in range(0, T, n)]
-    losses_BT, hits_BT = (np.concatenate([np.asarray(part) for part in parts], 1) for parts in zip(*found, strict=True))
-    return np.asarray(weights_BT), losses_BT, hits_BT
-
-
-@functools.partial(jax.jit, static_argnames="c")
-def _hidden(params, batch, c):
-    fields = batch_fields(batch)
-    documents = {name: fields[name] for name in ("segments", "positions") if name in fields}  # of packed rows
-    return fields["weights"], fields["targets"], model.hidden(params, c, fields["inputs"], **documents)
-
-
-@functools.partial(jax.jit, static_argnames="c")
-def _score_targets(params, h_BTD, targets_BT, c):
-    logits_BTV = head_logits(h_BTD, model.head(params, c))
-    return token_losses(logits_BTV, targets_BT), jnp.argmax(logits_BTV, -1) == targets_BT
+    return Scores(sums, T, windows.stride, split.bytes_per_token)

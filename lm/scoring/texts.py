@@ -7,12 +7,13 @@ from pathlib import Path
 from lm.baselines.ngrams import ngram_losses
 from lm.config import Config, DataConfig
 from lm.data import Corpus, Split, cache, open_corpus, shards
+from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
 from lm.files import read_json
-from lm.huggingface.importing import WEIGHTS_OF
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
+from lm.training.saved_run import WEIGHTS_OF
 
 # Shapes of run.json and config.json; see `lm.files.read_json`.
 _RUN = {"data": ({"fingerprint": str}, None)}
@@ -74,6 +75,7 @@ def evaluate(
     Raises:
         UserError: if the text cannot be read or encoded, has no such split or too few tokens, or seq_len or the
             stride is out of range.
+        BelowEntropy: see `score_text`.
     """
     run = with_seq_len(run, seq_len)
     check_stride(run, stride)
@@ -99,11 +101,16 @@ def score_text(
         baselines: the losses of other models on this text, in nats per token.
         progress: called with the title of each pass over the text. What it returns is called after each batch with the
             number of windows that are finished and the number of all windows.
+
+    Raises:
+        BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
     """
 
     def score(stride: int | None, windows: str) -> Scores:
         report = progress(f"{text}, {windows}")
-        return score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
+        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
+        check_loss(text.split, scores.loss.value, scores.tokens)
+        return scores
 
     plain = score(None, f"windows of {run.seq_len}")
     sliding = None if stride is None else score(stride, f"stride {stride}")

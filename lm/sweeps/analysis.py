@@ -1,14 +1,19 @@
-"""Analyze the finished runs of a sweep: results per variant, comparisons, and a sentence for each comparison."""
+"""Analyze the finished runs of a sweep: results per variant and comparisons."""
 
 import dataclasses
 import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from lm.errors import UserError
 from lm.sweeps import statistics
+from lm.sweeps.answers import describe_answer
+from lm.sweeps.axes import size_of
+from lm.sweeps.margins import p_beyond, p_equivalent
+from lm.sweeps.moderation import NO_PRIOR, fit_prior
 from lm.sweeps.multipliers import Saving, answer, savings
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
@@ -22,6 +27,8 @@ from lm.sweeps.results import (
     rate_from,
     stuck_above,
 )
+from lm.sweeps.scope import describe_scope
+from lm.sweeps.statistics import CrossedInterval, Difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +48,7 @@ class VariantResult:
         tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
         quartiles: the quartiles of the throughput.
         n_stuck: how many runs ended above STUCK times the unigram baseline.
+        bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
         optimum: the estimated minimum over learning rates, between those of the grid.
         rate_from: the variant whose best rate decides on this one's; None: it was tuned.
     """
@@ -61,6 +69,7 @@ class VariantResult:
     tokens_per_second: float
     quartiles: tuple[float, float]
     n_stuck: int
+    bits_per_byte: float
     optimum: Optimum
     rate_from: str | None = None
 
@@ -72,6 +81,11 @@ class VariantResult:
     @property
     def n_diverged(self) -> int:
         return self.losses.count(None)
+
+    @property
+    def did_not_train(self) -> bool:
+        """Return whether all runs got stuck, but for those that diverged."""
+        return self.n_stuck > 0 and self.n_stuck + self.n_diverged == len(self.losses)
 
     @property
     def tokens(self) -> int:
@@ -94,26 +108,37 @@ class Comparison:
 
     Attributes:
         variant, against: the names of the two variants.
-        difference: None if runs of either diverged or failed; `missing` then says which of the two.
+        difference: None if runs of either diverged or failed, or if all got stuck; `missing` then says which of them.
         p_adjusted: the p-value after Holm's correction.
         sampling_error: standard error of the difference over the same blocks of text.
-        answer: the result in one sentence.
-        missing: "runs diverged" or "runs failed" if there is no difference, else "".
+        answer: the result in one sentence, and what it holds for.
+        missing: "runs diverged", "runs failed" or "did not train" if there is no difference, else "".
         same_tokens: whether both variants trained on the same number of tokens.
         at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
         p_at_optimum: its p-value after Holm's correction.
+        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.margins` after Holm's correction; with an estimate
+            at the optimum, the larger one of both estimates, because an answer needs both.
+        pairing: the variance of the difference, divided by that without pairing.
+        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why there is none of them.
+        over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
+            the two were tested on different tokens.
     """
 
     variant: str
     against: str
-    difference: statistics.Difference | None
+    difference: Difference | None
     p_adjusted: float
     sampling_error: float
     answer: str
     missing: str = ""
     same_tokens: bool = True
-    at_optimum: statistics.Difference | None = None
+    at_optimum: Difference | None = None
     p_at_optimum: float = math.nan
+    p_beyond: float = math.nan
+    p_equivalent: float = math.nan
+    pairing: float = math.nan
+    verdict: str = ""
+    over_text: CrossedInterval | None = None
 
     @property
     def is_significant(self) -> bool:
@@ -224,33 +249,87 @@ def _failed(record: dict, results: Results, workdir: Path) -> dict[str, str]:
 
 def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Comparison]:
     """Return the declared comparisons; one without a difference still counts in Holm's correction."""
-    declared, found = record["comparisons"], []
-    pairs = [(variants.get(a), variants.get(b)) for a, b in declared]
-    differences = [None if None in pair else _difference(*pair, len(declared)) for pair in pairs]
-    at_optimum = [None if None in pair else _difference_at_optimum(*pair, len(declared)) for pair in pairs]
-    adjusted, adjusted_at_optimum = (
-        statistics.holm([math.nan if d is None else d.p for d in ds]) for ds in (differences, at_optimum)
-    )
+    declared, found, margin = record["comparisons"], [], record["margin"]
+    differences = _differences(record, variants, lambda v: None if v.n_diverged or v.did_not_train else v.losses)
+    at_optimum = _differences(record, variants, lambda v: v.optimum.losses)
+    adjusted, adjusted_at_optimum = (_adjusted(ds, lambda d: d.p) for ds in (differences, at_optimum))
+    beyond = _adjusted_of_both(differences, at_optimum, lambda d: p_beyond(d, margin))
+    equivalent = _adjusted_of_both(differences, at_optimum, lambda d: p_equivalent(d, margin))
     for i, (a, b) in enumerate(declared):
         c = Comparison(a, b, differences[i], adjusted[i], math.nan, "", "", True, at_optimum[i], adjusted_at_optimum[i])
         if failed := [name for name in (a, b) if name not in variants]:
             answer = f"{a} against {b}: no result, because runs of {' and '.join(failed)} failed."
-            found.append(dataclasses.replace(c, answer=answer, missing="runs failed"))
+            found.append(dataclasses.replace(c, answer=answer, missing="runs failed", verdict="runs failed"))
             continue
-        v, w = pairs[i]
-        answer = _answer(v, w, c, record)
-        if v.tokens != w.tokens:
-            answer += f" The two trained on different numbers of tokens: {v.tokens:,} and {w.tokens:,}."
-        found.append(
-            dataclasses.replace(
-                c,
-                answer=answer,
-                missing="" if c.difference else "runs diverged",
-                sampling_error=_paired_sampling_error(v, w),
-                same_tokens=v.tokens == w.tokens,
-            )
+        v, w = variants[a], variants[b]
+        missing = "did not train" if v.did_not_train or w.did_not_train else "runs diverged"
+        c = dataclasses.replace(
+            c,
+            missing="" if c.difference else missing,
+            sampling_error=_paired_sampling_error(v, w),
+            same_tokens=v.tokens == w.tokens,
+            p_beyond=beyond[i],
+            p_equivalent=equivalent[i],
+            pairing=_pairing(v, w),
+            over_text=_interval_over_text(v, w),
         )
+        c = dataclasses.replace(c, verdict=_verdict(c, record))
+        found.append(dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(c, record)))
     return found
+
+
+def _differences(record: dict, variants: dict[str, VariantResult], losses: Callable) -> list[Difference | None]:
+    """Return the difference of each declared comparison, None where a variant is missing or has no losses.
+
+    The variants of the same size on the same text whose runs all trained give the prior of the variances: runs of two
+    sizes have less noise in common.
+    """
+    usable = {name: found for name, v in variants.items() if (found := losses(v)) is not None}
+    trained = [name for name in usable if not variants[name].n_stuck]
+    like = {name: (_text(record, name), size_of(name, record.get("sizes") or ())) for name in trained}
+    priors = {key: fit_prior([usable[name] for name in trained if like[name] == key]) for key in set(like.values())}
+    found, n = [], len(record["comparisons"])
+    for a, b in record["comparisons"]:
+        prior = priors[like[a]] if {a, b} <= like.keys() and like[a] == like[b] else NO_PRIOR
+        both = {a, b} <= usable.keys()
+        found.append(statistics.paired_difference(usable[a], usable[b], n, prior) if both else None)
+    return found
+
+
+def _adjusted(differences: list[Difference | None], p: Callable[[Difference], float]) -> list[float]:
+    """Return the p-values after Holm's correction."""
+    return statistics.holm([math.nan if d is None else p(d) for d in differences])
+
+
+def _adjusted_of_both(differences, at_optimum, p: Callable[[Difference], float]) -> list[float]:
+    """Return the larger one of the corrected p-values at the best rate and, if there is one, at the optimum."""
+    at_rate = _adjusted(differences, p)
+    at_optimum = [x if o is None else y for x, o, y in zip(at_rate, at_optimum, _adjusted(at_optimum, p), strict=True)]
+    return np.maximum(at_rate, at_optimum).tolist()  # nan where one of the two is
+
+
+def _verdict(c: Comparison, record: dict) -> str:
+    """Return the `verdict` of a comparison whose tests are done."""
+    level = 1 - statistics.LEVEL
+    if record["budget"] != "full" or _text(record, c.variant) != _text(record, c.against):
+        return "no conclusion"
+    if c.difference is None:
+        return c.missing
+    if c.difference.sd == 0:
+        return "equal losses" if c.difference.mean == 0 else "no p-value"
+    if c.is_significant and c.p_beyond < level:
+        return "beyond the margin"
+    if c.p_equivalent < level:
+        return "equivalent"
+    return "different" if c.is_significant else "undecided"
+
+
+def _pairing(a: VariantResult, b: VariantResult) -> float:
+    """Return the variance of the paired difference divided by that of unpaired runs, the sum of both variances."""
+    if a.loss is None or b.loss is None:
+        return math.nan
+    unpaired = a.loss.sd**2 + b.loss.sd**2
+    return float(np.var(np.subtract(a.losses, b.losses), ddof=1)) / unpaired if unpaired > 0 else math.nan
 
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
@@ -260,6 +339,8 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
+    bytes_per_token = described["data"].get("test_bytes_per_token")  # sweeps of older versions lack it
+    mean = None if None in losses else statistics.interval(losses)
     return VariantResult(
         name=name,
         grid=tuple(grid),
@@ -271,27 +352,16 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         flops=described["flops_per_token"],
         steps=train["steps"],
         tokens_per_step=train["batch_size"] * train["seq_len"],
-        loss=None if None in losses else statistics.interval(losses),
+        loss=mean,
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
         tokens_per_second=results.speeds["variants"][name] if results.speeds else math.nan,
         quartiles=tuple(results.speeds["quartiles"][name]) if results.speeds else (math.nan, math.nan),
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
+        bits_per_byte=mean.mean / math.log(2) / bytes_per_token if mean and bytes_per_token else math.nan,
         optimum=estimate_optimum(results, record, name, rate),
         rate_from=rate_from(record, name),
     )
-
-
-def _difference(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
-    if a.n_diverged or b.n_diverged:
-        return None
-    return statistics.paired_difference(a.losses, b.losses, comparisons)
-
-
-def _difference_at_optimum(a: VariantResult, b: VariantResult, comparisons: int) -> statistics.Difference | None:
-    if a.optimum.missing or b.optimum.missing:
-        return None
-    return statistics.paired_difference(a.optimum.losses, b.optimum.losses, comparisons)
 
 
 def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
@@ -304,79 +374,18 @@ def _paired_sampling_error(a: VariantResult, b: VariantResult) -> float:
     return statistics.sampling_error(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
-    """Return one sentence that the numbers support."""
-    n, budget, d = len(a.losses), record["budget"], c.difference
-    if budget != "full":
-        return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
-    if _text(record, a.name) != _text(record, b.name):
-        return f"No conclusion about {a.name} and {b.name}: losses on different data or tokens cannot be compared."
-    if d is None:
-        return (
-            f"{a.name} against {b.name}: no mean difference, because runs diverged "
-            f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
-        )
-    if d.low == d.high == 0:
-        return f"{a.name} and {b.name} end at the same loss for every seed."
-    if math.isnan(c.p_adjusted):
-        return (
-            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
-            "p-value."
-        )
-    return _significant(c) if c.is_significant else _not_significant(a, b, c, record)
+def _interval_over_text(a: VariantResult, b: VariantResult) -> CrossedInterval | None:
+    if a.n_diverged or b.n_diverged or a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:
+        return None
+    sums = [np.array([run["test_sums"] for run in v.runs]) for v in (a, b)]
+    return statistics.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"])
 
 
-def _significant(c: Comparison) -> str:
-    d, o = c.difference, c.at_optimum
-    at_optimum = (
-        f"; at the estimated optima {difference(abs(o.mean), sign='')} {_direction(o)}, {_range(o)}, "
-        f"p = {c.p_at_optimum:.2g}"
-        if o
-        else ""
-    )
-    return (
-        f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against} "
-        f"(n = {d.n} paired seeds, {_range(d)}, p = {c.p_adjusted:.2g} after Holm's correction{at_optimum})."
-    )
-
-
-def _not_significant(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
-    d, o, level = c.difference, c.at_optimum, 1 - statistics.LEVEL
-    remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}"]
-    if d.p < level <= c.p_adjusted:
-        remarks.append(
-            f"this interval alone excludes 0, which is not enough among {len(record['comparisons'])} comparisons"
-        )
-    if o and (c.p_adjusted < level or c.p_at_optimum < level):
-        remarks.append(
-            "the differences at the best rates of the grid and at the estimated optima must both be significant, "
-            f"with the same sign; at the optima: {difference(o.mean)}, {_range(o)}, p = {c.p_at_optimum:.2g}"
-        )
-    if a.n_stuck or b.n_stuck:
-        remarks.append(
-            f"{a.n_stuck} of {d.n} and {b.n_stuck} of {d.n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
-        )
-    return (
-        f"No significant difference between {a.name} and {b.name} (n = {d.n} paired seeds, {_range(d)}, "
-        f"p = {c.p_adjusted:.2g} after Holm's correction; {'; '.join(remarks)})."
-    )
-
-
-def _direction(d: statistics.Difference) -> str:
-    return "lower" if d.mean < 0 else "higher"
-
-
-def _range(d: statistics.Difference) -> str:
-    return f"95 % CI {difference(d.low)} to {difference(d.high)}"
-
-
-def difference(x: float, sign: str = "+") -> str:
-    """Format a difference of losses with four decimals, or with one digit where these would all be 0.
-
-    >>> difference(0.25), difference(-4e-6)
-    ('+0.2500', '-4e-06')
-    """
-    return f"{x:{sign}.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:{sign}.0e}"
+def _scope(c: Comparison, record: dict) -> str:
+    """Return what the answer holds for; "" if there is no conclusion."""
+    if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
+        return ""
+    return " " + describe_scope(record["variants"][c.variant], record["variants"][c.against])
 
 
 def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:

@@ -5,6 +5,7 @@ This module does not import jax.
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 LEARNING_RATE = "optimizer.learning_rate"
@@ -82,6 +83,15 @@ def at_size(variant: str, size: str) -> str:
     ('SwiGLU, 64', 'SwiGLU')
     """
     return f"{variant}, {size}" if size else variant
+
+
+def size_of(name: str, sizes: Iterable[str]) -> str:
+    """Return the size of a variant at a size; "" in a sweep without sizes.
+
+    >>> size_of("SwiGLU, 64", ["32", "64"]), size_of("SwiGLU", [])
+    ('64', '')
+    """
+    return max((size for size in sizes if name.endswith(at_size("", size))), key=len, default="")
 
 
 def expand(variants: Variants, sizes: Variants) -> Variants:

@@ -8,6 +8,7 @@ import numpy as np
 from lm.sweeps import statistics
 from lm.sweeps.axes import at_size
 from lm.sweeps.scaling import Estimate, Multipliers, multipliers
+from lm.sweeps.scope import describe_scope_of_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,6 @@ class Saving:
     Attributes:
         variant, against: the names of the two, without the size.
         sizes: the names of the sizes.
-        n_params: the parameters of the variant at each size.
         n_seeds: runs of each variant at each size.
         compute_S2: training FLOPs per run, of the variant and of the other.
         loss_S2: mean test losses: at the estimated optima where all variants have one, else at the best rates.
@@ -30,7 +30,6 @@ class Saving:
     variant: str
     against: str
     sizes: list[str]
-    n_params: list[int] = ()
     n_seeds: int = 0
     compute_S2: np.ndarray | None = None
     loss_S2: np.ndarray | None = None
@@ -94,7 +93,6 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
         at_optimum = multipliers(compute_S2, losses_SN2)
     return dataclasses.replace(
         saving,
-        n_params=[pair[0].n_params for pair in results],
         n_seeds=losses_SN2.shape[1],
         compute_S2=compute_S2,
         loss_S2=losses_SN2.mean(axis=1),
@@ -134,7 +132,7 @@ def factor(e: Estimate) -> str:
 
 
 def answer(s: Saving, record: dict) -> str:
-    """Return one sentence, or two, that the numbers support."""
+    """Return the answer that the numbers support, and what it holds for."""
     if (budget := record["budget"]) != "full":
         return f"No conclusion about {s.variant} and {s.against}: budget {budget} only checks that the sweep runs."
     if s.missing:
@@ -144,15 +142,21 @@ def answer(s: Saving, record: dict) -> str:
         p = s.p_at_optimum
         both = f"; at the best rates of the grids {percent_saved(s.at_best.pooled)}, p = {s.p_adjusted:.2g}"
     numbers = (
-        f"mean over {len(s.sizes)} sizes, {s.n_params[0]:,} to {s.n_params[-1]:,} parameters, {s.n_seeds} seeds each, "
-        f"95 % CI, p = {p:.2g} after Holm's correction{both}"
+        f"mean over {len(s.sizes)} sizes, {s.n_seeds} seeds each, 95 % CI, p = {p:.2g} after Holm's correction{both}"
     )
     if not s.is_significant:
         return (
             f"No significant difference in training compute between {s.variant} and {s.against}: {s.variant} saves "
-            f"{percent_saved(s.estimate.pooled)} ({numbers})."
+            f"{percent_saved(s.estimate.pooled)} ({numbers}). {_scope(s, record)}"
         )
-    return f"{_finding(s)} ({numbers}). {_trend(s)}"
+    return f"{_finding(s)} ({numbers}). {_trend(s)} {_scope(s, record)}"
+
+
+def _scope(s: Saving, record: dict) -> str:
+    entries = record["variants"]
+    return describe_scope_of_sizes(
+        {size: (entries[at_size(s.variant, size)], entries[at_size(s.against, size)]) for size in s.sizes}
+    )
 
 
 def _finding(s: Saving) -> str:

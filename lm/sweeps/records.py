@@ -3,13 +3,16 @@
 import hashlib
 from pathlib import Path
 
+from lm.config.values import short
 from lm.errors import UserError
 from lm.files import COUNT, read_json, to_json
+from lm.sweeps.spec import MARGIN
 
 # Shapes; see `lm.files.read_json`.
 _DATA = {"name": str, "fingerprint": str, "notices": [str], "unigram": {"validation": float, "test": float}}
 _CONFIG = {
     "model": {"d_ff": COUNT},
+    "optimizer": {"name": str, "schedule": str},
     "train": {"steps": COUNT, "batch_size": COUNT, "seq_len": COUNT},
     "eval": {"every": COUNT, "max_batches": COUNT, "batch_size": (COUNT, None)},
 }
@@ -88,6 +91,9 @@ def read_sweep(path: Path) -> dict:
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
+    record.setdefault("margin", MARGIN)  # sweeps of older versions declare none
+    if type(record["margin"]) not in (int, float) or not record["margin"] > 0:
+        raise UserError(f"{path} is corrupted: its margin is {short(record['margin'])}, not above 0; {advice}")
     names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
     pairs_of_two = record["comparisons"] and all(len(pair) == 2 for pair in record["comparisons"])
     if not (record["starts"] and record["seeds"] and pairs_of_two and names <= record["variants"].keys()):

@@ -12,22 +12,21 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import tables
+from lm.sweeps import rate_tables, tables
 from lm.sweeps.analysis import Analysis
 from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
 
 CAPTIONS = {
-    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; bars: 95 % intervals; "
-    "gray ticks: single seeds. Left of 0 the first variant is better. An arrow marks an interval that leaves the axis; "
-    "its numbers are above it. Intervals are not corrected for the number of comparisons: trust the p-values.",
+    "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; thick bars: 95 % "
+    "intervals, each for its comparison alone; thin bars: simultaneous 95 % intervals, which all hold at once "
+    "(Bonferroni); gray ticks: single seeds. Shaded: the margin. Left of 0 the first variant is better. An arrow marks "
+    "an interval that leaves the axis; the numbers of the thick bar are above it.",
     "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
     "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
-    "equal_cost": "Validation loss against the cost of training so far, in FLOPs and in seconds. Shown is the second "
-    "half of training, or all of it on a logarithmic axis where one variant costs more than twice as much as another.",
 }
 SAVINGS_CAPTION = (
     "Test loss over training compute, and the training compute saved at each size. Points: mean over the seeds at the "
@@ -87,7 +86,7 @@ def _has_multipliers(a: Analysis) -> bool:
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
-    rates = tables.rates(a)
+    about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
     return [
         *([table(savings_table(a))] if a.savings else []),
         *([figure("savings")] if _has_multipliers(a) else []),
@@ -97,8 +96,7 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         figure("curves"),
         *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common
         figure("learning_rates"),
-        *([table(rates)] if rates else []),
-        figure("equal_cost"),
+        *map(table, about_rates),
         table(tables.costs(a)),
     ]
 

@@ -15,8 +15,8 @@ from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.spec import SweepPlan
+from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
-from lm.training.workdir import compare_configs
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
@@ -36,6 +36,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
                 "notices": list(v.corpus.notices),
+                "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
             "config": to_dict(v.config),
@@ -47,6 +48,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "budget": plan.budget_name,
         "baseline": plan.sweep.baseline,
         "comparisons": [list(pair) for pair in plan.sweep.comparisons],
+        "margin": float(plan.sweep.margin),
         "tuning_seeds": list(plan.tuning_seeds),
         "seeds": list(plan.seeds),
         "question": plan.sweep.question,
@@ -99,7 +101,7 @@ def _wait_for_lock(workdir: Path):
 
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
     """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
-    fixed = ("name", "budget", "baseline", "comparisons", "tuning_seeds", "seeds")
+    fixed = ("name", "budget", "baseline", "comparisons", "margin", "tuning_seeds", "seeds")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]

@@ -10,8 +10,8 @@ import sys
 from numbers import Real
 from pathlib import Path
 
+from lm.command_line.loading import load_values, run_file
 from lm.config import Config
-from lm.config.loading import load_values, run_file
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
@@ -21,6 +21,8 @@ WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
 FIRST_TUNING_SEED = 1_000_000  # final runs use smaller seeds
+MARGIN = 0.005  # nats per token
+MARGINS = (0.0001, 1)  # within a smaller one not even the rounding of two programs is; within a larger one, anything is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values` and `sizes` are required.
+    """One ablation. All fields but `values`, `sizes` and `margin` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -57,6 +59,7 @@ class Sweep:
         sizes: by name, from small to large, the config values of each size. Every variant is trained at every size, and
             the comparisons report how much compute a variant saves. `optimizer.learning_rate` may be a grid of the
             size's own, or `match_rate`.
+        margin: the smallest difference in loss that matters, in nats per token.
     """
 
     question: str = None
@@ -68,6 +71,7 @@ class Sweep:
     budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
+    margin: float = MARGIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +198,7 @@ def _wrong_fields(s: Sweep):
         ("comparisons", comparisons, "pairs (variant, against) of names"),
         ("learning_rates", s.learning_rates is not None, "a tuple of numbers"),
         ("budgets", budgets, "a dictionary of Budgets by name"),
+        ("margin", _is_number(s.margin), "a number, in nats per token"),
     ):
         if getattr(s, field) is None:
             yield f"{field} is missing: it must be {wanted}"
@@ -224,6 +229,9 @@ def _problems(sweep: Sweep, budget_name: str):
     yield from _wrong_values(sweep)
     yield from _wrong_grids(sweep)
     yield from _wrong_budgets(sweep.budgets, budget_name)
+    low, high = MARGINS
+    if not low <= sweep.margin <= high:
+        yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
 
 
 def _wrong_names(sweep: Sweep):

@@ -1,4 +1,4 @@
-"""Statistics of few seeds: intervals, paired tests, Holm's correction, power, sampling error, minima, the jackknife."""
+"""Statistics of few seeds: intervals, paired tests, corrections, power, errors over text, the jackknife."""
 
 import functools
 import math
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
+
+from lm.sweeps.moderation import NO_PRIOR, ROUNDING, Prior, moderate
 
 LEVEL = 0.95  # of every confidence interval; tests are at 1 - LEVEL
 POWER = 0.8  # at which detectable differences are computed
@@ -25,7 +27,11 @@ class Interval(NamedTuple):
 class Difference(NamedTuple):
     """Mean of n paired differences, its confidence interval, and the two-sided p-value of "the mean is 0".
 
-    detectable: the smallest true difference that such a test finds with probability POWER; see `detectable`.
+    Attributes:
+        mean, low, high, p, n: as above.
+        sd: the standard deviation of the differences, moderated if there was a prior.
+        df: its degrees of freedom, n - 1 plus those of the prior.
+        comparisons: the number of tests in the sweep, for `detectable` and `simultaneous`.
     """
 
     mean: float
@@ -33,7 +39,49 @@ class Difference(NamedTuple):
     high: float
     p: float
     n: int
-    detectable: float
+    sd: float
+    df: float
+    comparisons: int = 1
+
+    @property
+    def error(self) -> float:
+        """Return the standard error of the mean."""
+        return self.sd / math.sqrt(self.n)
+
+    @property
+    def simultaneous(self) -> tuple[float, float]:
+        """Return the interval that covers in all comparisons at once with probability LEVEL (Bonferroni; Dunn 1961)."""
+        if self.n < 2:
+            return -math.inf, math.inf
+        half = float(stats.t.isf((1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
+        return self.mean - half, self.mean + half
+
+    @property
+    def detectable(self) -> float:
+        """Return the smallest true difference that such a test finds with probability POWER; see `detectable`."""
+        return detectable(self.sd, self.n, self.comparisons, self.df)
+
+    @property
+    def detectable_range(self) -> tuple[float, float]:
+        """Return the confidence interval of `detectable`, which is as uncertain as the standard deviation it uses.
+
+        With v degrees of freedom, v s^2 / sigma^2 has a chi-square distribution.
+        """
+        if self.n < 2:
+            return 0.0, math.inf
+        quantiles = stats.chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.df)
+        low, high = self.detectable * np.sqrt(self.df / quantiles)
+        return float(low), float(high)
+
+
+class CrossedInterval(NamedTuple):
+    """Mean over seeds and text, its confidence interval, its standard error and that error's degrees of freedom."""
+
+    mean: float
+    low: float
+    high: float
+    error: float
+    df: float
 
 
 def interval(values) -> Interval:
@@ -51,12 +99,14 @@ def interval(values) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def paired_difference(a, b, comparisons: int = 1) -> Difference:
+def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR) -> Difference:
     """Test a - b, paired by position (by seed), with the one-sample t test of the differences.
 
     Args:
         a, b: the values of the same seeds in the same order.
-        comparisons: the number of tests in the sweep. Only `detectable` depends on it; for p see `holm`.
+        comparisons: the number of tests in the sweep. p does not depend on it; see `holm`.
+        prior: of the variance of the differences. With it this is Smyth's moderated t test (2004, eq. 3). It does not
+            apply to differences that vary by ROUNDING only.
 
     Returns:
         The Difference. p is nan for one pair, and where all differences are the same number other than 0.
@@ -68,35 +118,41 @@ def paired_difference(a, b, comparisons: int = 1) -> Difference:
     d = np.asarray(a, float) - np.asarray(b, float)
     mean, low, high, sd, n = interval(d)
     if n < 2:
-        return Difference(mean, low, high, math.nan, n, math.inf)
+        return Difference(mean, low, high, math.nan, n, math.inf, 0.0, comparisons)
+    if sd == 0:  # seeds without variation are one measurement, which has no p-value
+        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0, n - 1, comparisons)
+    variance, df = moderate(sd**2, n - 1, prior if sd > ROUNDING else NO_PRIOR)
+    sd = math.sqrt(variance)
     error = sd / math.sqrt(n)
-    if error == 0:  # seeds without variation are one measurement, which has no p-value
-        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0)
-    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
-    return Difference(mean, low, high, p, n, detectable(sd, n, comparisons))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, df))
+    return Difference(mean, mean - half, mean + half, p, n, sd, df, comparisons)
 
 
-def detectable(sd: float, n: int, comparisons: int = 1) -> float:
+def detectable(sd: float, n: int, comparisons: int = 1, df: float | None = None) -> float:
     """Return the smallest true difference that a two-sided paired t test finds with probability POWER.
 
     Args:
         sd: the standard deviation of the paired differences.
         n: the number of pairs.
         comparisons: the level of the test is (1 - LEVEL) / comparisons, as in the first step of Holm's correction.
+        df: the degrees of freedom of sd, if not n - 1.
 
     >>> round(detectable(1.0, 10), 3)
     0.996
     """
-    return _noncentrality(n, comparisons) * sd / math.sqrt(n)
+    if n < 2:
+        return math.inf
+    return _noncentrality(n - 1 if df is None else df, comparisons) * sd / math.sqrt(n)
 
 
 @functools.cache
-def _noncentrality(n: int, comparisons: int) -> float:
+def _noncentrality(df: float, comparisons: int) -> float:
     """Return the noncentrality of Student's t at which the test has power POWER (Cohen 1988, chapter 2)."""
-    critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, n - 1)
+    critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, df)
 
     def missing_power(shift: float) -> float:  # without the far tail: below 0.0001 here, and scipy's is often nan
-        return float(stats.nct.sf(critical, n - 1, shift)) - POWER
+        return float(stats.nct.sf(critical, df, shift)) - POWER
 
     high = 1.0
     while missing_power(high) < 0:
@@ -138,6 +194,68 @@ def sampling_error(sums, counts) -> float:
     residuals = s - s.sum() / c.sum() * c
     n = len(s)
     return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
+
+
+def crossed_interval(sums, counts) -> CrossedInterval:
+    """Return the mean of r_i = sum_j(sums_ij) / sum_j(counts_j) and its interval over other seeds i and other text j.
+
+    All n seeds are evaluated on the same m blocks of text, so a block that is harder than others is so for every seed,
+    and more seeds do not reduce this error. In the two-way random model r_ij = mean + seed_i + block_j + rest_ij the
+    variance of the mean is var(seed) / n + var(block) / m + var(rest) / (n m). It is estimated by s^2 / n, where s is
+    the standard deviation of the r_i, plus the part of `sampling_error`^2 of the summed seeds that is not due to
+    rest_ij, and at least 0 (Hillis 2007, Stat. Med. 26:596, with seeds for readers and blocks for cases). The degrees
+    of freedom are Satterthwaite's (1946). The interval is at least that of the seeds alone: a small text error would
+    otherwise narrow it, because it adds degrees of freedom.
+
+    Args:
+        sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
+        counts: the number of tokens of each block (m,). Blocks are taken as independent.
+
+    Returns:
+        The CrossedInterval; infinite for one seed or one block.
+
+    >>> found = crossed_interval([[1, 2, 6], [2, 3, 7]], [1, 1, 1])
+    >>> round(found.mean, 4), round(found.error, 4), round(found.df, 2)
+    (3.5, 1.6073, 2.4)
+    """
+    x_SB, c_B = np.asarray(sums, float), np.asarray(counts, float)
+    (n, m), total = x_SB.shape, c_B.sum()
+    r_S = x_SB.sum(axis=1) / total
+    mean = float(r_S.mean())
+    if n < 2 or m < 2:
+        return CrossedInterval(mean, -math.inf, math.inf, math.inf, math.nan)
+    residuals_SB = (x_SB - np.outer(r_S, c_B)) / total
+    shared_B = residuals_SB.mean(axis=0)
+    seeds = float(r_S.var(ddof=1)) / n
+    blocks = m / (m - 1) * float(np.sum(shared_B**2))
+    rest = m / (m - 1) / (n - 1) / n * float(np.sum((residuals_SB - shared_B) ** 2))
+    text = max(blocks - rest, 0.0)
+    variance = seeds + text
+    if variance == 0:
+        return CrossedInterval(mean, mean, mean, 0.0, math.nan)
+    df = variance**2 / (seeds**2 / (n - 1) + text**2 / (m - 1))
+    t, t_of_seeds = stats.t.ppf((1 + LEVEL) / 2, [df, n - 1])
+    half = float(max(t * math.sqrt(variance), t_of_seeds * math.sqrt(seeds)))
+    return CrossedInterval(mean, mean - half, mean + half, math.sqrt(variance), df)
+
+
+def learning_rate_sensitivity(losses, ceiling: float) -> float:
+    """Return the expected deviation from the best loss when the learning rate is drawn from a grid.
+
+    This is E[min(loss, ceiling)] - min(loss) over the rates (Wortsman et al. 2023, arXiv:2309.14322, section 2.2; their
+    ceiling is the loss at initialization). 0: the rate does not matter.
+
+    Args:
+        losses: the loss of each rate and seed (rates, seeds); nan where a run diverged, which counts as the ceiling.
+            The mean over the seeds is the loss of a rate.
+        ceiling: larger losses count as this one, so that a rate where nothing is learned weighs the same however
+            large its loss is.
+
+    >>> round(learning_rate_sensitivity([[2.2], [2.0], [float("nan")]], 3.0), 4)
+    0.4
+    """
+    clipped = np.fmin(np.asarray(losses, float), ceiling).mean(axis=1)
+    return float(clipped.mean() - clipped.min())
 
 
 def parabola_minimum(x, y) -> tuple[float, float]:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve, difference
-from lm.sweeps.results import STUCK, tuning_result
-from lm.sweeps.statistics import Difference
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
+from lm.sweeps.answers import difference
+from lm.sweeps.results import STUCK
+from lm.sweeps.scope import tokens_per_parameter
+from lm.sweeps.sensitivity import sensitivity
+from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
 MAX_STEPS = 10  # columns of the table of validation losses
@@ -41,21 +44,30 @@ class Table:
 
 def comparisons(a: Analysis) -> Table:
     """Return the declared comparisons."""
-    n = len(a.comparisons)
+    n, optima = len(a.comparisons), any(c.at_optimum for c in a.comparisons)
+    margin = f"{a.record['margin']:g}"
     notes = {
+        "answer": f"Beyond the margin: the difference is larger than {margin} nats per token, the margin of this "
+        "sweep. Different: it is significant, but may be smaller than that. Equivalent: it is smaller. Undecided: none "
+        f"of these is shown.{' Every answer needs both estimates, where there are two.' * optima}",
         "difference [95 % CI]": "Mean over seeds of the difference in test loss, in nats per token (negative: the "
         "first variant is better), with its 95 % t interval. Both runs of a pair share the seed: the order of the data "
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
         "p": f"Two-sided paired t test after Holm's correction for {n} comparison{'s' * (n > 1)}; below 0.05 is "
-        "significant.",
+        "significant." + _moderation(a),
         "at the optimum [95 % CI], p": "The same at each variant's estimated optimum: the minimum of the "
         "parabola in log2(learning rate) through the losses at the best rate and its two neighbors, with its jackknife "
         "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "
         "agree." + _no_optimum(a),
-        "detectable": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), given the "
-        "spread over seeds and the correction.",
+        "detectable [95 % CI]": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), "
+        "given the spread over seeds and the correction. So few seeds give the spread, and so this, only roughly.",
+        "pairing": "Variance of the difference, divided by that without pairing: at 0.25, unpaired runs would need "
+        "four times as many seeds.",
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "
-        "same kind would change it. The interval does not include it.",
+        "same kind would change it. The first interval does not include it. More seeds do not reduce it, and all "
+        "comparisons on this text share it.",
+        "over seeds and text [95 % CI]": "The interval of the difference over both sources of error: other seeds, and "
+        "another text of the same kind. Without correction for the number of comparisons.",
     }
     title = "Comparisons at each size (no claims)" if a.savings else "Comparisons"
     return Table(title, ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
@@ -66,12 +78,29 @@ def _comparison_row(c: Comparison) -> list[str]:
     if not c.same_tokens:
         name += " (different numbers of tokens)"
     if d is None:
-        return [name, *[c.missing] * 5]
-    at_optimum = f"{_with_interval(c.at_optimum)}, {_p(c.p_at_optimum)}" if c.at_optimum else "no estimate"
-    return [name, _with_interval(d), _p(c.p_adjusted), at_optimum, _loss(d.detectable), _loss(c.sampling_error)]
+        return [name, *[c.missing] * 8]
+    at_optimum = f"{with_interval(c.at_optimum)}, {_p(c.p_at_optimum)}" if c.at_optimum else "no estimate"
+    over_text = with_interval(c.over_text) if c.over_text else "other tokens"
+    detectable = "{} [{}, {}]".format(*map(_loss, (d.detectable, *d.detectable_range)))
+    pairing = "–" if math.isnan(c.pairing) else f"{c.pairing:.2f}"
+    numbers = [with_interval(d), _p(c.p_adjusted), at_optimum, detectable, pairing, _loss(c.sampling_error), over_text]
+    return [name, c.verdict, *numbers]
 
 
-def _with_interval(d: Difference) -> str:
+def _moderation(a: Analysis) -> str:
+    """Say how many degrees of freedom the tests have, if the variances are moderated."""
+    found = [d.df for c in a.comparisons if (d := c.difference) and d.df > d.n - 1]
+    if not found:
+        return ""
+    low, high = (f"{df:.3g}" for df in (min(found), max(found)))
+    return (
+        f" The variance is moderated by those of all pairs of variants: {low if low == high else f'{low} to {high}'} "
+        f"degrees of freedom instead of {len(a.record['seeds']) - 1}."
+    )
+
+
+def with_interval(d: Difference | CrossedInterval) -> str:
+    """Return the mean and its interval."""
     return f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]"
 
 
@@ -90,7 +119,8 @@ def _no_optimum(a: Analysis) -> str:
 
 def losses(a: Analysis) -> Table:
     """Return the test loss of each variant at its best learning rate."""
-    header = ["variant", "learning rate", "test loss [95 % CI]", "sd over seeds", "sampling error", "diverged", "stuck"]
+    header = ["variant", "learning rate", "test loss [95 % CI]", "bits per byte"]
+    header += ["sd over seeds", "sampling error", "diverged", "stuck"]
     rows = []
     for v in a.variants.values():
         loss, sd = f"median {_loss(v.median)}", "runs diverged"
@@ -98,7 +128,9 @@ def losses(a: Analysis) -> Table:
             loss, sd = f"{v.loss.mean:.4f} [{v.loss.low:.4f}, {v.loss.high:.4f}]", _loss(v.loss.sd)
         error = "runs diverged" if math.isnan(v.sampling_error) else _loss(v.sampling_error)
         rate, n = f"{v.rate:g}" + _extrapolated(v) + " (edge)" * v.at_edge, len(v.losses)
-        rows.append([v.name, rate, loss, sd, error, f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"])
+        bits = "not known" if math.isnan(v.bits_per_byte) else f"{v.bits_per_byte:.4f}"
+        rows.append([v.name, rate, loss, bits if v.loss else "runs diverged", sd, error])
+        rows[-1] += [f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"]
     tuned = any(len(v.grid) > 1 for v in a.variants.values())
     notes = {
         "learning rate": (
@@ -112,6 +144,8 @@ def losses(a: Analysis) -> Table:
         + " (edge): the first or last of the grid." * any(v.at_edge for v in a.variants.values()),
         "test loss [95 % CI]": "Mean over fresh seeds, in nats per token, with its 95 % t interval; the median where a "
         "run diverged. Every token of the test split is predicted once.",
+        "bits per byte": "The mean loss in bits, times the tokens per UTF-8 byte of the test text, so that it does not "
+        "depend on the tokenizer.",
         "sd over seeds": "Standard deviation: what another seed changes.",
         "sampling error": "Standard error over blocks of the test text: what another text of the same kind changes.",
         "diverged": "A loss or an update was not finite.",
@@ -126,28 +160,36 @@ def _extrapolated(v: VariantResult) -> str:
 
 
 def costs(a: Analysis) -> Table:
-    """Return what training each variant costs, and the losses at equal cost."""
-    header = ["variant", "parameters", "FLOPs/token", "tokens/s", "loss at equal FLOPs", "loss at equal time"]
+    """Return what training each variant costs, and the losses at equal cost if learning rates are constant."""
+    header = ["variant", "parameters", "tokens per parameter", "FLOPs/token", "tokens/s"]
     rows = []
     for v in a.variants.values():
         speed = "not measured"
         if not math.isnan(v.tokens_per_second):
             speed = "{:,.0f} ({:,.0f} to {:,.0f})".format(v.tokens_per_second, *v.quartiles)
-        at_equal = [loss_at_equal(a, v, cost) for cost in (_flops_per_token, _seconds_per_token)]
-        shown = [loss if isinstance(loss, str) else _loss(loss) for loss in at_equal]
-        rows.append([v.name, f"{v.n_params:,}", f"{v.flops:,.0f}", speed, *shown])
-    if len({v.tokens for v in a.variants.values()}) > 1:
-        header.insert(3, "tokens per run")
-        for row, v in zip(rows, a.variants.values(), strict=True):
-            row.insert(3, f"{v.tokens:,}")
+        per_parameter = tokens_per_parameter(a.record["variants"][v.name])
+        rows.append([v.name, f"{v.n_params:,}", per_parameter, f"{v.flops:,.0f}", speed])
     notes = {
+        "tokens per parameter": "Training tokens of one run.",
         "FLOPs/token": "Training FLOPs, forward and backward.",
         "tokens/s": "Median (quartiles) of 9 measurements with all devices busy, the variants taking turns.",
-        "loss at equal FLOPs": "Validation loss (mean over seeds, interpolated) at the cost of the cheapest complete "
-        "run among the variants that comparisons connect. The learning-rate schedule of a more expensive variant has "
-        'not ended there. "Too early": before its first evaluation.',
-        "loss at equal time": "The same, at equal training time.",
     }
+    if len({v.tokens for v in a.variants.values()}) > 1:
+        header.insert(2, "tokens per run")
+        for row, v in zip(rows, a.variants.values(), strict=True):
+            row.insert(2, f"{v.tokens:,}")
+    if is_constant(a.record):
+        for name, cost in EQUAL_COSTS.items():
+            header.append(name)
+            for row, v in zip(rows, a.variants.values(), strict=True):
+                loss = loss_at_equal(a, v, cost)
+                row.append(loss if isinstance(loss, str) else _loss(loss))
+        notes["loss at equal FLOPs"] = (
+            "Validation loss (mean over seeds, interpolated) at the cost of the cheapest complete run among the "
+            "variants that comparisons connect. The learning rate is constant, so a run that stops there is complete. "
+            '"Too early": before its first evaluation.'
+        )
+        notes["loss at equal time"] = "The same, at equal training time."
     return Table("Cost", header, rows, notes)
 
 
@@ -167,22 +209,6 @@ def curves(a: Analysis) -> Table:
     gaps = " –: not evaluated at this step, or a run had diverged." * any("–" in row for row in rows)
     notes = {"variant": f"Mean over the fresh seeds at the best learning rate.{median}{gaps}"}
     return Table("Validation loss during training", header, rows, notes)
-
-
-def rates(a: Analysis) -> Table | None:
-    """Return the tuning results; None if no variant had a choice of learning rates."""
-    rows = []
-    for v in a.variants.values():
-        means = []
-        for rate in v.tuning_grid:
-            n_diverged, n_stuck, loss = tuning_result(a.results, a.record, v.name, rate)
-            lost = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
-            shown = lost if math.isinf(loss) else _loss(loss) + f" ({lost})" * bool(lost)
-            means.append(f"{rate:g}: {shown}" + " (best)" * (rate == v.rate))
-        if means:
-            rows.append([v.name, ", ".join(means)])
-    notes = {"validation loss at each learning rate": "Mean over the tuning seeds at the end of training."}
-    return Table("Tuning", ["variant", *notes], rows, notes, is_text=True) if rows else None
 
 
 def changes(record: dict) -> Table:
@@ -223,12 +249,16 @@ def _loss(value: float) -> str:
 # ---- Equal cost ------------------------------------------------------------------------------------------------
 
 
-def _flops_per_token(v: VariantResult) -> float:
-    return v.flops
+# What one training token of a variant costs.
+EQUAL_COSTS: dict[str, Callable[[VariantResult], float]] = {
+    "loss at equal FLOPs": lambda v: v.flops,
+    "loss at equal time": lambda v: 1 / v.tokens_per_second,
+}
 
 
-def _seconds_per_token(v: VariantResult) -> float:
-    return 1 / v.tokens_per_second
+def is_constant(record: dict) -> bool:
+    """Return whether no variant's learning rate decays, so that the beginning of a run is itself a complete run."""
+    return all(v["config"]["optimizer"]["schedule"] == "constant" for v in record["variants"].values())
 
 
 def loss_at_equal(a: Analysis, v: VariantResult, cost_per_token: Callable[[VariantResult], float]) -> float | str:
@@ -266,8 +296,6 @@ def variant_rows(a: Analysis) -> list[dict]:
     """Return one row per variant, numbers unrounded."""
     rows = []
     for v in a.variants.values():
-        at_equal = [loss_at_equal(a, v, cost) for cost in (_flops_per_token, _seconds_per_token)]
-        at_equal = [None if isinstance(loss, str) else loss for loss in at_equal]
         rows.append(
             {
                 "variant": v.name,
@@ -281,14 +309,14 @@ def variant_rows(a: Analysis) -> list[dict]:
                 "test_loss_low": v.loss.low if v.loss else None,
                 "test_loss_high": v.loss.high if v.loss else None,
                 "test_loss_median": v.median,
+                "bits_per_byte": v.bits_per_byte,
                 "sd_over_seeds": v.loss.sd if v.loss else None,
                 "sampling_error": v.sampling_error,
-                "loss_at_equal_flops": at_equal[0],
-                "loss_at_equal_time": at_equal[1],
                 "tokens_per_second": v.tokens_per_second,
                 "tokens_per_second_low": v.quartiles[0],
                 "tokens_per_second_high": v.quartiles[1],
                 "tokens": v.tokens,
+                "learning_rate_sensitivity": sensitivity(a.results, a.record, v.name),
             }
         )
     return rows

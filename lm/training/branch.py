@@ -10,8 +10,9 @@ from pathlib import Path
 from lm.config import Config, to_dict
 from lm.errors import UserError
 from lm.files import COUNT, read_json, to_json, write_text
+from lm.training.config_changes import compare_configs, stable_steps
 from lm.training.metrics import cut_back
-from lm.training.workdir import compare_configs, is_step, stable_steps
+from lm.training.saved_run import is_step
 
 
 def branch(source: str, directory: str, config: Config) -> int:

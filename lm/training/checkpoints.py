@@ -29,8 +29,8 @@ from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.training.checksums import leaf_checksums, leaves_by_path
 from lm.training.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
+from lm.training.saved_run import is_step
 from lm.training.val_losses import best_step, read_val_losses, write_val_losses
-from lm.training.workdir import is_step
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 _RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}
@@ -130,7 +130,7 @@ class Checkpoints:
         )
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
-    def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict]:
+    def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict] | None:
         """Restore the newest intact checkpoint, or that of a step.
 
         Without `step`, a corrupted checkpoint is skipped with a warning for the next older one, and its directory is
@@ -141,10 +141,10 @@ class Checkpoints:
             step: the step to restore; None: the newest.
 
         Returns:
-            (step, state, meta).
+            (step, state, meta), or None if there is no checkpoint.
 
         Raises:
-            UserError: if there is no checkpoint, if all are corrupted, or if structure, shapes or dtypes differ.
+            UserError: if all checkpoints are corrupted, or if structure, shapes or dtypes differ.
             TemporaryError: if the system fails to read one; it is not renamed, as it may be intact.
         """
         self.wait()
@@ -163,7 +163,7 @@ class Checkpoints:
             self._set_aside(corrupted, candidate)
             return candidate, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves.values()), record["meta"]
         if not candidates:
-            raise UserError(f"{self._directory} holds no checkpoint")
+            return None
         raise UserError(
             f"{self._directory} has no intact checkpoint" + (f" of step {step}" if step is not None else "") + ":",
             *(f"  step {candidate}: {reason}" for candidate, reason in corrupted.items()),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 
+from lm.data.entropy_floor import check_loss
 from lm.step import eval_step
 from lm.training.batch_source import BatchSource
 
@@ -26,7 +27,11 @@ def evaluate(
 
     Returns:
         {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes are not known,
-        "tokens": number of predicted tokens}; None if `stop` ended the evaluation.
+        "tokens": number of predicted tokens}, and "best_loss", that of the best possible model of these tokens, where
+        it is known (`lm/data/entropy_floor.py`); None if `stop` ended the evaluation.
+
+    Raises:
+        BelowEntropy: the loss is below that of the best possible model.
     """
     sums = []
     for feed in source.evaluation(max_batches):
@@ -36,10 +41,10 @@ def evaluate(
     # Summed on the host in float64: a float32 sum over a full split would lose digits.
     total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
     loss, split = total / count, source.split
-    bytes_per_token = split.n_bytes / split.n_tokens if split.n_bytes else None
+    best, bytes_per_token = check_loss(split, loss, int(count)), split.bytes_per_token
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
         "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token else None,
         "tokens": int(count),
-    }
+    } | ({} if best is None else {"best_loss": best})

@@ -25,16 +25,17 @@ from lm.training.memory import report_out_of_memory
 from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
+from lm.training.saved_run import check_checkpoints, newest_checkpoint
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart, warm_start
-from lm.training.workdir import Workdir, check_checkpoints, default_workdir, newest_checkpoint
+from lm.training.workdir import Workdir, default_workdir
 
 
 def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:
     """Train a model, or resume its training, and return the exit code.
 
     Args:
-        config: a checked config, as returned by lm/config/loading.py.
+        config: a checked config, as returned by lm/command_line/loading.py.
         directory: the run's directory; None: a new one, runs/NAME-TIME.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
@@ -46,9 +47,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    resuming = resume and processes.from_first(newest_checkpoint, directory) is not None
-    if resuming:
-        processes.from_first(check_resumed, directory, run)
+    resuming = resume and processes.from_first(has_checkpoint, directory, run)
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
@@ -98,9 +97,12 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
-def check_resumed(directory: str, run: Run) -> None:
-    """Raise UserError if a checkpoint in the directory belongs to another experiment or other data."""
+def has_checkpoint(directory: str, run: Run) -> bool:
+    """Return whether the directory has a checkpoint; raise UserError if one is of another experiment or other data."""
+    if newest_checkpoint(directory) is None:
+        return False
     check_checkpoints(directory, read_metas(directory), run.config, run.data_facts)
+    return True
 
 
 def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -> None:
@@ -147,8 +149,8 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
     """
     init = functools.partial(init_state, run.config)
     abstract = shard_state(jax.eval_shape(init, run.config.train.seed), run.table)
-    if checkpoints and processes.from_first(checkpoints.steps):
-        return checkpoints.restore(abstract)[1:]
+    if checkpoints and (restored := checkpoints.restore(abstract)):
+        return restored[1:]
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(run.config.train.seed)  # sharded from the start
     if loaded:

@@ -23,7 +23,7 @@ from lm.huggingface.weights import load_params
 from lm.parallel import processes, sharding
 from lm.training.checkpoints import restore_params
 from lm.training.checksums import leaf_checksums
-from lm.training.workdir import check_meta
+from lm.training.saved_run import check_meta
 
 
 @dataclasses.dataclass(frozen=True)

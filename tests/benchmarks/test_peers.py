@@ -10,7 +10,7 @@ from tiny import redrawn
 
 from benchmarks import shapes
 from lm import model, parameters
-from lm.config.loading import load_values
+from lm.command_line.loading import load_values
 from lm.layers import losses
 
 TINY = {

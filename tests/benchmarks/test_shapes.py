@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import shapes
 from lm import data
-from lm.config.loading import load_values
+from lm.command_line.loading import load_values
 
 
 @pytest.mark.parametrize("name", ["S", "1B"])  # uint16 and uint32 tokens

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from lm.config.loading import load
+from lm.command_line.loading import load
 
 WINDOW = "model.fixed_window=8 model.n_layers=1 model.positions=none model.norm_placement=none"
 

@@ -8,7 +8,7 @@ import pytest
 from running import ROOT
 
 from lm import parameters
-from lm.config.loading import load
+from lm.command_line.loading import load
 from lm.train import main
 from lm.training import memory
 

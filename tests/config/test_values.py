@@ -2,8 +2,8 @@
 
 import pytest
 
+from lm.command_line.loading import load
 from lm.config import schema
-from lm.config.loading import load
 from lm.config.values import parse, show
 
 

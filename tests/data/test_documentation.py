@@ -1,19 +1,44 @@
-"""The Python example of docs/data.md runs."""
+"""The Python examples of docs/data.md run."""
 
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from lm.data.batches import train_batch
+from lm.data.shards import open_shards
 
 
-def test_the_example_that_shows_a_batch_runs(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return run(text), which runs the example with this text in an empty directory and returns its names."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    example, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {}
-    exec(compile(example, "docs/data.md", "exec"), names)
+
+    def run(text: str) -> dict:
+        (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if text in code)
+        names = {}
+        exec(compile(example, "docs/data.md", "exec"), names)
+        return names
+
+    return run
+
+
+def test_the_example_that_shows_a_batch_runs(run, capsys):
+    names = run("python_docs")
     expected = train_batch(names["split"], names["config"], 17)["tokens"]
     np.testing.assert_array_equal(names["batch"]["tokens"], expected)
     assert "(4, 65)" in capsys.readouterr().out
+
+
+def test_the_example_that_writes_words_gives_token_shards(run, tmp_path, capsys):
+    (tmp_path / "input.txt").write_text("To be,\nor not to be: " * 10)
+    words = sorted(run("re.findall")["vocabulary"])
+    assert capsys.readouterr().out == "7\n"
+    tokens = open_shards("data/words", tmp_path).tokens
+    assert tokens.keys() == {"train", "validation"}
+    assert [words[i] for i in tokens["train"][:9]] == ["To", "be", ",", "or", "not", "to", "be", ":", "To"]
+    assert len(tokens["train"]) == 56
+    assert len(tokens["validation"]) == 24

@@ -1,37 +1,100 @@
+"""The synthetic text: its statistics, its entropy rate, and the loss of the best possible model."""
+
+import tracemalloc
+
 import numpy as np
-from surprisal import surprisal
+import pytest
 
 from lm.data import markov
+from lm.data.markov import LETTERS, ORDERS, TOTAL, MarkovChain
+
+N = 200_000
 
 
-def test_the_entropy_rate_is_that_of_the_joint_distribution():
-    # H(X_2 | X_1) = H(X_1, X_2) - H(X_1), with pi from powers of P instead of linear equations.
-    p = markov.weights() / 2**16
+def counted(text: str, order: int) -> np.ndarray:
+    """Return how often each letter follows each context (16^order, 16)."""
+    letters = np.array([LETTERS.index(c) for c in text])
+    counts, contexts = np.zeros((16**order, 16)), np.zeros(len(text) - order, int)
+    for i in range(order):  # the oldest letter first
+        contexts = 16 * contexts + letters[i : len(text) - order + i]
+    np.add.at(counts, (contexts, letters[order:]), 1)
+    return counts
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_entropy_rate_is_that_of_the_joint_distribution(order):
+    # H(X | context) = H(context, X) - H(context), with pi from the linear equations of the full transition matrix.
+    chain, n = MarkovChain(order), 16**order
+    p = chain.weights / TOTAL
     np.testing.assert_array_equal(p.sum(1), 1.0)
-    pi = np.linalg.matrix_power(p, 4096)[0]
-    joint = pi[:, None] * p
+    transitions = np.zeros((n, n))
+    for context in range(n):
+        transitions[context, (16 * context + np.arange(16)) % n] = p[context]
+    equations = np.vstack([transitions.T - np.eye(n), np.ones(n)])
+    pi = np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
 
     def entropy(q):
         return -(q * np.log(q)).sum()
 
-    np.testing.assert_allclose(markov.entropy_rate(), entropy(joint) - entropy(pi), rtol=1e-12)
+    np.testing.assert_allclose(chain.entropy_rate, entropy(pi[:, None] * p) - entropy(pi), rtol=1e-10)
 
 
-def test_the_text_has_the_stated_transition_probabilities():
-    text = markov.text(200_000)
-    states = np.array([markov.LETTERS.index(c) for c in text])
-    counts = np.zeros((16, 16))
-    np.add.at(counts, (states[:-1], states[1:]), 1)
-    expected = counts.sum(1, keepdims=True) * markov.weights() / 2**16
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_text_has_the_stated_transition_probabilities(order):
+    chain = MarkovChain(order)
+    counts = counted(chain.text(N), order)
+    expected = counts.sum(1, keepdims=True) * chain.weights / TOTAL
     common = expected > 5  # where the chi-squared approximation holds
-    statistic, freedom = ((counts - expected) ** 2 / expected)[common].sum(), common.sum() - 16
+    statistic, freedom = ((counts - expected) ** 2 / expected)[common].sum(), common.sum() - 16**order
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-def test_the_best_models_loss_on_the_text_is_the_entropy_rate():
-    loss = surprisal(markov.text(200_000))
-    assert abs(loss.mean() - markov.entropy_rate()) < 4 * loss.std() / np.sqrt(len(loss))
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_best_models_loss_on_the_text_is_the_entropy_rate(order):
+    chain = MarkovChain(order)
+    loss = chain.surprisal(chain.text(N))
+    assert (loss[:order] == 0).all()  # their contexts are not part of the text
+    assert (loss[order:] > 0).all()
+    assert abs(loss[order:].mean() - chain.entropy_rate) < 4 * loss.std() / np.sqrt(N)
 
 
-def test_the_text_is_deterministic_and_shorter_ones_are_prefixes():
-    assert markov.text(40) == markov.text(400)[:40] == "hjcgknpjioadahjnjpljckegkegcfomckgigkahl"
+def test_the_surprisal_of_a_part_of_the_text_is_that_within_the_whole():
+    chain = MarkovChain(3)
+    text = chain.text(1000)
+    np.testing.assert_array_equal(chain.surprisal(text[400:])[3:], chain.surprisal(text)[403:])
+    assert chain.surprisal(text[:2]).tolist() == [0, 0]
+
+
+def test_letters_are_zipf_distributed_and_each_letter_of_the_context_lowers_the_entropy():
+    chain, order = MarkovChain(3), 3
+    joint = chain.stationary[:, None] * chain.weights / TOTAL
+
+    def entropy(j):
+        """Return that of a letter given the last j letters."""
+        p = joint.reshape(-1, 16**j, 16).sum(0)
+        return -(p * np.log(p / p.sum(1, keepdims=True))).sum()
+
+    assert np.diff([entropy(j) for j in range(order + 1)]).max() < -0.1
+    shares = np.sort(joint.sum(0))[::-1]
+    exponent = -np.polyfit(np.log(np.arange(1, 17)), np.log(shares), 1)[0]
+    assert 0.7 < exponent < 1.3
+
+
+@pytest.mark.parametrize(
+    ("order", "start"),
+    [(1, "hjcgknpjioadahjnjpljckegkegcfomckgigkahl"), (2, "cjpockcgcecacecaphcacimcgcgcofbcdjboaeag")],
+)
+def test_the_text_is_deterministic_and_shorter_ones_are_prefixes(order, start):
+    assert MarkovChain(order).text(40) == MarkovChain(order).text(400)[:40] == start
+
+
+def test_the_memory_for_a_text_does_not_grow_with_its_length(monkeypatch):
+    monkeypatch.setattr(markov, "_CHUNK", 1024)
+    chain, peaks = MarkovChain(2), []
+    chain.weights  # noqa: B018 - computed once
+    for length in (4_000, 16_000):
+        tracemalloc.start()
+        chain.text(length)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 5 * 12_000  # bytes: the text itself, some times

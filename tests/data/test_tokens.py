@@ -19,6 +19,7 @@ from lm.data import (
     sources,
 )
 from lm.data import tokens as tokens_module
+from lm.data.markov import LETTERS, MarkovChain
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,12 +305,22 @@ def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
 
 
 def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
-    from lm.data import markov
+    monkeypatch.setattr(MarkovChain, "text", lambda chain: LETTERS * 20)  # the real one takes longer to generate
+    for source, order in (("markov", 1), ("markov:2", 2)):
+        corpus = quiet(config(source=source))
+        assert (corpus.name, corpus.entropy_floor) == (source, MarkovChain(order).entropy_rate)
+        for name, split in corpus.splits.items():
+            text = corpus.tokenizer.decode(split.tokens)
+            np.testing.assert_array_equal(split.surprisal(split.tokens), MarkovChain(order).surprisal(text), name)
+    for other in (config(source="markov", tokenizer="byte"), config()):
+        corpus = quiet(other)
+        assert corpus.entropy_floor is None
+        assert all(split.surprisal is None for split in corpus.splits.values())
 
-    monkeypatch.setattr(markov, "text", lambda: "abcdefghijklmnop" * 20)  # the real one takes longer to generate
-    assert quiet(config(source="markov")).entropy_floor == markov.entropy_rate()
-    assert quiet(config(source="markov", tokenizer="byte")).entropy_floor is None
-    assert quiet(config()).entropy_floor is None
+
+def test_orders_that_do_not_exist_are_refused(config):
+    with pytest.raises(UserError, match='"markov:7" is not one of markov, markov:2, markov:3, markov:4'):
+        quiet(config(source="markov:7"))
 
 
 def test_python_docs_is_large_and_its_train_split_has_every_character(config):

@@ -15,7 +15,7 @@ from running import ROOT, checksums, summary_of
 
 import lm
 from lm import parameters
-from lm.config.loading import load
+from lm.command_line.loading import load
 from lm.data import open_corpus
 from lm.data.tokenizers import END_OF_TEXT, CharTokenizer
 from lm.errors import UserError
@@ -24,8 +24,8 @@ from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
 from lm.parallel.mesh import make_mesh
 from lm.training import warm_start as module
+from lm.training.saved_run import check_init_from
 from lm.training.warm_start import warm_start
-from lm.training.workdir import check_init_from
 
 TEXT = "abcdefghi" * 40
 
@@ -256,8 +256,8 @@ def test_a_missing_architecture_is_an_error(model_dir, path, message):
 
 
 def test_reading_an_architecture_imports_no_jax(model_dir):
-    code = f"import sys; from lm.config.loading import load; load('hf:{model_dir}', []); sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    code = f"from lm.command_line.loading import load; load('hf:{model_dir}', []); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", f"import sys; {code}"], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.slow

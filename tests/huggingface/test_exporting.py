@@ -14,10 +14,10 @@ from lm.config import ModelConfig
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.huggingface.config_files import WITHOUT_EFFECT, export_fields, normalized, read_config
-from lm.huggingface.exporting import write_checkpoint
 from lm.huggingface.families import FAMILIES, USUAL
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.weights import load_params
+from lm.huggingface.writing import write_checkpoint
 
 GPT2 = {
     "norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "positions": "learned", "n_kv_heads": 4,
@@ -31,7 +31,7 @@ OURS = {
     "llama, rope halves": {"rope_pairing": "halves", "attn_bias": True, "ffn_bias": True, "tie_embeddings": True},
     "llama, llama3 rope": {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_max_positions": 8},
     "llama, linear rope": {"rope_scaling": "linear", "rope_factor": 2.0},
-    "mistral": {"window_pattern": (3,)},
+    "mistral": {"window_pattern": (3,), "activation": "sigmoid"},
     "qwen2": {"attn_bias": True, "attn_out_bias": False},
     "qwen3": {"qk_norm": True, "window_pattern": (3, 0), "activation": "gelu"},
     "gemma2": {

@@ -10,10 +10,10 @@ from tiny import redrawn, tiny
 from lm import model
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.huggingface import checking
+from lm.exchange import checking
 from lm.huggingface.config_files import read_config
-from lm.huggingface.exporting import write_checkpoint
 from lm.huggingface.weights import load_params
+from lm.huggingface.writing import write_checkpoint
 
 torch = pytest.importorskip("torch", reason="needs torch and transformers (extra [bench])")
 transformers = pytest.importorskip("transformers", reason="needs torch and transformers (extra [bench])")

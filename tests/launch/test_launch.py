@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from launch import gke, slurm
 from lm import parameters
-from lm.config.loading import load
+from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
 from lm.training.workdir import Workdir
 

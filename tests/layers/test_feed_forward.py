@@ -34,6 +34,22 @@ def test_relu_has_gradient_0_at_0():
     np.testing.assert_array_equal(jax.vmap(jax.grad(ACTIVATIONS["relu"]))(jnp.array([-1.0, 0, 1])), [0, 0, 1])
 
 
+@pytest.mark.parametrize("name", ["relu", "sigmoid"])
+def test_values_and_derivatives_are_those_of_jax_nn(name):
+    x = jnp.linspace(-30, 30, 241)  # with 0
+    ours, theirs = ACTIVATIONS[name], getattr(jax.nn, name)
+    np.testing.assert_array_equal(ours(x), theirs(x))
+    np.testing.assert_array_equal(jax.vmap(jax.grad(ours))(x), jax.vmap(jax.grad(theirs))(x))
+
+
+def test_sigmoid_equals_its_definition():
+    x = np.linspace(-30, 30, 241)
+    values = 1 / (1 + np.exp(-x))
+    np.testing.assert_allclose(ACTIVATIONS["sigmoid"](jnp.float32(x)), values, rtol=3e-6)
+    slopes = jax.vmap(jax.grad(ACTIVATIONS["sigmoid"]))(jnp.float32(x))
+    np.testing.assert_allclose(slopes, values * (1 - values), rtol=3e-6, atol=1e-7)
+
+
 def test_relu_squared_is_the_square_of_relu():
     np.testing.assert_array_equal(ACTIVATIONS["relu_squared"](jnp.array([-3.0, 0, 0.5, 3])), [0, 0, 0.25, 9])
 
@@ -68,6 +84,8 @@ def test_glu_equals_numpy():
     np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="silu"), expected, rtol=1e-5, atol=1e-5)
     exact = (np.asarray(gelu(jnp.float32(gate))) * up) @ W_OUT
     np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="gelu"), exact, rtol=1e-5, atol=1e-5)
+    dauphin = (up / (1 + np.exp(-gate))) @ W_OUT
+    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="sigmoid"), dauphin, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_activation_is_an_error():

@@ -6,9 +6,9 @@ import pytest
 from references import numpy_model
 from tiny import redrawn, tiny
 
+from lm import log_probabilities
 from lm.data import Split
 from lm.layer_stack import unstack_layers
-from lm.scoring import predictions
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 
@@ -85,7 +85,8 @@ def test_bfloat16_agrees_to_its_precision(plain):
 
 def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logits(plain, monkeypatch):
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=3).sums, plain.sums, atol=1e-5)
-    monkeypatch.setattr(predictions, "LOGITS", 3 * len(IDS) // T * CONFIG.model.vocab_size)  # 3 positions at a time
+    n_logits = 3 * len(IDS) // T * CONFIG.model.vocab_size  # 3 positions at a time
+    monkeypatch.setattr(log_probabilities, "MAX_LOGITS", n_logits)
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
 
 

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_sweep import BASE, GRID, LOSSES, diverge, run, select, speeds_json, sweep, write
+from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, OPTIMIZER, diverge, run, select, speeds_json, sweep, write
 
-from lm.sweeps import figures, tables
-from lm.sweeps.analysis import analyze, difference
+from lm.sweeps import figures, rate_tables, statistics, tables
+from lm.sweeps.analysis import analyze
+from lm.sweeps.answers import difference
 from lm.sweeps.results import at_edge
 
 
@@ -23,15 +24,49 @@ def test_variants_agree_with_scipy(tmp_path):
     assert f"{np.mean(BASE):.4f} [" in tables.losses(a).rows[0][2]
 
 
-def test_comparisons_agree_with_scipy(tmp_path):
+def test_a_comparison_of_two_variants_agrees_with_scipy(tmp_path):
+    record, runs = sweep({name: LOSSES[name] for name in ("plain", "gated")})
+    (c,) = analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)).comparisons
+    t, mean = stats.ttest_rel(LOSSES["gated"], BASE), np.mean(LOSSES["gated"]) - np.mean(BASE)
+    assert c.difference[:5] == pytest.approx((mean, *t.confidence_interval(0.95), t.pvalue, 5), rel=1e-6)
+    assert c.p_adjusted == pytest.approx(t.pvalue, rel=1e-6)
+    assert c.p_at_optimum == pytest.approx(t.pvalue, rel=1e-6)
+    unpaired = stats.tvar(LOSSES["gated"]) + stats.tvar(BASE)
+    assert c.pairing == pytest.approx(stats.tvar(np.subtract(LOSSES["gated"], BASE)) / unpaired)
+
+
+def moderated(name: str) -> tuple[float, float, float]:
+    """Return mean, standard error and p-value of a variant's difference from plain: three pairs with 4 + 4 df.
+
+    The variances of the three differences vary less than chance would, so the prior has its largest df, 4.
+    """
+    pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
+    variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
+    mean = np.mean(LOSSES[name]) - np.mean(BASE)
+    error = math.sqrt((np.mean(list(variances.values())) + variances[name + "plain"]) / 2 / 5)
+    return mean, error, 2 * stats.t.sf(abs(mean) / error, 8)
+
+
+def test_comparisons_of_three_variants_use_the_moderated_variance(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
-    tests = [stats.ttest_rel(LOSSES[name], BASE) for name in ("gated", "wide")]
-    for c, t in zip(a.comparisons, tests, strict=True):
-        ci, mean = t.confidence_interval(0.95), np.mean(LOSSES[c.variant]) - np.mean(BASE)
-        assert c.difference[:5] == pytest.approx((mean, *ci, t.pvalue, 5), rel=1e-6)
+    for c in a.comparisons:
+        mean, error, p = moderated(c.variant)
+        half = stats.t.ppf(0.975, 8) * error
+        assert c.difference[:5] == pytest.approx((mean, mean - half, mean + half, p, 5), rel=1e-6)
     gated, wide = a.comparisons
-    assert gated.p_adjusted == pytest.approx(2 * tests[0].pvalue, rel=1e-6)  # Holm: the smaller p-value is doubled
-    assert wide.p_adjusted == pytest.approx(tests[1].pvalue, rel=1e-6)
+    assert gated.p_adjusted == pytest.approx(2 * moderated("gated")[2], rel=1e-6)  # Holm: the smaller one is doubled
+    assert wide.p_adjusted == pytest.approx(moderated("wide")[2], rel=1e-6)
+    table = tables.comparisons(a)
+    assert "8 degrees of freedom instead of 4" in table.notes["p"]
+
+
+def test_variants_on_another_text_or_with_stuck_runs_do_not_change_the_variance(tmp_path):
+    record, runs = sweep()
+    record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"fingerprint": "another"}
+    a = analyze(write(tmp_path / "text", record, runs))
+    assert [c.difference.df for c in a.comparisons] == [4, 4]
+    a = analyze(write(tmp_path / "stuck", *sweep(LOSSES | {"wide": [2.70, *LOSSES["wide"][1:]]})))
+    assert [c.difference.df for c in a.comparisons] == [4, 4]
 
 
 def test_pairs_are_of_the_same_seed_in_any_order(tmp_path):
@@ -50,6 +85,31 @@ def test_sampling_errors_by_hand(tmp_path):
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(3 / 2 * (1 + 4 + 1)) / 250)
 
 
+def test_interval_over_seeds_and_text_is_that_of_the_differences_of_all_runs(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep()))
+    sums = [[r["test_sums"] for r in a.variants[name].runs] for name in ("gated", "plain")]
+    assert a.comparisons[0].over_text == statistics.crossed_interval(np.subtract(*sums), COUNTS)
+    # All seeds have the same residuals on the blocks, so the variance is that of the seeds plus that of the text.
+    seeds = np.std(np.subtract(LOSSES["gated"], BASE), ddof=1) / math.sqrt(5)
+    assert a.comparisons[0].over_text.error == pytest.approx(math.hypot(seeds, a.comparisons[0].sampling_error))
+    shown = tables.comparisons(a)
+    assert shown.header[-1] == "over seeds and text [95 % CI]"
+    assert shown.rows[0][-1] == tables.with_interval(a.comparisons[0].over_text)
+
+
+def test_bits_per_byte_of_the_mean_loss(tmp_path):
+    """The synthetic test text has 4 bytes per token. Sweeps of older versions do not record it."""
+    record, runs = sweep()
+    diverge(select(runs, "final", "wide")[0])
+    shown = tables.losses(analyze(write(tmp_path / "s", record, runs)))
+    column = shown.header.index("bits per byte")
+    bits = [f"{np.mean(LOSSES[name]) / math.log(2) / 4:.4f}" for name in ("plain", "gated")]
+    assert [row[column] for row in shown.rows] == [*bits, "runs diverged"]
+    del record["variants"]["plain"]["data"]["test_bytes_per_token"]
+    shown = tables.losses(analyze(write(tmp_path / "old", record, runs)))
+    assert [row[column] for row in shown.rows] == ["not known", bits[1], "runs diverged"]
+
+
 def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
     record, runs = sweep()
     for r in runs:
@@ -58,27 +118,46 @@ def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
     a = analyze(write(tmp_path / "s", record, runs))
     errors = [a.variants[name].sampling_error for name in ("gated", "plain")]
     assert a.comparisons[0].sampling_error == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2))
+    assert a.comparisons[0].over_text is None
+    assert tables.comparisons(a).rows[0][-1] == "other tokens"
+
+
+def at_equal_cost(a) -> list[list]:
+    """Return by variant the losses at equal FLOPs and at equal time."""
+    return [[tables.loss_at_equal(a, v, cost) for cost in tables.EQUAL_COSTS.values()] for v in a.variants.values()]
 
 
 def test_loss_at_equal_cost_by_hand(tmp_path):
     # plain is the cheapest: 100 steps. gated costs 5/4 of it, so 80 steps: 0.6 of the way from step 50 (+0.6) to
     # step 100 (+0.1), which is +0.3. wide costs three times as many FLOPs, and has no validation before step 33.3.
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", *sweep())))
-    plain, gated, wide = ({k: row[f"loss_at_equal_{k}"] for k in ("flops", "time")} for row in rows)
+    plain, gated, wide = at_equal_cost(analyze(write(tmp_path / "s", *sweep())))
     means = {name: np.mean(losses) for name, losses in LOSSES.items()}
-    assert plain == pytest.approx({"flops": means["plain"] + 0.1, "time": means["plain"] + 0.1})
-    assert gated == pytest.approx({"flops": means["gated"] + 0.3, "time": means["gated"] + 0.3})
-    assert wide == {"flops": None, "time": pytest.approx(means["wide"] + 0.1)}
+    assert plain == pytest.approx([means["plain"] + 0.1] * 2)
+    assert gated == pytest.approx([means["gated"] + 0.3] * 2)
+    assert wide == ["too early", pytest.approx(means["wide"] + 0.1)]
 
 
 def test_equal_cost_is_among_connected_variants(tmp_path):
     """If wide is not compared, its cost does not affect the others, and theirs does not affect it."""
     record, runs = sweep()
-    before = tables.variant_rows(analyze(write(tmp_path / "all", record, runs)))
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
-    costs = ("loss_at_equal_flops", "loss_at_equal_time")
-    assert [[row[k] for k in costs] for row in rows[:2]] == [[row[k] for k in costs] for row in before[:2]]
-    assert [rows[2][k] for k in costs] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
+    before = at_equal_cost(analyze(write(tmp_path / "all", record, runs)))
+    found = at_equal_cost(analyze(write(tmp_path / "s", record | {"comparisons": [["gated", "plain"]]}, runs)))
+    assert found[:2] == before[:2]
+    assert found[2] == pytest.approx([np.mean(LOSSES["wide"]) + 0.1] * 2)
+
+
+def test_losses_at_equal_cost_are_shown_only_if_learning_rates_are_constant(tmp_path):
+    """Under a decay the run of a more expensive variant is cut off before its learning rate has decayed."""
+    record, runs = sweep()
+    shown = tables.costs(analyze(write(tmp_path / "cosine", record, runs)))
+    assert shown.header == ["variant", "parameters", "tokens per parameter", "FLOPs/token", "tokens/s"]
+    for schedule, expected in (("constant", True), ("wsd", False)):
+        for v in record["variants"].values():
+            v["config"] = v["config"] | {"optimizer": OPTIMIZER | {"schedule": "constant"}}
+        v["config"]["optimizer"]["schedule"] = schedule  # of the last variant
+        shown = tables.costs(analyze(write(tmp_path / schedule, record, runs)))
+        assert (shown.header[5:] == list(tables.EQUAL_COSTS)) == expected
+    assert tables.is_constant(record) is False
 
 
 def test_speedup_of_training_several_runs_at_once(tmp_path):
@@ -93,30 +172,74 @@ def test_one_validation_at_the_end_is_enough_for_the_cheapest(tmp_path, speed):
         r["validation"] = r["validation"][1:]
     workdir = write(tmp_path / "s", record, runs)
     (workdir / "speeds.json").write_text(speeds_json(speed, speed * 0.9, speed * 0.5))
-    found = [row["loss_at_equal_time"] for row in tables.variant_rows(analyze(workdir))]
-    assert found == [pytest.approx(np.mean(BASE) + 0.1), None, None]
+    found = [at_time for _, at_time in at_equal_cost(analyze(workdir))]
+    assert found == [pytest.approx(np.mean(BASE) + 0.1), "too early", "too early"]
 
 
-def test_answer_for_a_significant_difference(tmp_path):
-    a, t = analyze(write(tmp_path / "s", *sweep())), stats.ttest_rel(LOSSES["gated"], BASE)
-    low, high = t.confidence_interval(0.95)
+def test_answer_for_a_difference_beyond_the_margin(tmp_path):
+    a, (_, error, p) = analyze(write(tmp_path / "s", *sweep())), moderated("gated")
+    half = stats.t.ppf(0.975, 8) * error
+    evidence = f"difference -0.1040, 95 % CI {-0.104 - half:+.4f} to {-0.104 + half:+.4f}, p = {2 * p:.2g}"
+    beyond = 2 * sum(stats.t.sf((0.104 + sign * 0.005) / error, 8) for sign in (-1, 1))
     assert a.is_full
-    assert a.comparisons[0].answer == (
-        f"gated ends 0.1040 nats per token lower than plain (n = 5 paired seeds, 95 % CI {low:+.4f} to {high:+.4f}, "
-        f"p = {2 * t.pvalue:.2g} after Holm's correction; at the estimated optima 0.1040 lower, 95 % CI "
-        f"{low:+.4f} to {high:+.4f}, p = {2 * t.pvalue:.2g})."
+    assert a.comparisons[0].verdict == "beyond the margin"
+    assert a.comparisons[0].answer.startswith(
+        f"gated ends 0.1040 nats per token lower than plain, by more than the margin of 0.005 (n = 5 paired seeds, "
+        f"{evidence} after Holm's correction; at the estimated optima {evidence}; for a difference beyond the margin "
+        f"p = {beyond:.2g}). At this size ("
+    )
+    assert [row[1] for row in tables.comparisons(a).rows] == ["beyond the margin", "undecided"]
+
+
+def test_answer_for_a_difference_that_may_be_smaller_than_the_margin(tmp_path):
+    record, runs = sweep()
+    gated = analyze(write(tmp_path / "s", record | {"margin": 0.1}, runs)).comparisons[0]
+    assert gated.p_adjusted < 0.05 < gated.p_beyond
+    assert gated.verdict == "different"
+    assert gated.answer.startswith(
+        "gated ends 0.1040 nats per token lower than plain; whether by more than the margin of 0.1 is undecided (n = 5"
     )
 
 
-def test_answer_without_a_significant_difference(tmp_path):
+def test_answer_for_equivalent_variants(tmp_path):
+    record, runs = sweep()
+    a = analyze(write(tmp_path / "s", record | {"margin": 0.02}, runs))
+    wide, (mean, error, _) = a.comparisons[1], moderated("wide")
+    p = 2 * stats.t.sf((0.02 - mean) / error, 8)  # Holm: gated is not equivalent
+    assert wide.p_equivalent == pytest.approx(p, rel=1e-6)
+    assert wide.verdict == "equivalent"
+    assert wide.answer.startswith(
+        "wide and plain are equivalent within the margin of 0.02 nats per token (n = 5 paired"
+    )
+    assert f"; for equivalence p = {p:.2g}). At this size" in wide.answer
+
+
+def test_equivalence_needs_both_estimates(tmp_path):
+    record, runs = sweep()
+    for seed, r in enumerate(select(runs, "final", "wide", 0.004)):
+        r["test_loss"] += 0.4 * (-1) ** seed * (seed < 4)  # the spread of the estimated minimum grows
+    wide = analyze(write(tmp_path / "s", record | {"margin": 0.02}, runs)).comparisons[1]
+    assert (wide.verdict, wide.p_equivalent > 0.05) == ("undecided", True)
+
+
+def test_answer_for_an_undecided_comparison(tmp_path):
     wide = analyze(write(tmp_path / "s", *sweep())).comparisons[1]
-    assert wide.answer.startswith("No significant difference between wide and plain (n = 5 paired seeds, 95 % CI -0.0")
-    # For two comparisons: the non-central t with 4 degrees of freedom and shift 4.584 exceeds t_4(0.9875) = 3.4954 with
-    # probability 0.8.
-    assert stats.nct.sf(3.4954, 4, 4.584) == pytest.approx(0.8, abs=1e-4)
-    spread = np.std(np.subtract(LOSSES["wide"], BASE), ddof=1)
-    assert wide.difference.detectable == pytest.approx(spread * 4.584 / math.sqrt(5), rel=1e-3)
-    assert f"smallest detectable difference {wide.difference.detectable:.4f})" in wide.answer
+    assert wide.verdict == "undecided"
+    assert wide.answer.startswith(
+        "Undecided between wide and plain: no significant difference, and no equivalence within the margin of 0.005 "
+        "nats per token (n = 5 paired seeds, difference +0.0002, 95 % CI -0.0"
+    )
+    # For two comparisons: the non-central t with 8 degrees of freedom and shift 3.6805 exceeds t_8(0.9875), which is
+    # 2.7515, with probability 0.8.
+    assert stats.nct.sf(stats.t.isf(0.0125, 8), 8, 3.6805) == pytest.approx(0.8, abs=2e-4)
+    assert wide.difference.detectable == pytest.approx(moderated("wide")[1] * 3.6805, rel=1e-3)
+    assert f"smallest detectable difference {wide.difference.detectable:.4f}; " in wide.answer
+    # With n seeds the degrees of freedom are n - 1 + 4.
+    sd = moderated("wide")[1] * math.sqrt(5)
+    shifts = {n: 0.005 / (sd / math.sqrt(n)) for n in (56, 57)}
+    power = {n: stats.nct.sf(stats.t.isf(0.0125, n + 3), n + 3, shift) for n, shift in shifts.items()}
+    assert power[56] < 0.8 <= power[57]
+    assert "; 57 seeds would find a true difference of 0.005 in 8 of 10 such sweeps)" in wide.answer
 
 
 def test_a_diverged_run_is_counted(tmp_path):
@@ -131,13 +254,13 @@ def test_a_diverged_run_is_counted(tmp_path):
     row = tables.losses(a).rows[1]
     assert row[2:4] == [f"median {median:.4f}", "runs diverged"]
     assert row[-2:] == ["1 of 5", "0 of 5"]
-    assert tables.costs(a).rows[1][-2:] == ["runs diverged"] * 2
-    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 5
-    assert a.comparisons[0].answer == (
+    assert at_equal_cost(a)[1] == ["runs diverged"] * 2
+    assert tables.comparisons(a).rows[0][1:] == ["runs diverged"] * 8
+    assert a.comparisons[0].answer.startswith(
         "gated against plain: no mean difference, because runs diverged "
         f"(1 of 5 and 0 of 5; medians {median:.4f} and {np.median(BASE):.4f})."
     )
-    assert a.comparisons[1].difference == analyze(write(tmp_path / "whole", *sweep())).comparisons[1].difference
+    assert a.comparisons[1].difference == statistics.paired_difference(LOSSES["wide"], BASE, 2)
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path):
@@ -170,15 +293,20 @@ def test_warning_for_identical_variants(tmp_path):
     a = analyze(write(tmp_path / "same", record, runs))
     assert a.warnings == ["'plain' and 'wide' have identical losses for all seeds: check that the change has an effect"]
     assert (a.comparisons[1].difference.mean, a.comparisons[1].p_adjusted) == (0, 1)
-    assert a.comparisons[1].answer == "wide and plain end at the same loss for every seed."
+    assert a.comparisons[1].answer.startswith("wide and plain end at the same loss for every seed. ")
     runs[-1]["test_sums"][0] = np.nextafter(runs[-1]["test_sums"][0], 0)
     assert analyze(write(tmp_path / "almost", record, runs)).warnings == []
 
 
-def test_a_tiny_difference_is_shown_with_one_digit(tmp_path):
+def test_a_tiny_difference_is_shown_with_one_digit_and_is_no_finding(tmp_path):
     tiny = [b + d for b, d in zip(BASE, [3e-8, 2e-8, 4e-8, 3e-8, 3e-8], strict=True)]
-    a = analyze(write(tmp_path / "sweep", *sweep(LOSSES | {"wide": tiny})))
-    assert "wide ends 3e-08 nats per token higher than plain" in a.comparisons[1].answer
+    c = analyze(write(tmp_path / "sweep", *sweep(LOSSES | {"wide": tiny}))).comparisons[1]
+    assert c.p_adjusted < 0.05
+    assert c.verdict == "equivalent"
+    assert c.answer.startswith(
+        "wide and plain are equivalent within the margin of 0.005 nats per token: their difference is significant, but "
+        "smaller (n = 5 paired seeds, difference +3e-08, 95 % CI"
+    )
     assert [difference(x) for x in (0.0, 4e-5, -6e-5, 0.25)] == ["+0.0000", "+4e-05", "-0.0001", "+0.2500"]
 
 
@@ -203,11 +331,11 @@ def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypat
 
 
 def test_a_variant_that_trains_nothing_costs_nothing_and_sets_no_budget(tmp_path):
-    whole = tables.variant_rows(analyze(write(tmp_path / "whole", *sweep())))
+    whole = at_equal_cost(analyze(write(tmp_path / "whole", *sweep())))
     record, runs = sweep()
     record["variants"]["wide"]["config"] |= {"train": {"steps": 0, "batch_size": 8, "seq_len": 16}}
-    rows = tables.variant_rows(analyze(write(tmp_path / "s", record, runs)))
-    assert [row["loss_at_equal_flops"] for row in rows] == [*(r["loss_at_equal_flops"] for r in whole[:2]), None]
+    found = at_equal_cost(analyze(write(tmp_path / "s", record, runs)))
+    assert found == [*whole[:2], ["not trained"] * 2]
     lines = tables.reproduction(analyze(tmp_path / "s"))
     assert "42 runs of 100 steps of 8 x 16 tokens, 12,800 tokens each" in lines
     assert "21 runs of 0 steps of 8 x 16 tokens, 0 tokens each" in lines
@@ -226,26 +354,47 @@ def test_a_run_near_the_unigram_baseline_is_stuck(tmp_path):
     assert curves["wide (median)"][-1] == pytest.approx(median + 0.1)
 
 
+def test_a_variant_whose_runs_are_all_stuck_did_not_train(tmp_path):
+    losses = LOSSES | {"wide": [2.70, 2.71, 2.70, 2.72, 2.70]}
+    a = analyze(write(tmp_path / "s", *sweep(losses)))
+    wide = a.comparisons[1]
+    assert (wide.difference, wide.verdict) == (None, "did not train")
+    assert math.isnan(wide.p_adjusted)
+    assert wide.answer == (
+        "No conclusion about wide and plain: wide did not train: at its best learning rate 5 of 5 runs got stuck and "
+        "0 diverged (medians 2.7000 and 2.0000)."
+    )
+    assert tables.comparisons(a).rows[1][1:] == ["did not train"] * 8
+    assert a.comparisons[0].p_adjusted == 2 * a.comparisons[0].difference.p  # it still counts in the correction
+
+
+def test_stuck_runs_are_named_beside_a_significant_difference(tmp_path):
+    losses = LOSSES | {"wide": [2.70, 2.71, 2.72, 2.70, 2.30]}
+    wide = analyze(write(tmp_path / "s", *sweep(losses))).comparisons[1]
+    assert wide.verdict == "beyond the margin"
+    assert "; 4 of 5 and 0 of 5 runs got stuck, medians 2.7000 and 2.0000). At this size" in wide.answer
+
+
 def test_answer_when_only_the_uncorrected_interval_excludes_0(tmp_path):
     differences = [0.020, 0.001, 0.012, 0.015, 0.003]  # p is 0.046 for one comparison, and twice that for two
-    losses = LOSSES | {"gated": [b + 0.001 * (-1) ** i for i, b in enumerate(BASE)]}
-    losses["wide"] = [b + d for b, d in zip(BASE, differences, strict=True)]
+    losses = {"plain": BASE, "wide": [b + d for b, d in zip(BASE, differences, strict=True)]}
+    losses["gated"] = [b + 1e-6 * (-1) ** i for i, b in enumerate(BASE)]  # plain but for rounding: no third variance
     wide = analyze(write(tmp_path / "s", *sweep(losses))).comparisons[1]
     assert wide.difference.low > 0
     assert wide.difference.p < 0.05 < wide.p_adjusted
-    assert wide.answer.startswith("No significant difference")
-    assert wide.answer.endswith("; this interval alone excludes 0, which is not enough among 2 comparisons).")
+    assert wide.answer.startswith("Undecided between wide and plain: no significant difference")
+    assert "; this interval alone excludes 0, which is not enough among 2 comparisons). " in wide.answer
 
 
 def test_the_losses_at_each_rate(tmp_path):
     record, runs = sweep()
     for lost in (select(runs, "tuning", "plain", 0.004)[1], *select(runs, "tuning", "gated", 0.001)):
         diverge(lost)
-    rows = tables.rates(analyze(write(tmp_path / "s", record, runs))).rows
+    rows = rate_tables.rates(analyze(write(tmp_path / "s", record, runs))).rows
     assert [row[0] for row in rows] == list(LOSSES)
     assert rows[0][1] == "0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 (1 diverged)"
     assert rows[1][1] == "0.001: 2 diverged, 0.002: 2.1000 (best), 0.004: 2.3000"
-    assert tables.rates(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
+    assert rate_tables.rates(analyze(write(tmp_path / "one", *sweep(grid=[0.002])))) is None
 
 
 def test_if_every_rate_diverges_the_one_with_the_fewest_is_chosen(tmp_path):
@@ -268,7 +417,7 @@ def test_a_stuck_tuning_run_counts_like_a_diverged_one(tmp_path):
     a = analyze(write(tmp_path / "s", record, runs))
     assert a.variants["plain"].rate == 0.004  # one seed learned as at 0.002, where the other one diverged
     assert (
-        tables.rates(a).rows[0][1]
+        rate_tables.rates(a).rows[0][1]
         == "0.001: 2.4550 (2 stuck), 0.002: 2.2000 (1 diverged), 0.004: 2.1000 (1 stuck) (best)"
     )
 

@@ -52,10 +52,8 @@ def test_variants_without_a_curve_are_listed_in_the_legend(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[3])
     a = analyze(write(tmp_path / "s", record, runs))
-    entry = "not drawn: wide, 1 of 5 diverged"
-    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
-        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
-        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
+    labels = [text.get_text() for text in figures.learning_curves(a).axes[1].get_legend().texts]
+    assert labels == ["plain", "gated", "not drawn: wide, 1 of 5 diverged", "unigram baseline"]
 
 
 @pytest.mark.parametrize("how", ["all together", "in its own panel"])
@@ -67,10 +65,9 @@ def test_diverged_variants_are_listed_once(tmp_path, how):
         runs = [r for r in runs if r["variant"] != "wide" or r in select(runs, "final", "wide")]
     for r in lost:
         diverge(r)
-    a, entry = analyze(write(tmp_path / "s", record, runs)), f"not drawn: wide, {len(lost)} of 5 diverged"
-    for figure in (figures.learning_curves(a), figures.equal_cost(a)):
-        labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
-        assert [label for label in labels if label != "unigram baseline"] == ["plain", "gated", entry]
+    figure = figures.learning_curves(analyze(write(tmp_path / "s", record, runs)))
+    labels = [text.get_text() for text in figure.axes[1].get_legend().texts]
+    assert labels == ["plain", "gated", f"not drawn: wide, {len(lost)} of 5 diverged", "unigram baseline"]
 
 
 def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
@@ -82,20 +79,6 @@ def test_diverged_runs_of_each_rate_are_counted_and_have_no_line(tmp_path):
     assert "numbers on top: runs that diverged" in axes.get_title(loc="left")
     plain = next(line for line in axes.lines if line.get_label() == "plain")
     assert np.isfinite(plain.get_ydata()).tolist() == [True, True, False]
-
-
-def test_very_different_costs_are_drawn_on_a_logarithmic_axis(tmp_path):
-    """The axis of time stays linear, because here the slowest variant has 0.8 times the speed of the fastest."""
-    for flops, scale, points in ((1.9, "linear", 2), (2.1, "log", 2)):
-        record, runs = sweep()
-        for r in runs:
-            r["validation"] = [[10, 3.0], *r["validation"]]
-        for name in LOSSES:
-            record["variants"][name]["flops_per_token"] = flops if name == "wide" else 1.0
-        a = analyze(write(tmp_path / scale, record, runs))
-        axes, by_time = figures.equal_cost(a).axes
-        assert (axes.get_xscale(), by_time.get_xscale()) == (scale, "linear")
-        assert len(axes.lines[0].get_xdata()) == points + (scale == "log")
 
 
 def test_losses_above_the_axis_are_marked(tmp_path):
@@ -127,6 +110,19 @@ def test_an_outlier_does_not_squeeze_the_other_differences(tmp_path):
     assert any(f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" in text.get_text() for text in axes.texts)
 
 
+def test_simultaneous_intervals_are_thinner_and_wider_than_plain_ones(tmp_path):
+    record, runs = sweep()
+    a = analyze(write(tmp_path / "s", record | {"margin": 0.01}, runs))
+    axes = figures.differences(a).axes[0]
+    bars = [line for line in axes.lines if line.get_linestyle() == "-" and line.get_ydata()[0] < 0]
+    for c, (thin, thick) in zip(a.comparisons, zip(bars[::2], bars[1::2], strict=True), strict=True):
+        assert thin.get_xdata() == pytest.approx(c.difference.simultaneous)
+        assert thick.get_xdata() == pytest.approx((c.difference.low, c.difference.high))
+        assert thin.get_linewidth() < thick.get_linewidth()
+    (shaded,) = axes.patches
+    assert (shaded.get_x(), shaded.get_width()) == pytest.approx((-0.01, 0.02))
+
+
 def test_two_seeds_are_drawn_as_single_curves(tmp_path):
     """A t interval of two values is 12.7 standard errors wide and would fill the panel."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, n=2)
@@ -136,18 +132,15 @@ def test_two_seeds_are_drawn_as_single_curves(tmp_path):
     assert (len(axes.collections), len(axes.lines)) == (3, 3 + 1)
 
 
-@pytest.mark.parametrize("ratio", [3, 40, 3000])
-def test_tick_labels_of_logarithmic_axes_do_not_overlap(tmp_path, ratio):
-    record, runs = sweep(grid=[0.001, 0.0011, 0.002, 0.004, 0.0041])
-    record["variants"]["wide"]["flops_per_token"] = 100.0 * ratio
-    a = analyze(write(tmp_path / "s", record, runs))
-    for figure in (figures.learning_rates(a), figures.equal_cost(a)):
-        figure.draw_without_rendering()
-        labels = [tick.label1 for tick in figure.axes[0].xaxis.get_major_ticks()]
-        boxes = [label.get_window_extent() for label in labels if label.get_text()]
-        assert len(boxes) >= 2
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-        assert not any(tick.label1.get_text() for tick in figure.axes[0].xaxis.get_minor_ticks())
+def test_labels_of_learning_rates_do_not_overlap(tmp_path):
+    a = analyze(write(tmp_path / "s", *sweep(grid=[0.001, 0.0011, 0.002, 0.004, 0.0041])))
+    figure = figures.learning_rates(a)
+    figure.draw_without_rendering()
+    labels = [tick.label1 for tick in figure.axes[0].xaxis.get_major_ticks()]
+    boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert not any(tick.label1.get_text() for tick in figure.axes[0].xaxis.get_minor_ticks())
 
 
 def test_long_names_fit_into_the_figures(tmp_path):

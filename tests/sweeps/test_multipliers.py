@@ -26,8 +26,9 @@ def test_a_saving_is_one_claim_for_all_sizes(tmp_path):
     [answer] = a.answers
     found = re.match(
         r"gated saves (\d+) % \[(\d+), (\d+)\] of the training compute that plain needs for the same loss "
-        r"\(mean over 4 sizes, 1,000 to 4,000 parameters, 5 seeds each, 95 % CI, p = .* after Holm's correction; "
-        r"at the best rates of the grids .*\)\. No significant trend with size",
+        r"\(mean over 4 sizes, 5 seeds each, 95 % CI, p = .* after Holm's correction; at the best rates of the grids "
+        r".*\)\. No significant trend with size.*\. At these sizes \(1,000 to 4,000 parameters, 13 to 26 tokens per "
+        r"parameter\), on this text \(text\), at fixed .*: only the learning rate was tuned, over 3 values\.$",
         answer,
     )
     value, low, high = map(int, found.groups())
@@ -46,6 +47,7 @@ def test_more_compute_and_a_trend_are_stated(tmp_path):
 def test_equal_variants_differ_not_significantly(tmp_path):
     a = analyzed(tmp_path, 1.0)
     assert a.answers[0].startswith("No significant difference in training compute between gated and plain: gated saves")
+    assert a.answers[0].count("At these sizes") == 1
     assert not a.savings[0].is_significant
 
 
@@ -60,6 +62,12 @@ def test_a_claim_needs_both_estimates(tmp_path):
     assert max(s.p_adjusted, s.p_at_optimum) < 0.05
     assert s.at_best.pooled.value > 0 > s.at_optimum.pooled.value
     assert a.answers[0].startswith("No significant difference in training compute")
+
+
+def test_variances_are_moderated_by_variants_of_the_same_size_only(tmp_path):
+    """There are two variants of each size, which give no prior; all 8 variants would."""
+    a = analyzed(tmp_path, 1.0)
+    assert {c.difference.df for c in a.comparisons} == {4}
 
 
 def test_pairs_are_corrected_for_their_number(tmp_path):
@@ -149,5 +157,6 @@ def test_an_extrapolated_rate_is_marked(tmp_path):
     assert "learning rates 0.001, 0.002, 0.004 around the best of gated, 64" in page
     assert "| gated, 64 | 0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 |" in page
     assert "| gated, 96 | 0.001: " not in page
+    assert a.answers[0].endswith("only the learning rate was tuned, over 3 values, and extrapolated to 96.")
     lines = {line.get_label(): len(line.get_xdata()) for line in figures.learning_rates(a).axes[0].lines}
     assert (lines["gated, 64"], lines["gated, 96"]) == (3, 0)

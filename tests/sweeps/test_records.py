@@ -10,7 +10,7 @@ from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.sweeps.analysis import analyze
 from lm.sweeps.records import read_runs, read_speeds, read_sweep, with_checksum
-from lm.sweeps.results import Results, missing_runs
+from lm.sweeps.results import Results, differences, missing_runs
 
 WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe", b"null", b"3", b'"text"', b'{"a": [', b"9" * 5000, b"[" * 10**5]
 
@@ -85,6 +85,25 @@ def test_runs_of_a_damaged_file_are_trained_again(tmp_path, content):
     path.write_bytes(intact)  # as another process of the sweep does
     results.reload()
     assert len(results.runs) == whole
+
+
+def test_a_record_without_a_margin_has_the_default_and_another_one_is_used(tmp_path):
+    record, runs = sweep()
+    path = write(tmp_path / "s", record, runs) / "sweep.json"
+    assert read_sweep(path)["margin"] == 0.005
+    path.write_text(json.dumps(record | {"margin": 0.02}))
+    assert read_sweep(path)["margin"] == 0.02
+    for wrong in (0, -0.1, "0.02", None, True):
+        path.write_text(json.dumps(record | {"margin": wrong}))
+        with pytest.raises(UserError, match="is corrupted: its margin is"):
+            read_sweep(path)
+
+
+def test_a_sweep_is_not_resumed_with_another_margin(tmp_path):
+    """The margin is declared before the runs, not chosen after them."""
+    old = read_sweep(write(tmp_path / "s", *sweep()) / "sweep.json") | {"variants": {}}
+    assert differences(old, old | {"margin": 0.005}, {}) == []
+    assert differences(old, old | {"margin": 0.5}, {}) == ["  margin: 0.005 -> 0.5 (sweep -> now)"]
 
 
 def test_a_changed_digit_is_detected(tmp_path):

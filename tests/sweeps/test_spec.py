@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from running import ROOT
 
+from lm.command_line.loading import load as load_config
 from lm.config import Config
-from lm.config.loading import load as load_config
 from lm.errors import UserError
 from lm.sweeps import spec
 from lm.sweeps.axes import LEARNING_RATE, Match, match_params, match_rate, match_tokens
@@ -132,6 +132,10 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"budgets": {"quick": QUICK, "full": FULL, "huge": FULL}}, "unknown 'huge'"),
         ({"budgets": {"quick": QUICK, "full": Budget(2, 4)}}, "seeds is 4; it must be at least 5"),
         ({"budgets": {"quick": Budget(0, 2), "full": FULL}}, "tuning_seeds is 0"),
+        ({"margin": "0.01"}, "margin: '0.01' must be a number, in nats per token"),
+        ({"margin": None}, "margin is missing: it must be a number, in nats per token"),
+        ({"margin": 0}, "margin: 0 must be between 0.0001 and 1 nats per token"),
+        ({"margin": float("nan")}, "margin: nan must be between 0.0001 and 1 nats per token"),
         ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,4 +1,4 @@
-"""Runs that are trained together, stacked in one program, equal runs trained one by one."""
+"""Runs that are trained together, stacked in one program, equal runs trained one by one up to rounding."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
     states, metrics = all_together(configs, "float32")
     for i, (state, alone) in enumerate(one_by_one(configs)):
         for name in ("loss", "grad_norm", "learning_rate"):
-            np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5)
+            np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6)
         for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
 

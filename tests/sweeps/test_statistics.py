@@ -54,7 +54,8 @@ def test_paired_difference_changes_sign_when_swapped():
 
 
 def test_equal_differences():
-    assert statistics.paired_difference(A, A) == (0, 0, 0, 1, 5, 0)
+    same = statistics.paired_difference(A, A)
+    assert (*same[:5], same.detectable) == (0, 0, 0, 1, 5, 0)
     once = statistics.paired_difference([1.5, 2.5], [1, 2])  # without variation over seeds there is no p-value
     assert once[:3] == (0.5, 0.5, 0.5)
     assert math.isnan(once.p)
@@ -64,6 +65,28 @@ def test_only_the_detectable_difference_depends_on_the_number_of_comparisons():
     one, four = statistics.paired_difference(A, B), statistics.paired_difference(A, B, 4)
     assert one[:5] == four[:5]
     assert four.detectable == statistics.detectable(np.std(np.subtract(A, B), ddof=1), 5, 4) > one.detectable
+
+
+def test_the_range_of_the_detectable_difference_is_that_of_the_standard_deviation():
+    # Of 5 values with sd 1 the 95 % interval of sigma is sqrt(4 / 11.1433) to sqrt(4 / 0.484419), by a table.
+    d = statistics.paired_difference([-1, 1, 0, 1, -1], [0] * 5)
+    assert (d.sd, d.df) == (1, 4)
+    low, high = (bound / d.detectable for bound in d.detectable_range)
+    assert (low, high) == pytest.approx((0.599138, 2.873557), rel=1e-5)
+    draw = np.random.default_rng(5)
+    truth, covered = statistics.detectable(1.0, 5), 0
+    for x in draw.normal(size=(1000, 5)):
+        low, high = statistics.paired_difference(x, np.zeros(5)).detectable_range
+        covered += low <= truth <= high
+    assert within_binomial_error(covered, 1000, 0.95)
+
+
+def test_simultaneous_intervals_are_those_of_bonferroni():
+    d = statistics.paired_difference(A, B, 4)
+    expected = stats.ttest_rel(A, B).confidence_interval(1 - 0.05 / 4)
+    assert d.simultaneous == pytest.approx(tuple(expected), rel=1e-9)
+    assert statistics.paired_difference(A, B).simultaneous == pytest.approx((d.low, d.high))
+    assert statistics.paired_difference([2.5], [2.0]).simultaneous == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("n", "effect"), [(5, 1.682), (10, 0.996), (20, 0.660)])
@@ -129,3 +152,68 @@ def test_sampling_error_of_unequal_blocks_agrees_with_the_bootstrap():
 def test_sampling_error_edge_cases():
     assert statistics.sampling_error([20, 40, 10], [10, 20, 5]) == 0
     assert statistics.sampling_error([20], [10]) == math.inf
+
+
+def test_crossed_interval_of_equal_blocks_is_the_analysis_of_variance():
+    """Two-way random model: the variance of the mean is (MS seeds + MS blocks - MS rest) / (n m)."""
+    draw, n, m = np.random.default_rng(3), 4, 6
+    x = draw.normal(size=(n, m)) + draw.normal(size=(n, 1)) + 3 * draw.normal(size=m)
+    found = statistics.crossed_interval(10 * x, [10] * m)
+    by_seed, by_block, mean = x.mean(axis=1), x.mean(axis=0), x.mean()
+    ms_seeds, ms_blocks = m * np.var(by_seed, ddof=1), n * np.var(by_block, ddof=1)
+    ms_rest = np.sum((x - by_seed[:, None] - by_block + mean) ** 2) / (n - 1) / (m - 1)
+    assert ms_blocks > ms_rest
+    assert (found.mean, found.error**2) == pytest.approx((mean, (ms_seeds + ms_blocks - ms_rest) / n / m), rel=1e-12)
+    parts = ms_seeds**2 / (n - 1) + (ms_blocks - ms_rest) ** 2 / (m - 1)
+    assert found.df == pytest.approx((ms_seeds + ms_blocks - ms_rest) ** 2 / parts, rel=1e-12)
+    low, high = stats.t.interval(0.95, found.df, mean, found.error)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+
+
+def test_crossed_interval_without_differences_between_blocks_is_that_of_the_seeds():
+    counts = np.array([100, 80, 30])
+    found, seeds = statistics.crossed_interval(np.outer(A, counts), counts), statistics.interval(A)
+    assert found[:3] == pytest.approx(seeds[:3], rel=1e-9)
+    assert found.df == pytest.approx(4)
+
+
+def test_crossed_interval_without_differences_between_seeds_is_that_of_the_text():
+    sums, counts = [205, 192, 103], [100, 100, 50]
+    found = statistics.crossed_interval([sums] * 3, counts)
+    assert (found.error, found.df) == pytest.approx((statistics.sampling_error(sums, counts), 2), rel=1e-12)
+
+
+def test_crossed_interval_contains_that_of_the_seeds():
+    """Here the text error adds more degrees of freedom than variance: t_df error would be 5 % less."""
+    r = np.add.outer([1.0, 2.0, 4.0], 0.5 * np.array([1, -1, 2, -2, 0]))
+    found, seeds = statistics.crossed_interval(r, np.ones(5)), statistics.interval(r.mean(axis=1))
+    assert found[:3] == pytest.approx(seeds[:3], rel=1e-12)
+    assert stats.t.isf(0.025, found.df) * found.error < 0.95 * (found.high - found.mean)
+
+
+def test_crossed_interval_edge_cases():
+    assert statistics.crossed_interval([[20, 10]], [10, 5])[:3] == (2, -math.inf, math.inf)
+    assert statistics.crossed_interval([[20], [22]], [10])[:3] == (2.1, -math.inf, math.inf)
+    assert statistics.crossed_interval([[20, 10], [20, 10]], [10, 5])[:4] == (2, 2, 2, 0)
+
+
+@pytest.mark.parametrize("text", [0.0, 1.0, 3.0])
+def test_crossed_interval_covers_the_mean_over_seeds_and_text(text):
+    """Blocks that are hard for all seeds, in units of the error of 5 seeds; the interval over seeds ignores them."""
+    draw, counts, n_sweeps = np.random.default_rng(4), np.array([10.0] * 19 + [4.0]), 1500
+    covered = covered_by_seeds = 0
+    for _ in range(n_sweeps):
+        r = draw.normal(size=(5, 1)) + draw.normal(size=(5, 20)) + text * math.sqrt(20 / 5) * draw.normal(size=20)
+        found, seeds = statistics.crossed_interval(r * counts, counts), statistics.interval(r @ counts / counts.sum())
+        covered += found.low <= 0 <= found.high
+        covered_by_seeds += seeds.low <= 0 <= seeds.high
+    assert 0.935 < covered / n_sweeps < 0.97
+    assert text < 1 or covered_by_seeds / n_sweeps < 0.92
+
+
+def test_learning_rate_sensitivity_by_hand():
+    # Means of the rates, with 3 for 5 and for nan: 2.2, 2.0, 2.5, 3.0; their mean is 2.425.
+    losses = [[2.1, 2.3], [2.0, 2.0], [2.0, 5.0], [math.nan, 3.5]]
+    assert statistics.learning_rate_sensitivity(losses, 3.0) == pytest.approx(0.425, rel=1e-12)
+    assert statistics.learning_rate_sensitivity([[2.0], [2.0]], 3.0) == 0
+    assert statistics.learning_rate_sensitivity([[math.nan], [9.0]], 3.0) == 0  # nothing is learned at any rate

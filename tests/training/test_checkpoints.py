@@ -35,6 +35,12 @@ def test_a_state_is_restored_bit_for_bit(tmp_path):
     checkpoints.close()
 
 
+def test_without_a_checkpoint_nothing_is_restored(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.restore(make_state()) is None
+    checkpoints.close()
+
+
 def test_16_bit_states_are_restored_bit_for_bit(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     state = make_state(3, dtype=jnp.bfloat16)

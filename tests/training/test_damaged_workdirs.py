@@ -9,8 +9,9 @@ from tiny import tiny
 
 from lm.errors import UserError
 from lm.training.checkpoints import Checkpoints, read_metas, restore_params
+from lm.training.saved_run import check_checkpoints, check_meta, newest_checkpoint, read_run
 from lm.training.warm_start import warm_start
-from lm.training.workdir import Workdir, check_checkpoints, check_meta, is_finished, newest_checkpoint
+from lm.training.workdir import Workdir
 
 DATA = {"name": "text", "fingerprint": "abc"}
 
@@ -48,11 +49,11 @@ def test_a_damaged_record_is_an_error_that_names_it(tmp_path, name, content):
 
 @pytest.mark.parametrize("content", [*WRONG_JSON, b'{"status": ["finished"], "steps": 20}', b'{"status": "finished"}'])
 def test_a_damaged_summary_is_written_again(tmp_path, content):
-    config = tiny()
+    started(tmp_path, tiny())
     (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 20}')
-    assert is_finished(tmp_path, config)
+    assert read_run(tmp_path).finished_at == 20
     (tmp_path / "summary.json").write_bytes(content)
-    assert not is_finished(tmp_path, config)
+    assert read_run(tmp_path).finished_at is None
 
 
 def test_a_lock_with_binary_content_still_locks(tmp_path):

@@ -81,8 +81,8 @@ from lm import data, parameters
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, use_mesh
 from lm.training.warm_start import warm_start
-from lm.config.command_line import command_line
-config = command_line(sys.argv[1:])[1]
+from lm.command_line.training import parse_arguments
+config = parse_arguments(sys.argv[1:])[1]
 corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=print)
 config = parameters.resolve(config, corpus.tokenizer.vocab_size)
 with use_mesh(check_mesh(config, jax.device_count())):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import ROOT
 
+from lm.command_line.loading import load, load_values, run_file
 from lm.config import Config, flatten, from_dict, schema, to_dict
-from lm.config.loading import load, load_values, run_file
 from lm.errors import UserError
-from lm.training.workdir import compare_configs
+from lm.training.config_changes import compare_configs
 
 
 def test_defaults_pass_their_own_checks(config_file):
@@ -278,9 +278,9 @@ def test_from_dict_reports_every_mistake():
 def test_a_config_error_does_not_import_jax(config_file):
     """Errors and --help must not wait two seconds for an import."""
     code = (
-        "import sys\nfrom lm.config.loading import load\n"
+        "import sys\nfrom lm.command_line.loading import load\n"
         f"try:\n    load({config_file()!r}, ['train.steps=x'])\nexcept Exception as e:\n    print(e)\n"
-        "import lm.config.command_line, lm.config.reference\n"
+        "import lm.command_line.training, lm.config.reference\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('jax', 'flax', 'optax', 'tensorflow_datasets')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -17,6 +17,7 @@ from lm.config.convert import flatten, from_flat, suggestion, to_dict
 from lm.config.schema import Config, OptimizerConfig, schema
 from lm.config.values import parse
 from lm.errors import UserError
+from lm.huggingface.config_files import read_training_config
 
 COMMANDS = {"get_config": "python -m lm.train", "get_sweep": "python -m lm.sweep"}
 
@@ -102,8 +103,6 @@ def _message(error: BaseException) -> str:
 def _get_config(path: str) -> dict[str, Any]:
     """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
     if path.startswith("hf:"):
-        from lm.huggingface.config_files import read_training_config  # which uses this package
-
         try:
             return flatten(to_dict(read_training_config(path.removeprefix("hf:"))))
         except UserError as error:

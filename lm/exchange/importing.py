@@ -8,15 +8,15 @@ from pathlib import Path
 
 from lm import parameters
 from lm.config import to_dict
+from lm.errors import UserError
+from lm.exchange.exporting import SETTINGS
 from lm.files import to_json
 from lm.huggingface.config_files import read_config
-from lm.huggingface.exporting import SETTINGS
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.workdir import Workdir, check_workdir
-
-WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
+from lm.training.saved_run import WEIGHTS_OF, check_workdir, holds_run
+from lm.training.workdir import Workdir
 
 
 def import_checkpoint(
@@ -40,6 +40,8 @@ def import_checkpoint(
         UserError: if the checkpoint is damaged or not supported, or the workdir holds a run.
     """
     config = read_config(directory, seq_len=seq_len, dtype=dtype)
+    if holds_run(workdir):
+        raise UserError(f"--workdir {workdir} already holds a run, which an import does not replace; give another one")
     check_workdir(workdir, config, resume=False)  # before the weights are read
     tokenizer = load_tokenizer(directory, config)
     if tokenizer is None:

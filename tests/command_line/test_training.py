@@ -3,8 +3,8 @@
 import pytest
 from running import ROOT
 
+from lm.command_line.training import parse_arguments
 from lm.config import schema
-from lm.config.command_line import command_line
 from lm.errors import UserError
 
 CONFIG = "--config=configs/shakespeare.py"
@@ -13,7 +13,7 @@ CONFIG = "--config=configs/shakespeare.py"
 @pytest.fixture
 def help_text(capsys):
     with pytest.raises(SystemExit) as caught:
-        command_line(["--help"])
+        parse_arguments(["--help"])
     assert caught.value.code == 0
     return capsys.readouterr().out
 
@@ -31,7 +31,7 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
     examples = [line.split()[3:] for line in help_text.splitlines() if line.startswith("  python -m lm.train ")]
     assert len(examples) >= 4
     for arguments in examples:
-        command_line(arguments)
+        parse_arguments(arguments)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
 )
 def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(arguments, expected):
     with pytest.raises(UserError) as caught:
-        command_line([CONFIG, "--config.train.steps=x", *arguments])
+        parse_arguments([CONFIG, "--config.train.steps=x", *arguments])
     first, last = caught.value.problems
     assert expected in first
     assert last == "config.train.steps: 'x' is not an int"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.scoring.log_probabilities import Window, score, windows
+from lm.log_probabilities import Window, score, windows
 
 T = 8  # the context
 

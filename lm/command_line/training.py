@@ -3,7 +3,7 @@
 import argparse
 import textwrap
 
-from lm.config.loading import load
+from lm.command_line.loading import load
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, show
 from lm.errors import UserError
@@ -20,7 +20,7 @@ exit codes:
   0    the run finished, or was already finished
   1    a disk, a lock or another process failed: the same command may succeed later
   2    a mistake in the arguments, config or data, or a --plan that does not fit into memory: nothing was trained
-  3    the loss, a gradient or the update was not finite
+  3    the loss, a gradient or the update was not finite, or the loss is below the entropy of synthetic text
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
 
 config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/configuration.md):
@@ -30,7 +30,7 @@ config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/co
 CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 
 
-def command_line(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     """Parse the arguments and load the config.
 
     Args:

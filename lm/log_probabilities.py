@@ -1,15 +1,50 @@
-"""Log-probabilities of given texts: the tokens of many texts, scored in windows of the model's context."""
+"""Log-probabilities of given tokens: of a batch, and of many texts in windows of the model's context."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lm import model
 from lm.config import ModelConfig
-from lm.scoring.predictions import score_batch
+from lm.layers.losses import head_logits, token_losses
+from lm.step import batch_fields
 
 SMALLEST = 16  # minimum length of a padded window
 LOGITS = 2**25  # in a batch, unless its size is given
+MAX_LOGITS = 2**26  # at most about this many logits exist at a time
+
+
+# ---- A batch -----------------------------------------------------------------------------------------------------
+
+
+def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
+    weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
+    B, T = targets_BT.shape
+    n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
+    found = [_score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c) for i in range(0, T, n)]
+    losses_BT, hits_BT = (np.concatenate([np.asarray(part) for part in parts], 1) for parts in zip(*found, strict=True))
+    return np.asarray(weights_BT), losses_BT, hits_BT
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _hidden(params, batch, c):
+    fields = batch_fields(batch)
+    documents = {name: fields[name] for name in ("segments", "positions") if name in fields}  # of packed rows
+    return fields["weights"], fields["targets"], model.hidden(params, c, fields["inputs"], **documents)
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _score_targets(params, h_BTD, targets_BT, c):
+    logits_BTV = head_logits(h_BTD, model.head(params, c))
+    return token_losses(logits_BTV, targets_BT), jnp.argmax(logits_BTV, -1) == targets_BT
+
+
+# ---- Texts -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Simulations of sweeps with a known truth."""

@@ -1,0 +1,79 @@
+"""Student's t test and the moderated one (lm/sweeps/moderation.py), in sweeps of 5 seeds and 4 comparisons.
+
+SDS are the standard deviations of the variants over seeds, without what they share. The optima are on the grid. False
+positives: sweeps in which any of the 4 differences is significant after Holm's correction though all are 0. Power:
+sweeps in which the first one is, if it is EFFECT.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.calibration.rates import CURVATURE, SEED_SD, pseudo_values_of_minimum
+from lm.sweeps import statistics
+from lm.sweeps.moderation import NO_PRIOR, fit_prior
+from lm.text import table
+
+# The standard deviations of the variants: (number of variants, random generator) -> (variants,).
+SDS: dict[str, Callable] = {
+    "equal, 0.010": lambda n, draw: np.full(n, 0.010),
+    "from 0.006 to 0.016": lambda n, draw: np.exp(draw.uniform(*np.log([0.006, 0.016]), n)),
+    "0.016, others 0.006": lambda n, draw: np.where(np.arange(n) == 1, 0.016, 0.006),
+}
+# The comparisons, pairs (variant, against).
+DESIGNS: dict[str, list[tuple[int, int]]] = {
+    "4 of 5 with one": [(1, 0), (2, 0), (3, 0), (4, 0)],
+    "4 pairs of 8": [(1, 0), (3, 2), (5, 4), (7, 6)],
+}
+N_SEEDS, EFFECT = 5, 0.02
+TESTS = {"t": lambda losses_VS: NO_PRIOR, "moderated": fit_prior}
+
+
+def simulate(n_sweeps: int) -> str:
+    """Return a table with a row for each choice of comparisons, standard deviations and estimate."""
+    header = ["comparisons", "sd of the variants", "estimate", *(f"false positives, {test}" for test in TESTS)]
+    header += [f"power, {test}" for test in TESTS]
+    rows = []
+    for design, pairs in DESIGNS.items():
+        for name, sds in SDS.items():
+            draw = np.random.default_rng(0)
+            sweeps = [simulate_sweep(sds(1 + max(max(pairs)), draw), draw) for _ in range(n_sweeps)]
+            found = {
+                (test, shift): [significant(losses, pairs, test, shift) for losses in sweeps]
+                for test in TESTS
+                for shift in (0, EFFECT)
+            }
+            for estimate in ("best rate", "optimum", "both"):
+                wrong = [np.mean([s[estimate].any() for s in found[test, 0]]) for test in TESTS]
+                right = [np.mean([s[estimate][0] for s in found[test, EFFECT]]) for test in TESTS]
+                rows.append([design, name, estimate, *(f"{share:.3f}" for share in wrong + right)])
+    return table([header, *rows], right=range(3, len(header)))
+
+
+def simulate_sweep(sds: np.ndarray, draw) -> dict[str, np.ndarray]:
+    """Return the losses (variants, seeds) at the best rate of the grid, and those at the estimated optimum.
+
+    Sweeps in which a variant has no estimate of the optimum are drawn again.
+    """
+    x = np.array([-1, 0, 1])
+    while True:
+        losses_VSR = CURVATURE * x**2 + draw.normal(0, SEED_SD, (N_SEEDS, 1))
+        losses_VSR = losses_VSR + draw.normal(size=(len(sds), N_SEEDS, 3)) * sds[:, None, None]
+        optima_VS = np.array([pseudo_values_of_minimum(x, losses_SR) for losses_SR in losses_VSR])
+        if not np.isnan(optima_VS).any():
+            return {"best rate": losses_VSR[:, :, 1], "optimum": optima_VS}
+
+
+def significant(losses: dict[str, np.ndarray], pairs, test: str, shift: float) -> dict[str, np.ndarray]:
+    """Return by estimate whether each pair differs significantly, if the second variant is lower by `shift`.
+
+    "both" is the rule of the report: both estimates, with the same sign.
+    """
+    found, signs = {}, []
+    for estimate, losses_VS in losses.items():
+        shifted_VS = losses_VS - shift * np.eye(len(losses_VS))[1][:, None]
+        prior = TESTS[test](shifted_VS)
+        ds = [statistics.paired_difference(shifted_VS[a], shifted_VS[b], len(pairs), prior) for a, b in pairs]
+        found[estimate] = np.array(statistics.holm([d.p for d in ds])) < 1 - statistics.LEVEL
+        signs.append([d.mean > 0 for d in ds])
+    return found | {"both": found["best rate"] & found["optimum"] & np.equal(*signs)}

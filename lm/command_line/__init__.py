@@ -1,0 +1,1 @@
+"""What several commands read from the command line: configs with overrides, checkpoints. Imports no jax."""

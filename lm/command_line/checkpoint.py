@@ -1,0 +1,35 @@
+"""The arguments that name a trained model: --workdir and --step."""
+
+import argparse
+import re
+
+from lm.config.values import short
+from lm.errors import UserError
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add --workdir and --step to a command that reads a trained model."""
+    add = parser.add_argument
+    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+
+
+def step_problems(text: str) -> list[str]:
+    """Return what is wrong with the value of --step.
+
+    >>> step_problems("last")
+    ["--step: 'last' is not best, latest, or the number of a step"]
+    """
+    valid = re.fullmatch("best|latest|[0-9]{1,18}", text)
+    return [] if valid else [f"--step: {short(text)} is not best, latest, or the number of a step"]
+
+
+def parse_step(text: str) -> int | str:
+    """Return the value of --step: "best", "latest" or a number.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    if problems := step_problems(text):
+        raise UserError(*problems)
+    return text if text in ("best", "latest") else int(text)

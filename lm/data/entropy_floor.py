@@ -1,0 +1,60 @@
+r"""Compare the loss on a text with the loss of the best possible model of that very text.
+
+Synthetic text (`lm/data/markov.py`) knows P(x_t | x_<t), and so the surprisal S = -sum_t ln P(x_t | x_<t) of a split.
+Let L = -sum_t ln q(x_t | x_<t) be the total loss of any model that is causal and has not seen the split. Its likelihood
+ratio prod_t q / P is a martingale with mean 1, whatever q is, so by Markov's inequality
+
+    Pr(L < S - c) = Pr(prod_t q / P > e^c) <= e^-c.
+
+Both sums are over the same text, so no standard error is needed: the mean surprisal of 50,000 letters has a standard
+error of 0.004 about the entropy rate, but a mean loss that is 0.0004 below the mean surprisal (c = 20.7 in total) has a
+chance of at most 1e-9, that of six standard errors.
+"""
+
+import math
+
+import numpy as np
+
+from lm.data.corpus import Split
+from lm.errors import UserError
+
+MARGIN = -math.log(1e-9)  # c: nats in total
+ROUNDING = 1e-5  # nats per token: float32 sums and softmaxes
+
+
+class BelowEntropy(UserError):
+    """An error for a loss that no causal model can have."""
+
+    code = 3
+
+
+def best_loss(split: Split, n_predicted: int) -> float | None:
+    """Return the mean surprisal of the tokens that an evaluation predicts, in nats per token.
+
+    Args:
+        split: the split; its first token is not predicted.
+        n_predicted: the number of predictions, which are those of the next tokens.
+
+    Returns:
+        None if the true source of the text is not known, if the split is packed, or if it has training text, which a
+        model may know by heart.
+    """
+    if split.surprisal is None or split.packed or "train" in split.name.split("+"):
+        return None
+    return float(split.surprisal(np.asarray(split.tokens[: n_predicted + 1]))[1:].mean())
+
+
+def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
+    """Compare the mean loss over the first predictions of a split with `best_loss`, and return the latter.
+
+    Raises:
+        BelowEntropy: the loss is lower by more than the margin.
+    """
+    best = best_loss(split, n_predicted)
+    if best is not None and loss < best - MARGIN / n_predicted - ROUNDING:
+        raise BelowEntropy(
+            f"the {split.name} loss is {loss:.4f} nats per token, but a causal model cannot get below {best:.4f} on "
+            "this text: the model sees the tokens that it predicts (a mask that is not causal, targets among the "
+            "inputs, statistics over positions), or it has trained on this text"
+        )
+    return best

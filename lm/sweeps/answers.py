@@ -1,0 +1,122 @@
+"""The answer to a comparison in one sentence that the numbers support."""
+
+from typing import TYPE_CHECKING
+
+from lm.sweeps.margins import seeds_to_decide
+from lm.sweeps.statistics import LEVEL, Difference
+
+if TYPE_CHECKING:
+    from lm.sweeps.analysis import Comparison, VariantResult
+
+
+def describe_answer(a: "VariantResult", b: "VariantResult", c: "Comparison", record: dict) -> str:
+    """Return the answer to the comparison c of the variants a and b."""
+    n, budget, d = len(a.losses), record["budget"], c.difference
+    if budget != "full":
+        return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
+    if c.verdict == "no conclusion":
+        return f"No conclusion about {a.name} and {b.name}: losses on different data or tokens cannot be compared."
+    if c.verdict == "did not train":
+        return _did_not_train(a, b)
+    if d is None:
+        return (
+            f"{a.name} against {b.name}: no mean difference, because runs diverged "
+            f"({a.n_diverged} of {n} and {b.n_diverged} of {n}; medians {a.median:.4f} and {b.median:.4f})."
+        )
+    if c.verdict == "equal losses":
+        return f"{a.name} and {b.name} end at the same loss for every seed."
+    if c.verdict == "no p-value":
+        return (
+            f"{a.name} - {b.name} is {difference(d.mean)} for every seed: without variation over seeds there is no "
+            "p-value."
+        )
+    stuck = (
+        f"{a.n_stuck} of {n} and {b.n_stuck} of {n} runs got stuck, medians {a.median:.4f} and {b.median:.4f}"
+        if a.n_stuck or b.n_stuck
+        else ""
+    )
+    sentence = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)
+    claim, remarks = sentence(c, record)
+    return f"{claim} ({'; '.join([_evidence(c), *remarks, *([stuck] if stuck else [])])})."
+
+
+def _did_not_train(a: "VariantResult", b: "VariantResult") -> str:
+    """Name the variants whose runs all got stuck or diverged: their losses are those of no training."""
+    found = [
+        f"{v.name} did not train: at its best learning rate {v.n_stuck} of {len(v.losses)} runs got stuck and "
+        f"{v.n_diverged} diverged"
+        for v in (a, b)
+        if v.did_not_train
+    ]
+    return f"No conclusion about {a.name} and {b.name}: {'; '.join(found)} (medians {a.median:.4f} and {b.median:.4f})."
+
+
+def _different(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+    d, margin = c.difference, record["margin"]
+    claim = f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against}"
+    claim += (
+        f", by more than the margin of {margin:g}"
+        if c.verdict == "beyond the margin"
+        else f"; whether by more than the margin of {margin:g} is undecided"
+    )
+    return claim, [f"for a difference beyond the margin p = {c.p_beyond:.2g}"]
+
+
+def _equivalent(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+    claim = f"{c.variant} and {c.against} are equivalent within the margin of {record['margin']:g} nats per token"
+    if c.is_significant:
+        claim += ": their difference is significant, but smaller"
+    return claim, [f"for equivalence p = {c.p_equivalent:.2g}"]
+
+
+def _undecided(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+    d, o, level, margin = c.difference, c.at_optimum, 1 - LEVEL, record["margin"]
+    remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}", _seeds(c, margin)]
+    if d.p < level <= c.p_adjusted:
+        remarks.append(
+            f"this interval alone excludes 0, which is not enough among {len(record['comparisons'])} comparisons"
+        )
+    if o and (c.p_adjusted < level or c.p_at_optimum < level):
+        remarks.append(
+            "the differences at the best rates of the grid and at the estimated optima must both be significant, "
+            "with the same sign"
+        )
+    claim = (
+        f"Undecided between {c.variant} and {c.against}: no significant difference, and no equivalence within the "
+        f"margin of {margin:g} nats per token"
+    )
+    return claim, remarks
+
+
+def _seeds(c: "Comparison", margin: float) -> str:
+    """Say how many seeds find a difference of the margin, for the estimate that needs more."""
+    d = c.difference
+    seeds = max(seeds_to_decide(estimate, margin) for estimate in (d, c.at_optimum) if estimate and estimate.sd > 0)
+    what = f"find a true difference of {margin:g} in 8 of 10 such sweeps"
+    return f"{seeds:,} seeds would {what}" if seeds > d.n else f"{d.n} seeds {what}"
+
+
+def _evidence(c: "Comparison") -> str:
+    """Return the number of seeds, and the intervals and p-values of both estimates of the difference."""
+    d, o = c.difference, c.at_optimum
+    text = f"n = {d.n} paired seeds, {_estimate(d)}, p = {c.p_adjusted:.2g} after Holm's correction"
+    if o:
+        text += f"; at the estimated optima {_estimate(o)}, p = {c.p_at_optimum:.2g}"
+    return text
+
+
+def _estimate(d: Difference) -> str:
+    return f"difference {difference(d.mean)}, 95 % CI {difference(d.low)} to {difference(d.high)}"
+
+
+def _direction(d: Difference) -> str:
+    return "lower" if d.mean < 0 else "higher"
+
+
+def difference(x: float, sign: str = "+") -> str:
+    """Format a difference of losses with four decimals, or with one digit where these would all be 0.
+
+    >>> difference(0.25), difference(-4e-6)
+    ('+0.2500', '-4e-06')
+    """
+    return f"{x:{sign}.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:{sign}.0e}"

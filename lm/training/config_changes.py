@@ -1,0 +1,86 @@
+"""Which keys of a config differ between a run and its resumption, and whether the run may be resumed with them."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+
+from lm.config import REMOVED_KEYS, flatten
+from lm.files import to_json
+
+
+def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[tuple[str, object, bool]]:
+    """Yield (path, value, execution) of every key; a section marked `execution` marks all of its keys."""
+    for field in dataclasses.fields(config):
+        value, here = getattr(config, field.name), f"{path}.{field.name}"
+        marked = execution or bool(field.metadata.get("execution", False))
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, here, marked)
+        else:
+            yield here, json.loads(to_json(value)), marked
+
+
+def _digest(config, execution: bool) -> str:
+    kept = {path: value for path, value, marked in _leaves(config) if marked == execution}
+    return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
+
+
+def experiment_digest(config) -> str:
+    """Return the sha256 of the keys that decide what is computed; runs with equal digests train the same model."""
+    return _digest(config, execution=False)
+
+
+def execution_digest(config) -> str:
+    """Return the sha256 of the keys that decide only how it is computed and recorded."""
+    return _digest(config, execution=True)
+
+
+def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
+    """Compare a run's saved config with a new one.
+
+    Args:
+        old: the dict read from config.json.
+        config: the new Config.
+
+    Returns:
+        Lines on the keys that decide what is computed, and lines on the others. `train.steps` is left out: see
+        `refuse_growth`.
+    """
+    was, differences = flatten(old, "config."), ([], [])
+    defaults = {path: value for path, value, _ in _leaves(type(config)())}
+    for path, now, execution in _leaves(config):
+        before = was.pop(path, defaults[path])  # a key added since then counts as its default
+        if before != now and path != "config.train.steps":
+            differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
+    removed = {path: before for path, before in was.items() if path.removeprefix("config.") not in REMOVED_KEYS}
+    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in removed.items())
+    return differences
+
+
+def stable_steps(steps: int, optimizer) -> int:
+    """Return how many steps a run, whose schedule ends with it, has in common with every longer run."""
+    if optimizer.schedule != "wsd":
+        return optimizer.warmup_steps
+    return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))
+
+
+def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
+    """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
+
+    It can if the learning rate of each of the `steps_made` steps stays what it was.
+    """
+    if new == old:
+        return None
+    line = f"config.train.steps: {old} -> {new} (run -> now)"
+    ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
+    if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):
+        return f"{line}: a run can grow but not shrink; start a new one in another workdir"
+    decay_start = stable_steps(old, optimizer)
+    if not ends_with_run or steps_made <= decay_start:
+        return None
+    return (
+        f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
+        f"{decay_start + 1} to {steps_made}, already trained, would change. To be extended, a run needs "
+        "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
+    )

@@ -1,0 +1,225 @@
+"""The run that a workdir holds: what it records, read once, and whether a config may resume it."""
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+
+from lm.config import init_run
+from lm.errors import UserError
+from lm.files import COUNT, check_shape, read_json, refuse_links, refuse_url
+from lm.huggingface.config_files import is_checkpoint, read_config
+from lm.training.config_changes import compare_configs, refuse_growth
+from lm.training.metrics import read_metrics
+
+# What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
+_WRITTEN = (
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
+    "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    "huggingface",
+)  # fmt: skip
+WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
+_MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
+
+# Shapes of the JSON files of a run; see `lm.files.read_json`.
+_CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}}
+_RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [{"versions": {str: (str, None)}}]}
+_SUMMARY = {"status": str, "steps": COUNT}
+_META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
+
+
+# ---- What a workdir holds ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """What a workdir records of the run in it.
+
+    Attributes:
+        config: config.json.
+        newest_checkpoint: the newest step with a checkpoint, None if there is none.
+        data: {"name", "fingerprint"} of the tokens it trained on; None if unknown.
+        starts: versions, commit and command of each start.
+        finished_at: the last step, if the run took it and wrote its summary; else None.
+    """
+
+    config: dict
+    newest_checkpoint: int | None
+    data: dict[str, str] | None
+    starts: list[dict]
+    finished_at: int | None
+
+    def changed_settings(self, config) -> list[str]:
+        """Return a line for each key that differs in `config`, by which this run may be resumed."""
+        changed, steps = compare_configs(self.config, config)[1], self.config["train"]["steps"]
+        if config.train.steps != steps:
+            changed.append(f"config.train.steps: {steps} -> {config.train.steps} (run -> now)")
+        return [f"resuming with another setting, which does not change the experiment: {line}" for line in changed]
+
+
+def read_run(workdir: Path) -> SavedRun:
+    """Read what a workdir records of the run in it.
+
+    Raises:
+        UserError: if config.json is missing, or it or run.json is damaged. Without run.json a run can be resumed.
+    """
+    newest = newest_checkpoint(workdir)
+    try:
+        config = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
+    except FileNotFoundError:
+        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed") from None
+    record, summary = {"data": None, "starts": []}, {"status": None}
+    with contextlib.suppress(FileNotFoundError):
+        record = read_json(workdir / "run.json", _RUN)
+    with contextlib.suppress(FileNotFoundError, UserError):  # a damaged summary is written again
+        summary = read_json(workdir / "summary.json", _SUMMARY)
+    finished_at = summary["steps"] if summary["status"] == "finished" else None
+    return SavedRun(config, newest, record["data"], record["starts"], finished_at)
+
+
+def holds_run(workdir: str | Path) -> bool:
+    """Return whether a run was started in this directory."""
+    return any((Path(workdir) / name).exists() for name in _MARKS_OF_A_RUN)
+
+
+def newest_checkpoint(workdir: str | Path) -> int | None:
+    """Return the newest step with a checkpoint (a directory named by its step), None if there is none."""
+    try:
+        names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return max((int(name) for name in names if is_step(name)), default=None)
+
+
+def is_step(name: str) -> bool:
+    """Return whether the name of a file is the number of a step.
+
+    >>> is_step("12"), is_step("12.corrupted-1"), is_step("²")
+    (True, False, False)
+    """
+    return name.isascii() and name.isdigit()
+
+
+# ---- Whether a config may be run there ---------------------------------------------------------------------------
+
+
+def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> SavedRun | None:
+    """Check whether `config` can be run in `workdir`, before anything is written.
+
+    Args:
+        workdir: a directory, which need not exist.
+        config: the config as the user gave it.
+        resume: continue the run that the directory holds, if any.
+        data: {"name", "fingerprint"} of the tokens, once they are known.
+
+    Returns:
+        The run to resume, or None if the directory holds none.
+
+    Raises:
+        UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
+            symbolic link where a run writes, or if the workdir is a URL.
+    """
+    refuse_url(workdir, "--workdir")
+    workdir = Path(workdir)
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir {workdir} is a file; give a directory")
+    refuse_links(workdir / name for name in _WRITTEN)
+    if not holds_run(workdir):
+        return None
+    if not resume:
+        raise UserError(
+            f"--workdir {workdir} already holds a run, and a run is never overwritten: "
+            "resume it with --resume, or give another --workdir"
+        )
+    saved = read_run(workdir)
+    problems, _ = compare_configs(saved.config, config)
+    made = saved.newest_checkpoint or 0
+    if refusal := refuse_growth(saved.config["train"]["steps"], config.train.steps, config.optimizer, made):
+        problems.append(refusal)
+    if problems:
+        raise UserError(
+            f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
+            *(f"  {problem}" for problem in problems),
+        )
+    if lost := _lost_checkpoints(workdir, saved):
+        raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
+    if data and saved.data and saved.data["fingerprint"] != data["fingerprint"]:
+        raise UserError(
+            f"--resume: the run in {workdir} trained on {saved.data['name']}, and the data now ({data['name']}) has "
+            "other text or other tokens; restore the data, or give another --workdir"
+        )
+    return saved
+
+
+def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
+    """Return why a run without checkpoints must have had some, or None.
+
+    A run that was killed before its first checkpoint starts again at step 0. But checkpoints/ is made before the first
+    line of metrics, the summary is written after a checkpoint, and each save waits for the one before it.
+    """
+    if saved.newest_checkpoint is not None:
+        return None
+    path, every = workdir / "metrics.jsonl", saved.config["checkpoint"]["every"]
+    last = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
+    saved_twice = 0 < 2 * every < last
+    if saved_twice or (last and not (workdir / "checkpoints").is_dir()) or (workdir / "summary.json").exists():
+        return f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints were deleted"
+    return None
+
+
+def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
+    """Check that the checkpoints in `workdir` are of this experiment; config.json and run.json may be damaged or lost.
+
+    Args:
+        workdir: the run's directory, for the error.
+        metas: what the checkpoints record of their runs, by step.
+        config: the resolved config.
+        data: {"name", "fingerprint"} of the tokens.
+
+    Raises:
+        UserError: if a checkpoint is of another experiment or other data.
+    """
+    for step, meta in metas.items():
+        check_meta(meta, f"--resume: the checkpoint of step {step} in {workdir}")
+        problems, _ = compare_configs(meta["config"], config)
+        if refusal := refuse_growth(meta["config"]["train"]["steps"], config.train.steps, config.optimizer, step):
+            problems.append(refusal)
+        if meta["data_fingerprint"] != data["fingerprint"]:
+            problems.append(
+                f"it trained on {meta['data']}; the data now ({data['name']}) has other text or other tokens"
+            )
+        if problems:
+            raise UserError(
+                f"--resume: the checkpoint of step {step} in {workdir} is of another experiment; "
+                "correct this, or give another --workdir:",
+                *(f"  {problem}" for problem in problems),
+            )
+
+
+def check_meta(meta: dict, where: str) -> None:
+    """Raise UserError if the record of a checkpoint is not that of a run, but of the stacked runs of a sweep."""
+    try:
+        check_shape(meta, _META)
+    except ValueError as error:
+        raise UserError(f"{where}: it is not a checkpoint of a run ({error})") from None
+
+
+def check_init_from(config, saved: SavedRun | None) -> None:
+    """Raise UserError if config.init_from names neither a run with checkpoints nor a checkpoint of Hugging Face.
+
+    It is not needed to resume a saved run that has a checkpoint.
+    """
+    directory = init_run(config)
+    if directory is None or Path(directory, "checkpoints").is_dir():
+        return
+    if saved is not None and saved.newest_checkpoint is not None:
+        return
+    if not is_checkpoint(directory):
+        raise UserError(
+            f"config.init_from: {directory} holds no checkpoints; give the directory of a run, or of a checkpoint of "
+            "Hugging Face"
+        )
+    try:
+        read_config(directory)
+    except UserError as error:
+        raise UserError(*(f"config.init_from: {problem}" for problem in error.problems)) from None

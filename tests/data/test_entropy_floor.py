@@ -1,0 +1,77 @@
+"""The comparison of a loss with that of the best possible model of the same text."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lm.data import Corpus, Split
+from lm.data.entropy_floor import MARGIN, ROUNDING, BelowEntropy, best_loss, check_loss
+from lm.data.markov import LETTERS, TOTAL, MarkovChain
+from lm.data.tokenizers import CharTokenizer
+
+CHAIN, TOKENIZER = MarkovChain(), CharTokenizer(LETTERS)
+
+
+def split_of(text: str, name="validation") -> Split:
+    ids = TOKENIZER.encode(text)
+    return Split(name, ids, len(ids), len(ids), surprisal=lambda ids: CHAIN.surprisal(TOKENIZER.decode(ids)))
+
+
+@pytest.fixture(scope="module")
+def split():
+    return split_of(CHAIN.text(5000)[1000:])
+
+
+def test_the_best_loss_is_that_of_the_true_probabilities_of_the_predicted_tokens(split):
+    p = CHAIN.weights / TOTAL
+    losses = -np.log(p[split.tokens[:-1], split.tokens[1:]])
+    for n in (3999, 64):
+        assert best_loss(split, n) == pytest.approx(losses[:n].mean(), rel=1e-12)
+
+
+def test_a_loss_below_the_best_one_is_an_error(split):
+    n = 3999
+    best = best_loss(split, n)
+    for allowed in (best + 1, best, best - 0.9 * MARGIN / n):
+        assert check_loss(split, allowed, n) == best
+    with pytest.raises(BelowEntropy, match=r"the validation loss is 1\.\d{4} .* cannot get below 1\.\d{4}") as error:
+        check_loss(split, best - 1.1 * MARGIN / n - ROUNDING, n)
+    assert error.value.code == 3
+    check_loss(split, float("nan"), n)
+
+
+def test_training_text_packed_rows_and_other_text_are_not_compared(split):
+    rows = np.zeros((2, 9), np.uint16)
+    others = [
+        dataclasses.replace(split, name="train"),
+        dataclasses.replace(split, name="train+validation"),
+        dataclasses.replace(split, tokens=rows, segments=rows),
+        dataclasses.replace(split, surprisal=None),
+    ]
+    assert [check_loss(other, 0.0, 100) for other in others] == [None] * 4
+
+
+def test_joined_splits_are_compared(split):
+    text = CHAIN.text(6000)
+    splits = {"validation": split_of(text[:3000]), "test": split_of(text[3000:], "test")}
+    corpus = Corpus("markov", splits, TOKENIZER, fingerprint="")
+    assert best_loss(corpus.split("validation+test"), 5999) == pytest.approx(CHAIN.surprisal(text)[1:].mean())
+
+
+def test_false_alarms_are_as_rare_as_the_bound_says():
+    """Pr(L < S - c) <= e^-c for models close to the source, on 4,000 texts of 100 letters."""
+    draw = np.random.default_rng(0)
+    p = CHAIN.weights / TOTAL
+    cumulative = p.cumsum(1)
+    n_texts, n = 4000, 100
+    q = p * np.exp(0.3 * draw.standard_normal(p.shape))
+    q /= q.sum(1, keepdims=True)
+    state, ratio = draw.integers(0, 16, n_texts), np.zeros(n_texts)
+    for _ in range(n):
+        following = np.minimum((cumulative[state] < draw.random((n_texts, 1))).sum(1), 15)
+        ratio += np.log(q[state, following] / p[state, following])
+        state = following
+    for c in (0.5, 1.0, 2.0, 3.0):
+        assert (ratio > c).mean() <= np.exp(-c) + 3 * np.sqrt(np.exp(-c) / n_texts)
+    assert (ratio > 0.5).any()  # the bound is put to the test

@@ -1,0 +1,41 @@
+"""Imports run one way: between the packages of lm there is no cycle, and no module imports a command."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from running import ROOT
+
+MODULES = sorted((ROOT / "lm").rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of lm that a file imports, also within functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("lm.")}
+
+
+def test_the_packages_import_one_way():
+    """A package or a module beside the packages is one node; the order exists only if there is no cycle."""
+    graph = {}
+    for path in MODULES:
+        node = path.relative_to(ROOT / "lm").parts[0].removesuffix(".py")
+        graph.setdefault(node, set()).update({name.split(".")[1] for name in imported(path)} - {node})
+    order = list(TopologicalSorter(graph).static_order())
+    assert order.index("layers") < order.index("model") < order.index("step") < order.index("training")
+
+
+def test_no_module_imports_a_command():
+    def is_command(path: Path) -> bool:
+        return "def main(argv" in path.read_text(encoding="utf-8")
+
+    commands = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES if is_command(path)}
+    assert {"lm.train", "lm.hf", "lm.data.prepare"} <= commands
+    for path in MODULES:
+        named = {name for name in imported(path) for command in commands if f"{name}.".startswith(f"{command}.")}
+        assert not named, f"{path.relative_to(ROOT)} imports {named}"
