@@ -29,10 +29,10 @@ CAPTIONS = {
     "dots: runs on fresh seeds.",
 }
 SAVINGS_CAPTION = (
-    "Test loss over training compute, and the training compute saved at each size. Points: mean over the seeds at the "
-    "estimated optimum of the learning rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, "
-    "which no number of the report uses. Bars: 95 % intervals, with a triangle where they leave the axis; band: the "
-    "mean over sizes."
+    "Test loss over training compute, and the compute multiplier m at each size: how many times the first variant's "
+    "FLOPs the second needs for the same loss. Points: mean over the seeds at the estimated optimum of the learning "
+    "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
+    "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
 )
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 

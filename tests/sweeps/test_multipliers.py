@@ -145,6 +145,22 @@ def test_the_figure_shows_the_losses_and_the_savings(tmp_path):
     assert [text.get_text() for text in saved.texts] == SIZES
 
 
+def test_a_wide_interval_does_not_squeeze_the_figure(tmp_path):
+    """At one size the seeds differ so much that the interval reaches from less than 1/10 to more than 10."""
+    record, runs = synthetic_sizes.sweep(1.25, noise=0.001)
+    spread = dict(enumerate([-0.3, 0.3, -0.3, 0.3, 0.0]))
+    for r in runs:
+        if r["phase"] == "final" and r["variant"] == "gated, 96":
+            r["test_loss"] += spread[r["seed"]]
+    a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
+    wide = a.savings[0].estimate.at_sizes[3]
+    assert wide.high - wide.low > 2 * np.log(10)
+    saved = savings_figure(a).axes[1]
+    low, high = saved.get_ylim()
+    assert 0.4 < low < 1 < high < 2.5
+    assert sorted(line.get_marker() for line in saved.lines if line.get_marker() in "v^") == ["^", "v"]
+
+
 def test_an_extrapolated_rate_is_marked(tmp_path):
     """The largest size has no tuning runs: neither the tables nor the figures need them."""
     record, runs = synthetic_sizes.sweep(1.25)
