@@ -9,10 +9,15 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import moderation, rates, texts
+from benchmarks.calibration import moderation, rates, sizes, texts
 from lm.errors import UserError, run_command
 
-SIMULATIONS = {"rates": rates.simulate, "moderation": moderation.simulate, "texts": texts.simulate}
+SIMULATIONS = {
+    "rates": rates.simulate,
+    "moderation": moderation.simulate,
+    "texts": texts.simulate,
+    "sizes": sizes.simulate,
+}
 
 
 def main() -> int:

@@ -11,8 +11,10 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer
+from lm.sweeps.axes import size_of
 from lm.sweeps.margins import p_beyond, p_equivalent
 from lm.sweeps.moderation import NO_PRIOR, fit_prior
+from lm.sweeps.multipliers import Saving, answer, savings
 from lm.sweeps.optimum import Optimum, estimate_optimum
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import (
@@ -24,6 +26,7 @@ from lm.sweeps.results import (
     missing_runs,
     mixed_machines,
     ordered,
+    rate_from,
     stuck_above,
 )
 from lm.sweeps.scope import describe_scope
@@ -49,6 +52,7 @@ class VariantResult:
         n_stuck: how many runs ended above STUCK times the unigram baseline.
         bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
         optimum: the estimated minimum over learning rates, between those of the grid.
+        rate_from: the variant whose best rate decides on this one's; None: it was tuned.
     """
 
     name: str
@@ -69,6 +73,12 @@ class VariantResult:
     n_stuck: int
     bits_per_byte: float
     optimum: Optimum
+    rate_from: str | None = None
+
+    @property
+    def tuning_grid(self) -> tuple[float, ...]:
+        """Return the learning rates of the tuning runs."""
+        return self.grid if len(self.grid) > 1 and not self.rate_from else ()
 
     @property
     def n_diverged(self) -> int:
@@ -154,6 +164,7 @@ class Analysis:
         failed: by name, the error of each variant that is left out because runs of it failed.
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
+        savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
     """
 
     record: dict
@@ -162,6 +173,12 @@ class Analysis:
     failed: dict[str, str]
     comparisons: list[Comparison]
     warnings: list[str]
+    savings: list[Saving] = ()
+
+    @property
+    def answers(self) -> list[str]:
+        """Return one answer per claim: per pair of variants if the sweep has sizes, else per comparison."""
+        return [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
 
     @property
     def is_full(self) -> bool:
@@ -195,7 +212,8 @@ def analyze(workdir: Path) -> Analysis:
     for v in variants.values():
         warnings += _warnings(v, record)
     comparisons = _comparisons(record, variants)
-    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)))
+    warnings = list(dict.fromkeys(warnings))
+    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants))
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:
@@ -267,16 +285,16 @@ def _comparisons(record: dict, variants: dict[str, VariantResult]) -> list[Compa
 def _differences(record: dict, variants: dict[str, VariantResult], losses: Callable) -> list[Difference | None]:
     """Return the difference of each declared comparison, None where a variant is missing or has no losses.
 
-    The variants on the same text whose runs all trained give the prior of the variances.
+    The variants of the same size on the same text whose runs all trained give the prior of the variances: runs of two
+    sizes have less noise in common.
     """
     usable = {name: found for name, v in variants.items() if (found := losses(v)) is not None}
     trained = [name for name in usable if not variants[name].n_stuck]
-    texts = {_text(record, name) for name in trained}
-    priors = {t: fit_prior([usable[name] for name in trained if _text(record, name) == t]) for t in texts}
+    like = {name: (_text(record, name), size_of(name, record.get("sizes") or ())) for name in trained}
+    priors = {key: fit_prior([usable[name] for name in trained if like[name] == key]) for key in set(like.values())}
     found, n = [], len(record["comparisons"])
     for a, b in record["comparisons"]:
-        alike = {a, b} <= set(trained) and _text(record, a) == _text(record, b)
-        prior = priors[_text(record, a)] if alike else NO_PRIOR
+        prior = priors[like[a]] if {a, b} <= like.keys() and like[a] == like[b] else NO_PRIOR
         both = {a, b} <= usable.keys()
         found.append(statistics.paired_difference(usable[a], usable[b], n, prior) if both else None)
     return found
@@ -346,6 +364,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
         bits_per_byte=mean.mean / math.log(2) / bytes_per_token if mean and bytes_per_token else math.nan,
         optimum=estimate_optimum(results, record, name, rate),
+        rate_from=rate_from(record, name),
     )
 
 

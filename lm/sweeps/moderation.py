@@ -4,7 +4,8 @@ With 5 seeds a variance has 4 degrees of freedom, so the t test needs a large di
 differences of all variants of a sweep are similar. As in limma (Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1):3), they
 are taken as draws from one scaled inverse chi-square distribution: a prior of variance s0^2 with d0 degrees of freedom,
 which the sweep itself gives. The test of a difference then uses (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of
-freedom in the place of its own s^2 with d. `benchmarks/calibration/moderation.py` simulates the error rate and the power.
+freedom in the place of its own s^2 with d. `benchmarks/calibration/moderation.py` simulates the error rate and the
+power.
 """
 
 import itertools

@@ -28,6 +28,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         name: {
             "changes": {key: str(value) for key, value in plan.sweep.variants[name].items()},
             "grid": list(v.grid),
+            "rate_from": v.rate_from,
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "fingerprint": v.fingerprint,
@@ -55,6 +56,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "background": plan.background,
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
+        "sizes": list(plan.sweep.sizes),
         "variants": described,
         "starts": [describe_start() | {"device": device}],
     }
@@ -230,8 +232,10 @@ def final_runs(results: Results, record: dict, variant: str) -> list[tuple[str, 
 def missing_runs(results: Results, record: dict) -> dict[str, set[tuple]]:
     """Return by variant the keys of the runs that are not finished; final runs are known once tuning is complete."""
     found = {}
-    for name, described in record["variants"].items():
-        wanted = [("tuning", *run) for run in tuning_runs({name: described["grid"]}, record["tuning_seeds"])]
+    for name in record["variants"]:
+        tuned = rate_from(record, name) or name
+        grid = record["variants"][tuned]["grid"]
+        wanted = [("tuning", *run) for run in tuning_runs({tuned: grid}, record["tuning_seeds"])]
         if results.runs.keys() >= set(wanted):
             wanted = [("final", *run) for run in final_runs(results, record, name)]
         if missing := set(wanted) - results.runs.keys():
@@ -266,16 +270,26 @@ def tuning_result(results: Results, record: dict, variant: str, rate: float) -> 
 
 
 def best_rate(results: Results, record: dict, variant: str) -> float:
-    """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss."""
+    """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss.
+
+    A variant without tuning runs takes the rate at the place in its grid where that of `rate_from` has its best one.
+    """
     grid = record["variants"][variant]["grid"]
     if len(grid) == 1:
         return grid[0]
+    if tuned := rate_from(record, variant):
+        return grid[record["variants"][tuned]["grid"].index(best_rate(results, record, tuned))]
 
     def rank(rate: float) -> tuple[int, int, float]:
         t = tuning_result(results, record, variant, rate)
         return t.n_diverged + t.n_stuck, t.n_diverged, t.loss
 
     return min(grid, key=rank)
+
+
+def rate_from(record: dict, variant: str) -> str | None:
+    """Return the variant whose best learning rate decides on this one's; None if it is tuned itself."""
+    return record["variants"][variant].get("rate_from")
 
 
 def at_edge(grid, rate: float) -> bool:

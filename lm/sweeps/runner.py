@@ -107,12 +107,12 @@ class _Runner:
 
     def run(self) -> int:
         """Train everything that is missing; returns the exit code."""
-        tuning = tuning_runs({name: v.grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
+        tuning = tuning_runs({name: v.tuning_grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
         n_failed = self.train("tuning", tuning)
         self.warn_of_identical_variants("tuning")
         final = []
         for name, v in self.variants.items():
-            if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == name):
+            if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == (v.rate_from or name)):
                 continue  # its tuning failed or was stopped
             rate = best_rate(self.results, self.record, name)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 
-from lm.sweeps.analysis import Analysis, Comparison, curve
+from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.answers import difference
 from lm.sweeps.results import STUCK
 from lm.sweeps.sensitivity import sensitivity
@@ -65,7 +65,8 @@ def comparisons(a: Analysis) -> Table:
         "over seeds and text [95 % CI]": "The interval of the difference over both sources of error: other seeds, and "
         "another text of the same kind. Without correction for the number of comparisons.",
     }
-    return Table("Comparisons", ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
+    title = "Comparisons at each size (no claims)" if a.savings else "Comparisons"
+    return Table(title, ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
 
 
 def _comparison_row(c: Comparison) -> list[str]:
@@ -122,7 +123,7 @@ def losses(a: Analysis) -> Table:
         if v.loss:
             loss, sd = f"{v.loss.mean:.4f} [{v.loss.low:.4f}, {v.loss.high:.4f}]", _loss(v.loss.sd)
         error = "runs diverged" if math.isnan(v.sampling_error) else _loss(v.sampling_error)
-        rate, n = f"{v.rate:g}" + " (edge)" * v.at_edge, len(v.losses)
+        rate, n = f"{v.rate:g}" + _extrapolated(v) + " (edge)" * v.at_edge, len(v.losses)
         bits = "not known" if math.isnan(v.bits_per_byte) else f"{v.bits_per_byte:.4f}"
         rows.append([v.name, rate, loss, bits if v.loss else "runs diverged", sd, error])
         rows[-1] += [f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"]
@@ -134,6 +135,8 @@ def losses(a: Analysis) -> Table:
             if tuned
             else "Given by the sweep; there was nothing to choose."
         )
+        + " (extrapolated): that of another size, scaled; there were no tuning runs."
+        * any(map(_extrapolated, a.variants.values()))
         + " (edge): the first or last of the grid." * any(v.at_edge for v in a.variants.values()),
         "test loss [95 % CI]": "Mean over fresh seeds, in nats per token, with its 95 % t interval; the median where a "
         "run diverged. Every token of the test split is predicted once.",
@@ -146,6 +149,10 @@ def losses(a: Analysis) -> Table:
         f"token counts of the training text alone. {unigram_baseline(a)}",
     }
     return Table("Test loss at the best learning rate", header, rows, notes)
+
+
+def _extrapolated(v: VariantResult) -> str:
+    return " (extrapolated)" if v.rate_from else ""
 
 
 def curves(a: Analysis) -> Table:
@@ -177,6 +184,7 @@ def _changes(variant: dict) -> str:
     if "model.d_ff" in changes:
         changes["model.d_ff"] = variant["config"]["model"]["d_ff"]
     rates = "learning rates " + ", ".join(f"{rate:g}" for rate in variant["grid"])
+    rates += f" around the best of {variant['rate_from']}" if variant.get("rate_from") else ""
     return ", ".join([*(f"{key} = {value}" for key, value in changes.items()), rates])
 
 

@@ -10,9 +10,10 @@ from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError, first_line
+from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
-from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan, Values
+from lm.sweeps.spec import SweepPlan
 from lm.text import plural, table
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
@@ -31,6 +32,7 @@ class Variant:
         flops: training FLOPs per token.
         fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
+        rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
     """
 
     config: Config
@@ -40,6 +42,12 @@ class Variant:
     flops: float
     fingerprint: str
     warm_starts: dict[int, WarmStart]
+    rate_from: str | None = None
+
+    @property
+    def tuning_grid(self) -> tuple[float, ...]:
+        """Return the learning rates of the tuning runs."""
+        return () if self.rate_from else self.grid
 
     @property
     def tokens(self) -> int:
@@ -61,12 +69,15 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     resolved = _resolve_configs(plan, say)
     for name, match in plan.matches.items():
         config, corpus = resolved[name]
-        resolved[name] = matched(config, match, resolved[match.variant][0]), corpus
+        resolved[name] = matched(config, match, resolved[match.of][0]), corpus
+    for name, match in plan.lengths.items():
+        config, corpus = resolved[name]
+        resolved[name] = trained_on(config, match.ratio * _n_params(resolved[match.of][0])), corpus
     variants = {}
     for name, (config, corpus) in resolved.items():
-        n_params = parameters.count(parameters.parameter_table(config.model))
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
+        rate_from = plan.rates_from.get(name)
+        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from)
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
@@ -106,7 +117,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     """Return by seed the parameters that the variant's runs start from."""
     if variant.config.init_from is None:
         return {}
-    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
+    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.tuning_grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
@@ -131,10 +142,31 @@ def matched(config: Config, match: Match, target: Config) -> Config:
     def measure(c: Config) -> float:
         if match.what == "flops":
             return flops.flops_per_token(c.model, c.train.seq_len)
-        return parameters.count(parameters.parameter_table(c.model))
+        return _n_params(c)
 
     one, two = measure(with_width(1)), measure(with_width(2))
     return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
+
+
+def trained_on(config: Config, tokens: float) -> Config:
+    """Return the config with train.steps for this many tokens, and warm-up, decay and evaluations in proportion."""
+    t, o = config.train, config.optimizer
+    steps = max(1, round(tokens / (t.batch_size * t.seq_len)))
+
+    def in_proportion(n: int | None) -> int | None:
+        return n and max(1, round(n * steps / max(t.steps, 1)))
+
+    warmup_steps, decay_steps = min(in_proportion(o.warmup_steps), steps - 1), in_proportion(o.decay_steps)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(t, steps=steps),
+        optimizer=dataclasses.replace(o, warmup_steps=warmup_steps, decay_steps=decay_steps),
+        eval=dataclasses.replace(config.eval, every=in_proportion(config.eval.every)),
+    )
+
+
+def _n_params(config: Config) -> int:
+    return parameters.count(parameters.parameter_table(config.model))
 
 
 def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
@@ -172,12 +204,13 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     for name, v in variants.items():
         grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})" if len(v.grid) > 1 else f"{v.grid[0]:g}"
         row = [name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", grid, _changes(name, plan, variants)]
+        row[4] += f" around the best of {v.rate_from}" * bool(v.rate_from)
         rows.append(row)
     if same_tokens:
         rows = [row[:3] + row[4:] for row in rows]
     t = base.config.train
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
-    tuning = len(tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds))
+    tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
     return "\n".join(
         [
@@ -195,9 +228,9 @@ def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
     changes, v = dict(plan.sweep.variants[name]), variants[name]
     if name in plan.matches:
         match = plan.matches[name]
-        target = variants[match.variant]
+        target = variants[match.of]
         more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
-        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}: {more})"
+        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match}: {more})"
     changes.pop(LEARNING_RATE, None)
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
 
@@ -206,6 +239,6 @@ def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
     """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
     for v in variants.values():
-        n_runs = len(tuning_runs({"": v.grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
+        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
         total += n_runs * v.flops * v.tokens
     return total
