@@ -7,6 +7,9 @@ Holm's correction over all. Everything is computed again from the runs of each p
 page itself (PAGE.md) says which pairs were declared, what the margin and the unigram baseline are, after how many seeds
 there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
 are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
+
+Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers, which need the FLOPs of
+each run, and runs.csv does not hold them.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from lm.sweeps.answers import difference
 from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import MARGIN
-from lm.sweeps.tables import to_csv
+from lm.sweeps.tables import AT_EACH_SIZE, to_csv
 from lm.text import markdown_table
 
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
@@ -55,6 +58,9 @@ def claims(directory: Path) -> list[dict]:
     compared, placebos = [], []
     for runs_csv in sorted(directory.glob("*/runs.csv")):
         page = runs_csv.parent.name
+        if AT_EACH_SIZE in (directory / f"{page}.md").read_text(encoding="utf-8"):
+            print(f"WARNING: {page} is left out: its claims are compute multipliers", file=sys.stderr)
+            continue
         record, results = read_page(directory / f"{page}.md", runs_csv)
         moderated = record["moderated"]
         tests = zip(record["comparisons"], pair_tests(record, results, moderated=moderated), strict=True)

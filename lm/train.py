@@ -9,7 +9,7 @@ from lm.command_line.training import parse_arguments
 from lm.config import Config
 from lm.cost.devices import parse_device
 from lm.errors import run_command
-from lm.training.saved_run import check_init_from, check_workdir
+from lm.training.saved_run import check_init_from, check_workdir, holds_run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,9 +30,15 @@ def train(a: argparse.Namespace, config: Config) -> int:
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
     from lm.training import job
+    from lm.training.branch import branch
 
     processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
     runtime.require_platform(a.platform)
+    if a.branch_from and not processes.from_first(holds_run, a.workdir):
+        step = processes.from_first(branch, a.branch_from, a.workdir, config)
+        a.resume = True
+        if processes.is_first():
+            print(f"branching from step {step} of {a.branch_from}")
     return job.train(config, a.workdir, resume=a.resume, verbose=a.verbose)
 
 

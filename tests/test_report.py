@@ -9,10 +9,10 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, sweep, write
+from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, speeds_json, sweep, write
 
 from lm import report as command
-from lm.sweeps import figures, rate_tables, report, statistics, tables
+from lm.sweeps import cost_tables, figures, rate_tables, report, statistics, tables
 from lm.sweeps.analysis import analyze
 from lm.sweeps.results import Results
 
@@ -126,9 +126,46 @@ def test_a_directory_that_cannot_be_written(tmp_path, undrawn, capsys):
     assert "NotADirectoryError" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("budget", ["full", "quick"])
+def test_reports_of_the_same_results_differ_in_their_last_part_only(tmp_path, undrawn, budget):
+    """Trained again by another number of devices: other files, speeds and dates. Figures: see test_figures.py."""
+    texts = {}
+    for i, name in enumerate(("one", "again", "faster")):
+        record, runs = sweep(budget=budget)
+        if name == "faster":
+            record["starts"][0]["time"] = "2027-12-31T00:00:00+0000"
+            runs = [r | {"seconds": 20.0} for r in reversed(runs)]
+        workdir = write(tmp_path / name / "gates", record, runs, per_file=4 + i // 2)
+        if name == "faster":
+            (workdir / "speeds.json").write_text(speeds_json(2000.0, 1000.0, 2500.0))
+        assert command.main([str(workdir)]) == 0
+        texts[name] = {path.name: path.read_text() for path in workdir.glob("*.*") if path.suffix != ".json"}
+    assert texts["one"] == texts["again"]
+    assert texts["one"]["runs.csv"] == texts["faster"]["runs.csv"]
+    for name, title in (("report.md", f"## {cost_tables.SPEEDS}\n"), ("report.html", f"<h2>{cost_tables.SPEEDS}</h2>")):
+        (before, here), (same, there) = (texts[n][name].split(title) for n in ("one", "faster"))
+        assert before == same
+        assert here != there
+        assert "## " not in here
+        assert "<h2>" not in here
+
+
+def test_runs_are_in_the_order_of_the_sweep(tmp_path, undrawn):
+    record, runs = sweep()
+    order = {"plain": 0, "gated": 1, "wide": 2}
+    workdir = write(tmp_path / "s", record, [runs[i] for i in np.random.default_rng(0).permutation(len(runs))])
+    assert command.main([str(workdir)]) == 0
+    with open(workdir / "runs.csv", newline="") as file:
+        rows = [(r["variant"], r["phase"], float(r["learning_rate"]), int(r["seed"])) for r in csv.DictReader(file)]
+    assert rows == sorted(rows, key=lambda row: (order[row[0]], row[1] == "final", row[2], row[3]))
+    assert rows[0] == ("plain", "tuning", 0.001, 1_000_000)
+
+
 def test_csv_files_hold_the_unrounded_results(tmp_path, undrawn):
     record, runs = sweep()
     diverge(select(runs, "final", "wide")[0])
+    git = {"commit": "abc123", "dirty": True}
+    runs[1]["provenance"] = {"host": "box", "processor": "a 2 GHz processor", "device": "cpu", "git": git}
     workdir = write(tmp_path / "s", record, runs)
     assert command.main([str(workdir)]) == 0
     with open(workdir / "runs.csv", newline="") as file:
@@ -137,6 +174,8 @@ def test_csv_files_hold_the_unrounded_results(tmp_path, undrawn):
     key = ("phase", "variant", "learning_rate", "seed")
     losses = {tuple(row[k] for k in key): row["test_loss"] for row in rows}
     assert losses == {tuple(str(r[k]) for k in key): str(r["test_loss"] or "") for r in runs}
+    machines = [(row["processor"], row["device"], row["commit"]) for row in rows]
+    assert machines[:2] == [("", "", ""), ("a 2 GHz processor", "cpu", "abc123 with uncommitted changes")]
     with open(workdir / "variants.csv", newline="") as file:
         found = {row["variant"]: row for row in csv.DictReader(file)}
     assert float(found["gated"]["test_loss"]) == pytest.approx(np.mean(LOSSES["gated"]), rel=1e-15)
@@ -222,7 +261,8 @@ def test_every_footnote_explains_a_column(tmp_path):
     """The definition of a column is below its table, in both formats."""
     a = analyze(write(tmp_path / "s", *sweep()))
     about_rates = rate_tables.rates(a), rate_tables.differences(a)
-    for table in (tables.comparisons(a), tables.losses(a), tables.costs(a), tables.curves(a), *about_rates):
+    about_variants = (tables.comparisons, tables.losses, cost_tables.costs, cost_tables.speeds, tables.curves)
+    for table in (*(table(a) for table in about_variants), *about_rates):
         assert set(table.notes) <= set(table.header)
         assert all(len(row) == len(table.header) for row in table.rows)
         assert not any("–" in cell for row in table.rows for cell in row)

@@ -9,7 +9,7 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import looks, moderation, rates, texts
+from benchmarks.calibration import looks, moderation, rates, sizes, texts
 from lm.errors import UserError, run_command
 
 SIMULATIONS = {
@@ -17,6 +17,7 @@ SIMULATIONS = {
     "moderation": moderation.simulate,
     "texts": texts.simulate,
     "looks": looks.simulate,
+    "sizes": sizes.simulate,
 }
 
 

@@ -60,24 +60,25 @@ def open_corpus(settings: dict) -> tuple[Outcome, dict]:
 
 def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage all compiled programs in JAX's cache in every way, and train in a new process."""
-    whole = bench.base / "programs_whole"
+    cache, whole, workdir = bench.base / "cache", bench.base / "cache_whole", bench.base / "programs_run"
     if bench.reference and not whole.exists():
-        shutil.copytree(bench.base / "cache", whole)
+        shutil.copytree(cache, whole)
     for way in WAYS:
-        cache, workdir = bench.base / "programs" / "lm", bench.base / "programs_run"
-        shutil.rmtree(cache.parent, ignore_errors=True)
         shutil.rmtree(workdir, ignore_errors=True)
-        shutil.copytree(whole, cache.parent)
-        for file in files_below(cache / "jax"):
+        programs = files_below(cache / "lm" / "jax")
+        assert programs
+        for file in programs:
             damage(file, way, draw)
-        outcome = train_apart(bench, workdir, cache)
+        outcome = train_apart(bench, workdir)
         found = differences(workdir, bench.reference) if outcome.code == 0 else []
         yield judge(f"compiled programs {way}", outcome, found, names=(str(cache),))
+        shutil.rmtree(cache)
+        shutil.copytree(whole, cache)
 
 
-def train_apart(bench: Bench, workdir: Path, cache: Path) -> Outcome:
-    """Run lm.train in a new process with its own cache directory."""
-    arguments = bench.arguments(workdir, f"--config.data.cache_dir={cache}")
-    process = bench.process(["-m", "lm.train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def train_apart(bench: Bench, workdir: Path) -> Outcome:
+    """Run lm.train in a new process."""
+    command = ["-m", "lm.train", *bench.arguments(workdir)]
+    process = bench.process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = process.communicate(timeout=1800)
     return Outcome(process.returncode, output)

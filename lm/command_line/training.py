@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="resume the run in --workdir, or start it if there is none"
     )
+    parser.add_argument(
+        "--branch_from",
+        metavar="DIR",
+        help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     parser.add_argument(
         "--plan",
@@ -120,6 +125,8 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     ]
     if arguments.resume and not arguments.workdir:
         problems.append("--resume: name the run to resume with --workdir DIR")
+    if arguments.branch_from and not arguments.workdir:
+        problems.append("--branch_from: name the directory of the new run with --workdir DIR")
     if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
         problems.append(f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}")
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)

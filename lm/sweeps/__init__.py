@@ -1,5 +1,26 @@
 """Sweeps: compare variants of a config at their best learning rates. Sweep files import their names from here."""
 
-from lm.sweeps.spec import LEARNING_RATE, Budget, Sweep, each, match_flops, match_params, product, zipped
+from lm.sweeps.axes import (
+    LEARNING_RATE,
+    each,
+    match_flops,
+    match_params,
+    match_rate,
+    match_tokens,
+    product,
+    zipped,
+)
+from lm.sweeps.spec import Budget, Sweep
 
-__all__ = ["LEARNING_RATE", "Budget", "Sweep", "each", "match_flops", "match_params", "product", "zipped"]
+__all__ = [
+    "LEARNING_RATE",
+    "Budget",
+    "Sweep",
+    "each",
+    "match_flops",
+    "match_params",
+    "match_rate",
+    "match_tokens",
+    "product",
+    "zipped",
+]

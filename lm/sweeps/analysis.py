@@ -10,150 +10,25 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer, describe_placebo_answer
-from lm.sweeps.looks import PairTest, at_look, is_significant, pair_tests, placebo_test, seeds_needed
-from lm.sweeps.optimum import Optimum, estimate_optimum
+from lm.sweeps.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
+from lm.sweeps.multipliers import savings
+from lm.sweeps.optimum import estimate_optimum
+from lm.sweeps.outcomes import Analysis, Comparison, VariantResult
 from lm.sweeps.records import read_sweep
-from lm.sweeps.results import STUCK, Results, at_edge, best_rate, identical_variants, missing_runs, stuck_above
+from lm.sweeps.results import (
+    STUCK,
+    Results,
+    at_edge,
+    best_rate,
+    identical_variants,
+    missing_runs,
+    mixed_machines,
+    ordered,
+    rate_from,
+    stuck_above,
+)
 from lm.sweeps.scope import describe_scope
 from lm.sweeps.statistics import CrossedInterval, Difference
-
-
-@dataclasses.dataclass(frozen=True)
-class VariantResult:
-    """One variant at its best learning rate. Losses are on the test split, in nats per token.
-
-    Attributes:
-        name: the variant's name.
-        grid: the learning rates it could choose from.
-        rate: the best one; at_edge: whether it is the first or last of the grid.
-        runs: the runs at that rate, one per fresh seed; losses: their test losses, None if diverged.
-        n_params, flops: parameters, and training FLOPs per token.
-        steps, tokens_per_step: the length of one run.
-        loss: mean and interval over seeds; None if a run diverged.
-        median: the median loss, where a diverged run counts as infinite.
-        sampling_error: standard error of the loss over blocks of text, averaged over the runs; nan if all diverged.
-        tokens_per_second: median throughput; nan if not measured, which needs all runs of the sweep to finish.
-        quartiles: the quartiles of the throughput.
-        n_stuck: how many runs ended above STUCK times the unigram baseline.
-        bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
-        optimum: the estimated minimum over learning rates, between those of the grid.
-    """
-
-    name: str
-    grid: tuple[float, ...]
-    rate: float
-    at_edge: bool
-    runs: list[dict]
-    losses: list[float | None]
-    n_params: int
-    flops: float
-    steps: int
-    tokens_per_step: int
-    loss: statistics.Interval | None
-    median: float
-    sampling_error: float
-    tokens_per_second: float
-    quartiles: tuple[float, float]
-    n_stuck: int
-    bits_per_byte: float
-    optimum: Optimum
-
-    @property
-    def n_diverged(self) -> int:
-        return self.losses.count(None)
-
-    @property
-    def did_not_train(self) -> bool:
-        """Return whether all runs got stuck, but for those that diverged."""
-        return self.n_stuck > 0 and self.n_stuck + self.n_diverged == len(self.losses)
-
-    @property
-    def tokens(self) -> int:
-        """Return the training tokens of one run."""
-        return self.steps * self.tokens_per_step
-
-    @property
-    def label(self) -> str:
-        """Return the legend entry of the curve that `center` computes."""
-        return self.name + " (median)" * (self.n_stuck > 0)
-
-    def center(self, losses: np.ndarray) -> np.ndarray:
-        """Return the mean over runs of losses (runs, points), or the median if a run is stuck."""
-        return (np.median if self.n_stuck else np.mean)(losses, axis=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """variant - against on the test split, paired by seed.
-
-    Attributes:
-        variant, against: the names of the two variants.
-        difference: None if runs of either diverged or failed, or if all got stuck; `missing` then says which of them.
-        p_adjusted: the p-value after Holm's correction.
-        sampling_error: standard error of the difference over the same blocks of text.
-        answer: the result in one sentence, and what it holds for.
-        missing: "runs diverged", "runs failed" or "did not train" if there is no difference, else "".
-        same_tokens: whether both variants trained on the same number of tokens.
-        at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
-        p_at_optimum: its p-value after Holm's correction.
-        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.margins` after Holm's correction; with an estimate
-            at the optimum, the larger one of both estimates, because an answer needs both.
-        pairing: the variance of the difference, divided by that without pairing.
-        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why there is none of them.
-        over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
-            the two were tested on different tokens.
-        n_seeds, look: the number of seeds at the look at which the comparison stopped, and that look, counted from 1.
-    """
-
-    variant: str
-    against: str
-    difference: Difference | None
-    p_adjusted: float
-    sampling_error: float
-    answer: str
-    missing: str = ""
-    same_tokens: bool = True
-    at_optimum: Difference | None = None
-    p_at_optimum: float = math.nan
-    p_beyond: float = math.nan
-    p_equivalent: float = math.nan
-    pairing: float = math.nan
-    verdict: str = ""
-    over_text: CrossedInterval | None = None
-    n_seeds: int = 0
-    look: int = 1
-
-    @property
-    def is_significant(self) -> bool:
-        return is_significant(self.difference, self.p_adjusted, self.at_optimum, self.p_at_optimum)
-
-
-@dataclasses.dataclass(frozen=True)
-class Analysis:
-    """Everything a report shows.
-
-    Attributes:
-        record: sweep.json.
-        results: the runs.
-        variants: the variants whose runs are complete.
-        failed: by name, the error of each variant that is left out because runs of it failed.
-        comparisons: the declared comparisons.
-        warnings: what a reader should know before trusting the numbers.
-        placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
-    """
-
-    record: dict
-    results: Results
-    variants: dict[str, VariantResult]
-    failed: dict[str, str]
-    comparisons: list[Comparison]
-    warnings: list[str]
-    placebo: Comparison | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether the budget supports conclusions."""
-        return self.record["budget"] == "full"
 
 
 def analyze(workdir: Path) -> Analysis:
@@ -168,14 +43,17 @@ def analyze(workdir: Path) -> Analysis:
     record, results = read_sweep(path), Results(workdir)
     if unknown := {key[1] for key in results.runs} - record["variants"].keys():
         raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
+    results.runs = ordered(results.runs, record)
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
         raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
+    pairs = [*record["comparisons"], *([(record["placebo"], record["baseline"])] if record["placebo"] else [])]
     needed = seeds_needed(record, results)
     failed = _failed(record, results, workdir, needed)
     variants = {n: _variant(n, at_look(record, needed[n]), results) for n in record["variants"] if n not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
     warnings += identical_variants(results, list(variants))
-    for a, b in record["comparisons"]:
+    warnings += mixed_machines(results, pairs)
+    for a, b in pairs:
         if _text(record, a) != _text(record, b):
             warnings.append(f"{a} and {b} use different data or tokenizers: their losses cannot be compared")
     for v in variants.values():
@@ -184,12 +62,9 @@ def analyze(workdir: Path) -> Analysis:
         _comparison(record, results, failed, pair, test)
         for pair, test in zip(record["comparisons"], pair_tests(record, results), strict=True)
     ]
-    placebo = None
-    if record["placebo"]:
-        test = placebo_test(record, results)
-        placebo = _comparison(record, results, failed, (record["placebo"], record["baseline"]), test)
-        placebo = dataclasses.replace(placebo, answer=describe_placebo_answer(placebo))
-    return Analysis(record, results, variants, failed, comparisons, list(dict.fromkeys(warnings)), placebo)
+    placebo = _placebo(record, results, failed) if record["placebo"] else None
+    warnings = list(dict.fromkeys(warnings))
+    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants), placebo)
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:
@@ -249,6 +124,13 @@ def _comparison(record: dict, results: Results, failed: dict[str, str], pair, te
     return dataclasses.replace(c, answer=describe_answer(v, w, c, record) + _scope(c, record))
 
 
+def _placebo(record: dict, results: Results, failed: dict[str, str]) -> Comparison:
+    """Return the comparison of the placebo with the baseline."""
+    pair = record["placebo"], record["baseline"]
+    placebo = _comparison(record, results, failed, pair, placebo_test(record, results))
+    return dataclasses.replace(placebo, answer=describe_placebo_answer(placebo))
+
+
 def _pairing(a: VariantResult, b: VariantResult) -> float:
     """Return the variance of the paired difference divided by that of unpaired runs, the sum of both variances."""
     if a.loss is None or b.loss is None:
@@ -285,6 +167,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         n_stuck=sum(loss is not None and loss > stuck_above(record, name, "test") for loss in losses),
         bits_per_byte=mean.mean / math.log(2) / bytes_per_token if mean and bytes_per_token else math.nan,
         optimum=estimate_optimum(results, record, name, rate),
+        rate_from=rate_from(record, name),
     )
 
 
@@ -310,13 +193,3 @@ def _scope(c: Comparison, record: dict) -> str:
     if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
         return ""
     return " " + describe_scope(record["variants"][c.variant], record["variants"][c.against])
-
-
-def curve(runs: list[dict]) -> tuple[list[int], np.ndarray]:
-    """Return the evaluated steps and the validation losses (runs, steps), nan after a run diverged."""
-    steps = sorted({step for run in runs for step, _ in run["validation"]})
-    losses = np.full((len(runs), len(steps)), np.nan)
-    for i, run in enumerate(runs):
-        for step, loss in run["validation"]:
-            losses[i, steps.index(step)] = loss
-    return steps, losses

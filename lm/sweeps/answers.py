@@ -1,15 +1,11 @@
 """The answer to a comparison in one sentence that the numbers support."""
 
-from typing import TYPE_CHECKING
-
 from lm.sweeps.margins import seeds_to_decide
+from lm.sweeps.outcomes import Comparison, VariantResult
 from lm.sweeps.statistics import LEVEL, Difference, shares
 
-if TYPE_CHECKING:
-    from lm.sweeps.analysis import Comparison, VariantResult
 
-
-def describe_answer(a: "VariantResult", b: "VariantResult", c: "Comparison", record: dict) -> str:
+def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
     """Return the answer to the comparison c of the variants a and b."""
     n, budget, d = len(a.losses), record["budget"], c.difference
     if budget != "full":
@@ -41,7 +37,7 @@ def describe_answer(a: "VariantResult", b: "VariantResult", c: "Comparison", rec
     return f"{claim} ({'; '.join([evidence, *remarks, *([stuck] if stuck else [])])})."
 
 
-def describe_placebo_answer(c: "Comparison") -> str:
+def describe_placebo_answer(c: Comparison) -> str:
     """Return the answer to the comparison of the placebo, whose true difference is 0, with the baseline."""
     if c.verdict not in ("beyond the margin", "different", "equivalent", "undecided"):
         return c.answer
@@ -76,7 +72,7 @@ def describe_looks(looks: list[int]) -> str:
     )
 
 
-def _did_not_train(a: "VariantResult", b: "VariantResult") -> str:
+def _did_not_train(a: VariantResult, b: VariantResult) -> str:
     """Name the variants whose runs all got stuck or diverged: their losses are those of no training."""
     found = [
         f"{v.name} did not train: at its best learning rate {v.n_stuck} of {len(v.losses)} runs got stuck and "
@@ -87,7 +83,7 @@ def _did_not_train(a: "VariantResult", b: "VariantResult") -> str:
     return f"No conclusion about {a.name} and {b.name}: {'; '.join(found)} (medians {a.median:.4f} and {b.median:.4f})."
 
 
-def _different(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _different(c: Comparison, record: dict) -> tuple[str, list[str]]:
     d, margin = c.difference, record["margin"]
     claim = f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against}"
     claim += (
@@ -98,14 +94,14 @@ def _different(c: "Comparison", record: dict) -> tuple[str, list[str]]:
     return claim, [f"for a difference beyond the margin p = {c.p_beyond:.2g}"]
 
 
-def _equivalent(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _equivalent(c: Comparison, record: dict) -> tuple[str, list[str]]:
     claim = f"{c.variant} and {c.against} are equivalent within the margin of {record['margin']:g} nats per token"
     if c.is_significant:
         claim += ": their difference is significant, but smaller"
     return claim, [f"for equivalence p = {c.p_equivalent:.2g}"]
 
 
-def _undecided(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _undecided(c: Comparison, record: dict) -> tuple[str, list[str]]:
     d, o, level, margin = c.difference, c.at_optimum, 1 - LEVEL, record["margin"]
     remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}", _seeds(c, margin)]
     if d.p < level <= c.p_adjusted:
@@ -124,7 +120,7 @@ def _undecided(c: "Comparison", record: dict) -> tuple[str, list[str]]:
     return claim, remarks
 
 
-def _seeds(c: "Comparison", margin: float) -> str:
+def _seeds(c: Comparison, margin: float) -> str:
     """Say how many seeds find a difference of the margin, for the estimate that needs more."""
     d = c.difference
     seeds = max(seeds_to_decide(estimate, margin) for estimate in (d, c.at_optimum) if estimate and estimate.sd > 0)
@@ -132,7 +128,7 @@ def _seeds(c: "Comparison", margin: float) -> str:
     return f"{seeds:,} seeds would {what}" if seeds > d.n else f"{d.n} seeds {what}"
 
 
-def _evidence(c: "Comparison", n_looks: int) -> str:
+def _evidence(c: Comparison, n_looks: int) -> str:
     """Return the number of seeds, and the intervals and p-values of both estimates of the difference."""
     d, o = c.difference, c.at_optimum
     look = f", look {c.look} of {n_looks}" if n_looks > 1 else ""

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.answers import difference
+from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import tuning_result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -213,7 +213,7 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     is_clipped = False
     for i, name in enumerate(names):
         look = _look(i)
-        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if len(a.variants[name].grid) > 1 else ())]
+        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if a.variants[name].tuning_grid else ())]
         means = [np.nan if t.n_diverged else t.loss for t in tuned]
         axes.plot(grid[: len(means)], means, label=textwrap.fill(name, LETTERS - 8), **look)
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
@@ -294,7 +294,22 @@ def _log_ticks(axes, candidates: list[float]) -> None:
 def _short(x: float) -> str:
     """Format a tick.
 
-    >>> _short(0.016), _short(2e12)
-    ('0.016', '2e12')
+    >>> _short(0.016), _short(0.008 * 64 / 48), _short(2e12)
+    ('0.016', '0.0107', '2e12')
     """
-    return f"{x:g}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
+    return f"{x:{'.3g' if x < 100 else 'g'}}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Return the multiples 1, 2 and 5 of powers of ten from low to high, or fewer if their labels would overlap.
+
+    >>> _round_numbers(0.3, 6), _round_numbers(1, 3000)
+    ([0.5, 1.0, 2.0, 5.0], [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0])
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for multiples, gap in (((1, 2, 5), 2), ((1, 3), 3), ((1,), 10)):
+        numbers = [float(f"{m}e{decade}") for decade in decades for m in multiples]
+        numbers = [number for number in numbers if low <= number <= high]
+        if math.log(gap) > MIN_GAP * math.log(high / low):
+            break
+    return numbers

@@ -1,9 +1,10 @@
-"""Fingerprints of experiments: equal for two configs whose runs cannot differ.
+"""Fingerprints of experiments: equal for two configs whose runs, at one learning rate, cannot differ beyond rounding.
 
 Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program, and
 a sweep over that key would compare an experiment with itself.
 """
 
+import dataclasses
 import functools
 import hashlib
 
@@ -20,7 +21,7 @@ from lm.training.warm_start import WarmStart
 
 
 def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -> str:
-    """Return the sha256 of everything that a run's numbers follow from.
+    """Return the sha256 of everything that a run's numbers follow from, except its learning rate.
 
     Args:
         config: a resolved config.
@@ -29,10 +30,12 @@ def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -
 
     Hashed are the lowered StableHLO of initialization, train step and evaluation step (without source locations), the
     seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first and the last
-    thousand steps, and the parameters of a warm start.
+    thousand steps, and the parameters of a warm start. Keys that decide only how a run is carried out, such as `remat`,
+    are left out: they have their defaults in these programs.
     """
     t = config.train
-    program = with_values(*split_config(config))  # the config with seed 0; hyperparameters become constants
+    program, values = split_config(with_default_execution(config))  # the config with seed 0
+    program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
     feed, evaluation = source.train(0, 1), next(source.evaluation())
@@ -54,6 +57,23 @@ def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -
     if warm:
         found.update(warm.checksum().encode())
     return found.hexdigest()
+
+
+def with_default_execution(config):
+    """Return a config, or a section of one, in which every key marked `execution` in the schema has its default.
+
+    >>> from lm.config import Config, ModelConfig
+    >>> with_default_execution(Config(model=ModelConfig(d_model=8, scan_layers=True))).model == ModelConfig(d_model=8)
+    True
+    """
+    changed = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changed[field.name] = with_default_execution(value)
+        elif field.metadata["execution"]:
+            changed[field.name] = field.default
+    return dataclasses.replace(config, **changed)
 
 
 def differing_keys(a: Config, b: Config) -> list[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.sweeps import statistics
+from lm.sweeps.axes import size_of
 from lm.sweeps.margins import p_beyond, p_equivalent
 from lm.sweeps.moderation import NO_PRIOR, Prior, fit_prior
 from lm.sweeps.optimum import estimate_optimum
@@ -180,8 +181,16 @@ def _text(record: dict, name: str) -> str:
     return record["variants"][name]["data"]["fingerprint"]
 
 
-def _priors(record: dict, results: Results) -> dict[tuple[str, str], Prior]:
-    """Return the prior of the variances by text and estimate, from all variants on that text whose runs all trained.
+def _group(record: dict, name: str) -> tuple[str, str]:
+    """Return a variant's text and size: the variants of a group have one prior.
+
+    Runs of two sizes have less noise in common.
+    """
+    return _text(record, name), size_of(name, record.get("sizes") or ())  # sweeps of older versions have no sizes
+
+
+def _priors(record: dict, results: Results) -> dict[tuple[tuple[str, str], str], Prior]:
+    """Return the prior of the variances by group and estimate, from all variants of the group whose runs all trained.
 
     It uses the seeds of the first look, which all variants have, and so is the same at every look.
     """
@@ -190,23 +199,23 @@ def _priors(record: dict, results: Results) -> dict[tuple[str, str], Prior]:
         losses = _losses(record, results, name, n)
         for estimate in ("at_rate", "at_optimum"):
             if losses and not losses.any_stuck and getattr(losses, estimate) is not None:
-                found.setdefault((_text(record, name), estimate), []).append(getattr(losses, estimate))
+                found.setdefault((_group(record, name), estimate), []).append(getattr(losses, estimate))
     return {key: fit_prior(losses) for key, losses in found.items()}
 
 
 def _pair_test(record: dict, results: Results, pair, i: int, priors: dict) -> PairTest:
     """Test a pair of variants at the i-th look, without correction."""
     n, share = record["looks"][i], statistics.shares(record["looks"])[i]
-    texts = [_text(record, name) for name in pair]
-    found = PairTest(i + 1, n, None, None, same_text=texts[0] == texts[1])
+    groups = [_group(record, name) for name in pair]
+    found = PairTest(i + 1, n, None, None, same_text=_text(record, pair[0]) == _text(record, pair[1]))
     a, b = (_losses(record, results, name, n) for name in pair)
     if a is None or b is None:
         return found
-    has_prior = found.same_text and not a.any_stuck and not b.any_stuck
+    has_prior = groups[0] == groups[1] and not a.any_stuck and not b.any_stuck
 
     def difference(estimate: str) -> Difference | None:
         losses = getattr(a, estimate), getattr(b, estimate)
-        prior = priors.get((texts[0], estimate), NO_PRIOR) if has_prior else NO_PRIOR
+        prior = priors.get((groups[0], estimate), NO_PRIOR) if has_prior else NO_PRIOR
         if losses[0] is None or losses[1] is None:
             return None
         return statistics.paired_difference(*losses, len(record["comparisons"]), prior, share)

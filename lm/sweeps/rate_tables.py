@@ -2,8 +2,8 @@
 
 import math
 
-from lm.sweeps.analysis import Analysis
 from lm.sweeps.answers import difference
+from lm.sweeps.outcomes import Analysis
 from lm.sweeps.results import tuning_result
 from lm.sweeps.sensitivity import RateDifference, rate_differences, sensitivity
 from lm.sweeps.tables import Table, with_interval
@@ -16,7 +16,7 @@ def rates(a: Analysis) -> Table | None:
     rows = []
     for v in a.variants.values():
         means = []
-        for rate in v.grid if len(v.grid) > 1 else ():
+        for rate in v.tuning_grid:
             n_diverged, n_stuck, loss = tuning_result(a.results, a.record, v.name, rate)
             lost = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
             shown = lost if math.isinf(loss) else difference(loss, sign="") + f" ({lost})" * bool(lost)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import COUNT, read_json, to_json
+from lm.files import COUNT, check_shape, read_json, to_json
 from lm.sweeps.spec import MARGIN
 
 # Shapes; see `lm.files.read_json`.
@@ -24,13 +24,14 @@ _VARIANT = {
     "data": _DATA,
     "config": _CONFIG,
 }
+_GIT = ({"commit": str, "dirty": bool}, None)
 _START = {
     "time": str,
     "platform": str,
     "processor": str,
     "argv": [str],
     "versions": {str: (str, None)},
-    "git": ({"commit": str, "dirty": bool}, None),
+    "git": _GIT,
 }
 _SWEEP = {
     "name": str,
@@ -44,7 +45,6 @@ _SWEEP = {
     "base": str,
     "values": {str: str},
     "variants": {str: _VARIANT},
-    "device": str,
     "starts": [_START],
 }
 _RUN = {
@@ -62,7 +62,9 @@ _RUN = {
     "steps": COUNT,
     "seconds": float,
 }
+_PROVENANCE = {"host": str, "processor": str, "device": str, "git": _GIT}
 _SPEEDS = {"alone": float, "at_once": COUNT, "variants": {str: float}, "quartiles": {str: [float]}}
+_ATTEMPTS = {"attempts": COUNT, "step": COUNT}
 _FAILURE = {"runs": [[(str, float)]], "error": str}
 
 RERUN = "rerun the sweep to replace it"
@@ -86,6 +88,14 @@ def _check(record: dict, path: Path, advice: str) -> None:
         raise UserError(f"{path} is corrupted: its content differs from its checksum; {advice}")
 
 
+def _check_key(record: dict, key: str, expected, path: Path, advice: str) -> None:
+    """Raise UserError if the value of a key that older versions lack has another shape."""
+    try:
+        check_shape(record[key], expected, key)
+    except ValueError as error:
+        raise UserError(f"{path} is corrupted: {error}; {advice}") from None
+
+
 def read_sweep(path: Path) -> dict:
     """Read sweep.json (see `lm.sweeps.results.sweep_record`); raises UserError if it is corrupted."""
     advice = "restore it, or use another --workdir"
@@ -97,6 +107,9 @@ def read_sweep(path: Path) -> dict:
         raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
     if record["placebo"] not in (None, *record["variants"]):
         raise UserError(f"{path} is corrupted: its placebo is no variant; {advice}")
+    for start in record["starts"]:  # older versions kept the device of the last start only
+        start.setdefault("device", record.get("device"))
+        _check_key(start, "device", str, path, advice)
     record.setdefault("margin", MARGIN)  # sweeps of older versions declare none
     if type(record["margin"]) not in (int, float) or not record["margin"] > 0:
         raise UserError(f"{path} is corrupted: its margin is {short(record['margin'])}, not above 0; {advice}")
@@ -119,6 +132,8 @@ def read_runs(path: Path) -> list[dict]:
     runs = read_json(path, [_RUN], RERUN)
     for i, run in enumerate(runs):
         _check(run, path, RERUN)
+        run.setdefault("provenance", None)  # older versions did not record it
+        _check_key(run, "provenance", (_PROVENANCE, None), path, RERUN)
         measured = [run[key] is not None for key in ("val_loss", "test_loss", "test_sums", "test_counts")]
         blocks = len(run["test_sums"] or ()) == len(run["test_counts"] or ())
         points = all(len(point) == 2 for point in run["validation"])
@@ -140,3 +155,8 @@ def read_speeds(path: Path) -> dict:
 def read_failure(path: Path) -> dict:
     """Read the record of runs that failed; raises UserError if the file is corrupted."""
     return read_json(path, _FAILURE, RERUN)
+
+
+def read_attempts(path: Path) -> dict:
+    """Read the count of the processes that died in a group (`lm.sweeps.attempts`); raises UserError if corrupted."""
+    return read_json(path, _ATTEMPTS, RERUN)

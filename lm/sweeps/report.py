@@ -12,8 +12,9 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import rate_tables, tables
-from lm.sweeps.analysis import Analysis, Comparison
+from lm.sweeps import cost_tables, rate_tables, tables
+from lm.sweeps.outcomes import Analysis
+from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
 
@@ -27,6 +28,12 @@ CAPTIONS = {
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
 }
+SAVINGS_CAPTION = (
+    "Test loss over training compute, and the compute multiplier m at each size: how many times the first variant's "
+    "FLOPs the second needs for the same loss. Points: mean over the seeds at the estimated optimum of the learning "
+    "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
+    "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
+)
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
 
@@ -43,8 +50,9 @@ def check_publishable(a: Analysis) -> None:
 def write_report(a: Analysis, workdir: Path) -> None:
     """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
+    from lm.sweeps.savings_figure import savings_figure
 
-    drawn = figures(a)
+    drawn = figures(a) | ({"savings": savings_figure(a)} if _has_multipliers(a) else {})
     (workdir / "figures").mkdir(exist_ok=True)
     for name, figure in drawn.items():
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
@@ -52,7 +60,7 @@ def write_report(a: Analysis, workdir: Path) -> None:
     write_text(workdir / "runs.csv", tables.to_csv(tables.run_rows(a)))
     write_text(workdir / "report.md", to_markdown(a, "figures/"))
     write_text(workdir / "report.html", to_html(a, {name: to_bytes(figure, "svg") for name, figure in drawn.items()}))
-    print("\n".join(c.answer for c in [*a.comparisons, *_placebo(a)]))
+    print("\n".join(a.answers))
     print("\n".join(str(workdir / name) for name in ("report.html", "report.md", "variants.csv", "runs.csv")))
 
 
@@ -62,27 +70,34 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
     (directory / name).mkdir(parents=True, exist_ok=True)
     write_text(directory / f"{name}.md", to_markdown(a, f"{name}/"))
     shutil.copyfile(workdir / "runs.csv", directory / name / "runs.csv")
-    for figure in CAPTIONS:
+    for figure in captions(a):
         shutil.copyfile(workdir / "figures" / f"{figure}.png", directory / name / f"{figure}.png")
     print(directory / f"{name}.md")
 
 
-def _placebo(a: Analysis) -> list[Comparison]:
-    return [a.placebo] if a.placebo else []
+def captions(a: Analysis) -> dict[str, str]:
+    """Return the captions of the figures by name."""
+    return CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+
+
+def _has_multipliers(a: Analysis) -> bool:
+    return not all(s.missing for s in a.savings)
 
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
     about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
     return [
+        *([table(savings_table(a))] if a.savings else []),
+        *([figure("savings")] if _has_multipliers(a) else []),
         table(tables.comparisons(a)),
         figure("differences"),
         table(tables.losses(a)),
         figure("curves"),
-        table(tables.curves(a)),
+        *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common
         figure("learning_rates"),
         *map(table, about_rates),
-        table(tables.costs(a)),
+        table(cost_tables.costs(a)),
     ]
 
 
@@ -94,19 +109,21 @@ def to_markdown(a: Analysis, figures: str) -> str:
     r = a.record
 
     def figure(name: str) -> str:
-        return f"![{name}]({figures}{name}.png)\n\n{CAPTIONS[name]}"
+        return f"![{name}]({figures}{name}.png)\n\n{captions(a)[name]}"
 
     parts = [
         f"# {r['name']}",
         *([] if a.is_full else [f"**{NO_CLAIM.format(r['budget'])}**"]),
         f"**Question.** {r['question']}",
-        f"**Answer.** {a.comparisons[0].answer}",
-        *(f"* {c.answer}" for c in [*a.comparisons[1:], *_placebo(a)]),
+        f"**Answer.** {a.answers[0]}",
+        *(f"* {answer}" for answer in a.answers[1:]),
         *(f"* Warning: {warning}" for warning in a.warnings),
         *_results(a, _markdown, figure),
         f"## Background\n\nFrom the sweep file:\n\n{r['background']}",
         f"{_markdown(tables.changes(r))}\n\nBase config: {tables.base(r)}",
         "## Reproduction\n\n```\n" + "\n".join(tables.reproduction(a)) + "\n```",
+        _markdown(cost_tables.speeds(a)),
+        "```\n" + "\n".join(cost_tables.dates(a)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -164,22 +181,25 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
     def figure(name: str) -> str:
         source = "data:image/svg+xml;base64," + base64.b64encode(svgs[name]).decode()
         return (
-            f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(CAPTIONS[name])}</figcaption></figure>'
+            f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(captions(a)[name])}</figcaption>'
+            "</figure>"
         )
 
-    others = "".join(f"<li>{html.escape(c.answer)}</li>" for c in [*a.comparisons[1:], *_placebo(a)])
+    others = "".join(f"<li>{html.escape(answer)}</li>" for answer in a.answers[1:])
     others += "".join(f"<li>Warning: {html.escape(warning)}</li>" for warning in a.warnings)
     body = [
         f"<h1>{html.escape(r['name'])}</h1>",
         "" if a.is_full else f"<p class=warning>{NO_CLAIM.format(r['budget'])}</p>",
         f"<p><b>{html.escape(r['question'])}</b></p>",
-        f"<p class=answer>{html.escape(a.comparisons[0].answer)}</p><ul>{others}</ul>",
+        f"<p class=answer>{html.escape(a.answers[0])}</p><ul>{others}</ul>",
         *_results(a, _html, figure),
         f"<h2>Background</h2><div class=docstring>{html.escape(r['background'])}</div>",
         f"{_html(tables.changes(r))}<p>Base config: {html.escape(tables.base(r))}</p>",
         "<h2>Reproduction</h2><pre>" + html.escape("\n".join(tables.reproduction(a))) + "</pre>",
         "<h2>Full configs</h2>",
         *(_config(name, v["config"]) for name, v in r["variants"].items()),
+        _html(cost_tables.speeds(a)),
+        "<pre>" + html.escape("\n".join(cost_tables.dates(a))) + "</pre>",
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

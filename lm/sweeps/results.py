@@ -20,15 +20,17 @@ from lm.sweeps.spec import SweepPlan
 from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
 
+SAME = 1e-6  # relative difference of two losses below which rounding explains it
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
 
 def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
-    """Return the contents of sweep.json: everything that the runs follow from and that the report needs."""
+    """Return the contents of sweep.json, for this start: all that the runs follow from and that the report needs."""
     described = {
         name: {
             "changes": {key: str(value) for key, value in plan.sweep.variants[name].items()},
             "grid": list(v.grid),
+            "rate_from": v.rate_from,
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "fingerprint": v.fingerprint,
@@ -58,9 +60,9 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "background": plan.background,
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
+        "sizes": list(plan.sweep.sizes),
         "variants": described,
-        "device": device,
-        "starts": [],
+        "starts": [describe_start() | {"device": device}],
     }
 
 
@@ -88,7 +90,6 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
-    here = describe_start()
     with _wait_for_lock(workdir):
         path = workdir / "sweep.json"
         old = read_sweep(path) if path.exists() else None
@@ -97,7 +98,7 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
             raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
         if old is not None and (found := differences(old, record, configs)):
             raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
-        record = record | {"starts": [*(old["starts"] if old else []), here]}
+        record = record | {"starts": [*(old["starts"] if old else []), *record["starts"]]}
         write_text(path, to_json(with_checksum(record), indent=1) + "\n")
 
 
@@ -220,6 +221,16 @@ class Results:
             self.runs[run["phase"], run["variant"], run["learning_rate"], run["seed"]] = run
 
 
+def ordered(runs: dict[tuple, dict], record: dict) -> dict[tuple, dict]:
+    """Return runs by variant in the order of the sweep, then tuning before final runs, then by learning rate and seed.
+
+    The files of results/ are named by hashes that depend on the number of devices.
+    """
+    variants = list(record["variants"])
+    keys = sorted(runs, key=lambda key: (variants.index(key[1]), key[0] == "final", *key[2:]))
+    return {key: runs[key] for key in keys}
+
+
 def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
     """Return (variant, rate, seed) of all tuning runs; a variant with one learning rate needs none."""
     return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
@@ -240,8 +251,9 @@ def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dic
     """
     found = {}
     for name, n in n_seeds.items():
-        grid = record["variants"][name]["grid"]
-        wanted = [("tuning", *run) for run in tuning_runs({name: grid}, record["tuning_seeds"])]
+        tuned = rate_from(record, name) or name
+        grid = record["variants"][tuned]["grid"]
+        wanted = [("tuning", *run) for run in tuning_runs({tuned: grid}, record["tuning_seeds"])]
         if results.runs.keys() >= set(wanted):
             wanted = [("final", *run) for run in final_runs(results, record, name, record["seeds"][:n])]
         if missing := set(wanted) - results.runs.keys():
@@ -276,16 +288,26 @@ def tuning_result(results: Results, record: dict, variant: str, rate: float) -> 
 
 
 def best_rate(results: Results, record: dict, variant: str) -> float:
-    """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss."""
+    """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss.
+
+    A variant without tuning runs takes the rate at the place in its grid where that of `rate_from` has its best one.
+    """
     grid = record["variants"][variant]["grid"]
     if len(grid) == 1:
         return grid[0]
+    if tuned := rate_from(record, variant):
+        return grid[record["variants"][tuned]["grid"].index(best_rate(results, record, tuned))]
 
     def rank(rate: float) -> tuple[int, int, float]:
         t = tuning_result(results, record, variant, rate)
         return t.n_diverged + t.n_stuck, t.n_diverged, t.loss
 
     return min(grid, key=rank)
+
+
+def rate_from(record: dict, variant: str) -> str | None:
+    """Return the variant whose best learning rate decides on this one's; None if it is tuned itself."""
+    return record["variants"][variant].get("rate_from")
 
 
 def at_edge(grid, rate: float) -> bool:
@@ -307,12 +329,35 @@ def neighbors(grid, rate: float) -> list[float]:
     return list(grid[max(0, i - 1) : i + 2])
 
 
-def identical_variants(results: Results, variants: list[str]) -> list[str]:
-    """Return a warning for each pair of variants whose final runs all have the same test losses, to the last bit."""
+def identical_variants(results: Results, variants: list[str], phase: str = "final") -> list[str]:
+    """Return a warning for each pair of variants whose runs all have the same test losses, up to rounding."""
     warnings = []
     for a, b in itertools.combinations(variants, 2):
-        ends = {n: {k[2:]: m["test_sums"] for k, m in results.runs.items() if k[:2] == ("final", n)} for n in (a, b)}
-        shared = [key for key in ends[a].keys() & ends[b].keys() if ends[a][key] is not None]
-        if shared and all(ends[a][key] == ends[b][key] for key in shared):
-            warnings.append(f"{a!r} and {b!r} have identical losses for all seeds: check that the change has an effect")
+        ends = {n: {k[2:]: m["test_loss"] for k, m in results.runs.items() if k[:2] == (phase, n)} for n in (a, b)}
+        shared = [key for key in ends[a].keys() & ends[b].keys() if None not in (ends[a][key], ends[b][key])]
+        if shared and all(math.isclose(ends[a][key], ends[b][key], rel_tol=SAME) for key in shared):
+            warnings.append(
+                f"{a!r} and {b!r} have identical losses for all seeds, up to rounding: check that the change has an "
+                "effect"
+            )
+    return warnings
+
+
+def mixed_machines(results: Results, pairs: list[list[str]]) -> list[str]:
+    """Return a warning for each pair of variants whose runs of one seed were trained on different machines.
+
+    Machines differ if their processors or devices do. Runs of older versions do not name them and are left out.
+    """
+    warnings, machines = [], {}
+    for (phase, variant, _, seed), run in results.runs.items():
+        if phase == "final" and (where := run["provenance"]):
+            machines.setdefault((variant, seed), set()).add(f"{where['device']}, {where['processor']}")
+    for pair in pairs:
+        seeds = {seed for variant, seed in machines if variant in pair}
+        by_seed = [machines.get((pair[0], seed), set()) | machines.get((pair[1], seed), set()) for seed in seeds]
+        if mixed := [found for found in by_seed if len(found) > 1]:
+            warnings.append(
+                f"{pair[0]} and {pair[1]}: the runs of {len(mixed)} of {len(seeds)} seeds were trained on different "
+                f"machines ({'; '.join(sorted(set.union(*mixed)))}), which may change losses: see docs/sweeps.md"
+            )
     return warnings

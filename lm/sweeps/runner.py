@@ -4,6 +4,7 @@ Several processes may run the same sweep in one directory. Work is divided into 
 program; a process claims a group by locking it, and waits at the end for the groups of the others.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -18,6 +19,7 @@ import jax
 
 from lm.files import to_json
 from lm.runtime import log_to
+from lm.sweeps.attempts import ProcessDied, attempt, n_deaths
 from lm.sweeps.looks import seeds_needed
 from lm.sweeps.results import (
     Results,
@@ -31,7 +33,7 @@ from lm.sweeps.results import (
     tuning_runs,
 )
 from lm.sweeps.spec import SweepPlan
-from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
+from lm.sweeps.stacked import StackedRuns, group_by_program, program_of, runs_that_fit
 from lm.sweeps.throughput import Workload, measure, measure_variants
 from lm.sweeps.variants import Variant, describe_variants, resolve_variants, total_flops
 from lm.text import plural
@@ -51,7 +53,8 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
         dry_run: print the runs and their cost, and stop.
 
     Returns:
-        The exit code: 0 finished, 1 some runs failed, 128 + n stopped by signal n.
+        The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be traced), 128 + n stopped by
+        signal n.
 
     Raises:
         UserError: the sweep cannot run, or `workdir` holds another one.
@@ -61,19 +64,29 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if together is None:
-        together = min(runs_that_fit(v.config, v.corpus) for v in variants.values())
+        together = _runs_that_fit(variants)
     # The final runs of one variant always share a program; those of a look train together.
     largest_group = 3 * max(n - before for before, n in itertools.pairwise((0, *plan.looks)))
     together = min(together, -(-largest_group // jax.device_count()))
     if dry_run:
-        progress.say(_estimate(plan, variants, together))
-        return 0
+        if variants[plan.sweep.baseline].fingerprint:
+            progress.say(_estimate(plan, variants, together))
+        return int(not all(v.fingerprint for v in variants.values()))
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     record = sweep_record(plan, variants, device)
     open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with log_to(progress.say), Signals(progress.say) as signals:
         return _Runner(plan, variants, record, Results(workdir, progress.say), together, progress.say, signals).run()
+
+
+def _runs_that_fit(variants: dict[str, Variant]) -> int:
+    """Return how many runs of any variant fit on a device; a variant that fails to compile will fail in training."""
+    found = []
+    for v in variants.values():
+        with contextlib.suppress(Exception):
+            found.append(runs_that_fit(v.config, v.corpus))
+    return min(found, default=1)
 
 
 def _estimate(plan: SweepPlan, variants: dict[str, Variant], together: int) -> str:
@@ -99,11 +112,12 @@ class _Runner:
 
     def run(self) -> int:
         """Train everything that is missing; returns the exit code."""
-        tuning = tuning_runs({name: v.grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
+        tuning = tuning_runs({name: v.tuning_grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
         n_failed = self.train("tuning", tuning)
+        self.warn_of_identical_variants("tuning")
         tuned = []
         for name, v in self.variants.items():
-            if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == name):
+            if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == (v.rate_from or name)):
                 continue  # its tuning failed or was stopped
             rate = best_rate(self.results, self.record, name)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
@@ -122,8 +136,7 @@ class _Runner:
             self.say(f"{plural(n_failed, 'group')} of runs failed; rerun the same command to try them again")
             self.say(f"report without them: python -m lm.report {workdir}")
             return 1
-        for warning in identical_variants(self.results, list(self.variants)):
-            self.say(f"WARNING: {warning}")
+        self.warn_of_identical_variants("final")
         self.say(f"finished; next: python -m lm.report {workdir}")
         return 0
 
@@ -135,14 +148,19 @@ class _Runner:
             self.say(f"undecided at {before} seeds, so up to {n}: {', '.join(names)}")
         return [key for name in names for key in final_runs(self.results, self.record, name, seeds)]
 
+    def warn_of_identical_variants(self, phase: str) -> None:
+        for warning in identical_variants(self.results, list(self.variants), phase):
+            self.say(f"WARNING: {warning}")
+
     def train(self, phase: str, keys: list[Key]) -> int:
         """Train the missing runs of a phase, in groups that share a program; returns how many groups failed."""
         configs = {key: self.variants[key[0]].run_config(*key[1:]) for key in keys}
         groups = group_by_program(configs, self.together * jax.device_count())
         began, n_trained, failed, waited = time.monotonic(), 0, [], False
+        lost = {}  # by program, why its runs are not tried any more
         while todo := [group for group in groups if self._missing(phase, group) and group not in failed]:
             n_before = n_trained + len(failed)
-            for place, group in enumerate(todo):
+            for place, group in enumerate(self._fewest_deaths_first(phase, todo)):
                 with self.results.claim(_digest([phase, group])) as claimed:
                     if self.signals.received:
                         return len(failed)
@@ -154,10 +172,15 @@ class _Runner:
                     left = f", {duration(left)} left for all {phase} runs" if n_trained else ""
                     names = ", ".join(sorted({name for name, _, _ in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
+                    program = program_of(configs[group[0]])
                     try:
+                        if program in lost:
+                            raise lost[program]
                         train_group(self, phase, missing)
                         n_trained += 1
                     except Exception as error:  # a group that fails must not stop the others
+                        if isinstance(error, ProcessDied):
+                            lost[program] = error
                         reason = f"{type(error).__name__}: {str(error)[:500]}"
                         self.say(f"{title} failed: {reason}")
                         self.results.add_failure(_digest([phase, group]), [(phase, *key) for key in group], reason)
@@ -173,6 +196,22 @@ class _Runner:
     def _missing(self, phase: str, keys: list[Key]) -> list[Key]:
         return [key for key in keys if (phase, *key) not in self.results.runs]
 
+    def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
+        """Sort groups by the most deaths in any group of their program; in a program, the most deaths come first."""
+        programs = [program_of(self.variants[name].run_config(rate, seed)) for ((name, rate, seed), *_) in groups]
+        deaths = [n_deaths(self.directory(phase, self._missing(phase, group))) for group in groups]
+        most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
+        ranks = [(most[p], programs.index(p), -n) for p, n in zip(programs, deaths, strict=True)]
+        return [groups[i] for i in sorted(range(len(groups)), key=ranks.__getitem__)]
+
+    def directory(self, phase: str, keys: list[Key]) -> Path:
+        """Return the directory of the checkpoints of unfinished runs that share a program.
+
+        Its name holds all that a checkpoint depends on: another number of devices starts anew.
+        """
+        n = jax.device_count()
+        return self.results.workdir / "unfinished" / f"{phase}-{_digest([keys, -(-len(keys) // n), n])}"
+
     def measure_speeds(self) -> None:
         """Measure the throughput of all variants, unless another process does."""
         while not (self.results.speeds or self.signals.received):
@@ -187,25 +226,25 @@ class _Runner:
 
 def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:
     """Train runs that share a program, and save their results unless a signal stops them."""
-    variants, results = runner.variants, runner.results
+    variants, results, directory = runner.variants, runner.results, runner.directory(phase, keys)
     configs = [variants[name].run_config(rate, seed) for name, rate, seed in keys]
     warm_starts = [variants[name].warm_starts[seed] for name, _, seed in keys if variants[name].warm_starts]
-    share = -(-len(keys) // jax.device_count())
-    # The name holds all that a checkpoint of the group depends on: another number of devices starts anew.
-    name = f"{phase}-{_digest([keys, share, jax.device_count()])}"
-    directory, corpus = results.workdir / "unfinished" / name, variants[keys[0][0]].corpus
+    share, corpus = -(-len(keys) // jax.device_count()), variants[keys[0][0]].corpus
     try:
-        runs = StackedRuns(
-            configs, corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
-        )
-        found = runs.train(runner.signals)
-        if found is None:
-            return
+        with attempt(directory):
+            runs = StackedRuns(
+                configs, corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
+            )
+            found = runs.train(runner.signals)
+            if found is None:
+                return
     except Exception:
         shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
         raise
     about = [{"phase": phase, "variant": v, "learning_rate": r, "seed": s} for v, r, s in keys]
-    results.add(name, [a | r for a, r in zip(about, found, strict=True)])
+    start = runner.record["starts"][-1]
+    provenance = {key: start[key] for key in ("host", "processor", "git")} | {"device": jax.devices()[0].device_kind}
+    results.add(directory.name, [a | {"provenance": provenance} | r for a, r in zip(about, found, strict=True)])
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,5 +1,7 @@
 """What a comparison holds for: the size, the text, the training tokens, and the hyperparameters that were not tuned."""
 
+from collections.abc import Callable
+
 # The config keys of each hyperparameter but the learning rate.
 HYPERPARAMETERS = {
     "b2": ("optimizer.b2",),
@@ -23,11 +25,34 @@ def describe_scope(a: dict, b: dict) -> str:
     per_parameter = _either(*(tokens_per_parameter(v) for v in (a, b)))
     sentence = (
         f"At this size ({parameters} parameters, {per_parameter} tokens per parameter), on this text "
-        f"({a['data']['name']}), {_tuning(a, b)}."
+        f"({a['data']['name']}), {_tuning([(a, b)])}."
     )
     if _tokens(a) != _tokens(b):
         sentence += f" The two trained on different numbers of tokens: {_tokens(a):,} and {_tokens(b):,}."
     return sentence
+
+
+def describe_scope_of_sizes(pairs: dict[str, tuple[dict, dict]]) -> str:
+    """Return the sentence that limits the answer about two variants at several sizes.
+
+    Args:
+        pairs: by size, the entries of the two variants as in `describe_scope`.
+    """
+    variants = [variant for pair in pairs.values() for variant in pair]
+    parameters = _range(variants, lambda v: v["n_params"], lambda v: f"{v['n_params']:,}")
+    per_parameter = _range(variants, _ratio, tokens_per_parameter)
+    extrapolated = [size for size, pair in pairs.items() if any(v.get("rate_from") for v in pair)]
+    return (
+        f"At these sizes ({parameters} parameters, {per_parameter} tokens per parameter), on this text "
+        f"({variants[0]['data']['name']}), {_tuning(list(pairs.values()))}"
+        + (f", and extrapolated to {enumerate_names(extrapolated)}" if extrapolated else "")
+        + "."
+    )
+
+
+def _range(variants: list[dict], key: Callable[[dict], float], show: Callable[[dict], str]) -> str:
+    low, high = show(min(variants, key=key)), show(max(variants, key=key))
+    return low if low == high else f"{low} to {high}"
 
 
 def tokens_per_parameter(variant: dict) -> str:
@@ -36,8 +61,12 @@ def tokens_per_parameter(variant: dict) -> str:
     >>> tokens_per_parameter({"n_params": 300, "config": {"train": {"steps": 10, "batch_size": 8, "seq_len": 16}}})
     '4.3'
     """
-    ratio = _tokens(variant) / max(variant["n_params"], 1)
+    ratio = _ratio(variant)
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
+
+
+def _ratio(variant: dict) -> float:
+    return _tokens(variant) / max(variant["n_params"], 1)
 
 
 def _tokens(variant: dict) -> int:
@@ -49,12 +78,14 @@ def _either(a: str, b: str) -> str:
     return a if a == b else f"{a} and {b}"
 
 
-def _tuning(a: dict, b: dict) -> str:
-    held, n = held_hyperparameters(a["config"], b["config"]), len(a["grid"])
+def _tuning(pairs: list[tuple[dict, dict]]) -> str:
+    held_by_pair = [held_hyperparameters(a["config"], b["config"]) for a, b in pairs]
+    held = [name for name in HYPERPARAMETERS if all(name in names for names in held_by_pair)]
     fixed = f"at fixed {enumerate_names(held)}: " if held else ""
-    if n == 1:
+    low, high = (choose(len(a["grid"]) for a, _ in pairs) for choose in (min, max))
+    if high == 1:
         return f"{fixed}nothing was tuned, because each variant has one learning rate"
-    return f"{fixed}only the learning rate was tuned, over {n} values"
+    return f"{fixed}only the learning rate was tuned, over {low if low == high else f'{low} to {high}'} values"
 
 
 def held_hyperparameters(a: dict, b: dict) -> list[str]:

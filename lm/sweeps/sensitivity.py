@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from lm.sweeps import statistics
-from lm.sweeps.results import Results, stuck_above
+from lm.sweeps.results import Results, rate_from, stuck_above
 
 
 class RateDifference(NamedTuple):
@@ -62,13 +62,13 @@ def _rate_difference(
 
 
 def sensitivity(results: Results, record: dict, variant: str) -> float:
-    """Return the learning-rate sensitivity over a variant's grid; nan if the grid has one rate.
+    """Return the learning-rate sensitivity over a variant's grid; nan if the variant has no tuning runs.
 
     From the validation losses of the tuning runs. The ceiling is the loss of the unigram baseline: see
     `lm.sweeps.statistics.learning_rate_sensitivity`.
     """
     described = record["variants"][variant]
-    if len(described["grid"]) < 2:
+    if len(described["grid"]) < 2 or rate_from(record, variant):
         return math.nan
     losses = [
         [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]

@@ -6,98 +6,23 @@ A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This mod
 import ast
 import dataclasses
 import difflib
-import itertools
 import sys
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
 from lm.command_line.loading import load_values, run_file
 from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
+from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
 from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
 
-LEARNING_RATE = "optimizer.learning_rate"
 BUDGETS = ("quick", "full")
+WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
+MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
 MARGIN = 0.005  # nats per token
 MARGINS = (0.0001, 1)  # within a smaller one not even the rounding of two programs is; within a larger one, anything is
-
-Values = dict[str, Any]  # dotted config keys and their values
-Variants = dict[str, Values]
-
-
-@dataclasses.dataclass(frozen=True)
-class Match:
-    """A value of model.d_ff to be computed: it matches another variant's parameters ("params") or FLOPs ("flops")."""
-
-    what: str
-    variant: str
-
-
-def match_params(variant: str) -> Match:
-    """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
-    return Match("params", variant)
-
-
-def match_flops(variant: str) -> Match:
-    """Set model.d_ff to the width whose FLOPs per token are nearest to those of `variant`."""
-    return Match("flops", variant)
-
-
-def each(key: str, *values) -> Variants:
-    """Return one variant per value of a config key, named by the value.
-
-    Raises:
-        ValueError: there is no value, or one appears twice.
-
-    >>> each("model.norm", "rms", "layer")
-    {'rms': {'model.norm': 'rms'}, 'layer': {'model.norm': 'layer'}}
-    """
-    if not values:
-        raise ValueError(f"each({key!r}): no values")
-    variants = {str(value): {key: value} for value in values}
-    if len(variants) < len(values):
-        raise ValueError(f"each({key!r}): {values} has duplicates")
-    return variants
-
-
-def product(*axes: Variants) -> Variants:
-    """Combine every variant of each axis with every variant of the others; names are joined by ", ".
-
-    Raises:
-        ValueError: an axis has no variants, or two axes set the same key.
-
-    >>> list(product(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
-    ['rms, 64', 'rms, 128', 'layer, 64', 'layer, 128']
-    """
-    if not all(axes):
-        raise ValueError("product: an axis has no variants")
-    return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
-
-
-def zipped(*axes: Variants) -> Variants:
-    """Combine the first variants of all axes, then the second ones, and so on; names are joined by ", ".
-
-    Raises:
-        ValueError: axes have unequal lengths or no variants, or two axes set the same key.
-
-    >>> list(zipped(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
-    ['rms, 64', 'layer, 128']
-    """
-    if not all(axes):
-        raise ValueError("zipped: an axis has no variants")
-    return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
-
-
-def _merged(axes, names) -> Values:
-    merged = {}
-    for axis, name in zip(axes, names, strict=True):
-        if both := merged.keys() & axis[name].keys():
-            raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")
-        merged |= axis[name]
-    return merged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +47,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values`, `margin` and `placebo` are required.
+    """One ablation. All fields but `values`, `sizes`, `margin` and `placebo` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -133,7 +58,10 @@ class Sweep:
         comparisons: pairs (variant, against). p-values are corrected for their number.
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
         budgets: "quick", "full" or both.
-        values: config values for all variants.
+        values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
+        sizes: by name, from small to large, the config values of each size. Every variant is trained at every size, and
+            the comparisons report how much compute a variant saves. `optimizer.learning_rate` may be a grid of the
+            size's own, or `match_rate`.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
@@ -147,6 +75,7 @@ class Sweep:
     learning_rates: tuple[float, ...] = None
     budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
+    sizes: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
     placebo: Values = dataclasses.field(default_factory=dict)
 
@@ -159,10 +88,14 @@ class SweepPlan:
         name: the file's name without ".py".
         background: the file's docstring.
         budget_name, budget: the chosen budget.
-        sweep: what the file returned, with the placebo as one more variant.
-        configs: by variant, its config at the first learning rate of its grid. Matched widths are the base's.
+        sweep: what the file returned, with the placebo as one more variant. With sizes, its variants are those at each
+            size, and so are the baseline (at the last size) and the comparisons (at all sizes for one pair after the
+            other).
+        configs: by variant, its config at the first learning rate of its grid. Matched values are the base's.
         grids: by variant, its learning rates.
         matches: by variant, the widths that are still to be computed.
+        lengths: by variant, the steps that are still to be computed.
+        rates_from: by variant without tuning runs, the variant whose best learning rate decides on its own.
         recorded: the seeds and tuning seeds of a directory, if it was written when they did not follow from the name.
     """
 
@@ -174,6 +107,8 @@ class SweepPlan:
     configs: dict[str, Config]
     grids: dict[str, tuple[float, ...]]
     matches: dict[str, Match]
+    lengths: dict[str, Match] = dataclasses.field(default_factory=dict)
+    rates_from: dict[str, str] = dataclasses.field(default_factory=dict)
     recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
@@ -197,6 +132,8 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
     if problems := list(_wrong_fields(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
+    if problems := list(_wrong_sizes(sweep)):
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
     problems = dict.fromkeys(wrong_placebo(sweep))
     if sweep.placebo:
         of_baseline = sweep.variants.get(sweep.baseline, {})
@@ -204,14 +141,24 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     problems |= dict.fromkeys(_problems(sweep, budget_name))
     grids_are_right = not any(_wrong_grids(sweep))
     budget = sweep.budgets.get(budget_name, Budget())
-    configs, grids, matches = {}, {}, {}
+    sizes = sweep.sizes or {"": {}}
+    baselines = {at_size(name, size): at_size(sweep.baseline, size) for size in sizes for name in sweep.variants}
+    sweep = dataclasses.replace(
+        sweep,
+        variants=expand(sweep.variants, sizes),
+        baseline=at_size(sweep.baseline, list(sizes)[-1]),
+        comparisons=tuple((at_size(a, size), at_size(b, size)) for a, b in sweep.comparisons for size in sizes),
+    )
+    configs, grids, matches, lengths, rates_from = {}, {}, {}, {}, {}
     for name, changes in sweep.variants.items():
         values = sweep.values | budget.values | changes
-        of_budget = sweep.learning_rates if budget.learning_rates is None else budget.learning_rates
-        own = values.pop(LEARNING_RATE, None)
-        grids[name] = _grid(of_budget if own is None else own)
+        grids[name] = _grid_of(sweep, budget, name)
+        if isinstance(own := values.pop(LEARNING_RATE, None), Match):
+            rates_from[name] = own.of
         if isinstance(values.get("model.d_ff"), Match):
             matches[name] = values["model.d_ff"]
+        if isinstance(values.get("train.steps"), Match):
+            lengths[name] = dataclasses.replace(values["train.steps"], of=baselines[name])
         values = {key: value for key, value in values.items() if not isinstance(value, Match)}
         for rate in reversed(grids[name]) if grids_are_right else [None]:
             try:
@@ -230,7 +177,18 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     for text in (sweep.question, background, *sweep.variants):
         if not is_text(text):
             raise UserError(f"{path}: {short(text)} has a character that UTF-8 cannot encode; remove it")
-    return SweepPlan(Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches)
+    return SweepPlan(
+        Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches, lengths, rates_from
+    )
+
+
+def _grid_of(sweep: Sweep, budget: Budget, name: str) -> tuple:
+    """Return the learning rates of a variant: its own, those of its size, the budget's or the sweep's."""
+    own = sweep.variants[name].get(LEARNING_RATE)
+    if isinstance(own, Match):
+        return tuple(rate * own.ratio if _is_number(rate) else rate for rate in _grid_of(sweep, budget, own.of))
+    of_budget = sweep.learning_rates if budget.learning_rates is None else budget.learning_rates
+    return _grid(of_budget if own is None else own)
 
 
 def _grid(rates) -> tuple:
@@ -246,12 +204,13 @@ def _is_number(value) -> bool:
 def _wrong_fields(s: Sweep):
     """Yield the fields that are missing or of another type."""
     comparisons = isinstance(s.comparisons, tuple | list) and all(_is_pair(pair) for pair in s.comparisons)
-    variants = _has_keys(s.variants) and all(_has_keys(changes) for changes in s.variants.values())
+    variants, sizes = (_has_keys(v) and all(map(_has_keys, v.values())) for v in (s.variants, s.sizes))
     budgets = _has_keys(s.budgets) and all(isinstance(budget, Budget) for budget in s.budgets.values())
     for field, right, wanted in (
         ("question", isinstance(s.question, str), "a question"),
         ("base", isinstance(s.base, str), "the path of a config file"),
         ("values", _has_keys(s.values), "a dictionary of config keys and values"),
+        ("sizes", sizes, "a dictionary, by name, of dictionaries of config keys and values"),
         ("placebo", _has_keys(s.placebo), "a dictionary of config keys and values"),
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),
@@ -297,7 +256,7 @@ def _wrong_names(sweep: Sweep):
     where = [("baseline", sweep.baseline)]
     where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
     for variant, changes in sweep.variants.items():
-        where += [(f"variant {variant!r}", v.variant) for v in changes.values() if isinstance(v, Match)]
+        where += [(f"variant {variant!r}", v.of) for v in changes.values() if isinstance(v, Match) and v.what in WIDTHS]
     for place, name in where:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
@@ -313,23 +272,47 @@ def _wrong_comparisons(sweep: Sweep):
     yield from (f"comparisons: {a!r} and {b!r} are compared twice" for a, b in twice)
 
 
+def _wrong_sizes(sweep: Sweep):
+    """Yield the mistakes in the sizes, without which the variants cannot be listed."""
+    if 0 < len(sweep.sizes) < MIN_SIZES:
+        yield f"sizes: there are {len(sweep.sizes)}, and a trend needs at least {MIN_SIZES}"
+    if "" in sweep.sizes:
+        yield "sizes: a size must have a name"
+    if sweep.sizes and sweep.placebo:
+        yield "sizes and placebo are both given: with sizes there is no check by a placebo; remove one of them"
+    for name, budget in sweep.budgets.items() if sweep.sizes else ():
+        if budget.looks is not None:
+            yield f"budget {name!r}: looks: a sweep with sizes needs a fixed number of seeds; give seeds instead"
+    rates = {name: values.get(LEARNING_RATE) for name, values in sweep.sizes.items()}
+    for name, rate in rates.items():
+        if isinstance(rate, Match) and isinstance(rates.get(rate.of, rate), Match):
+            yield f"size {name!r}: {LEARNING_RATE}: {rate.of!r} is not the name of another size with tuning runs"
+    for name, changes in sweep.variants.items():
+        if isinstance(changes.get(LEARNING_RATE), Match):
+            yield f"variant {name!r}: {LEARNING_RATE}: match_rate belongs in sizes"
+
+
 def _wrong_values(sweep: Sweep):
     """Yield the config keys that are set in a place where they are not allowed."""
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     for place, values in places.items():
-        if any(isinstance(v, Match) for v in values.values()) or LEARNING_RATE in values:
+        if any(isinstance(v, Match) and v.what != "tokens" for v in values.values()) or LEARNING_RATE in values:
             yield f"{place}: learning rates and matched widths belong in learning_rates and in variants"
-    places |= {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
-    for place, values in places.items():
+    sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
+    variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
+    for place, values in (places | sizes | variants).items():
         if "train.seed" in values:
             yield f"{place}: train.seed is set by the sweep; remove it"
+        for key, value in values.items():
+            if isinstance(value, Match) and key != MATCHED_KEYS[value.what]:
+                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched so"
+            elif isinstance(value, Match) and value.what in WIDTHS and place in sizes:
+                yield f"{place}: {key}: {value}: matched widths belong in variants"
     for variant, changes in sweep.variants.items():
-        matches = {key: value for key, value in changes.items() if isinstance(value, Match)}
-        targets = [sweep.variants.get(match.variant, {}) for match in matches.values()]
+        matches = [value for value in changes.values() if isinstance(value, Match) and value.what in WIDTHS]
+        targets = [sweep.variants.get(match.of, {}) for match in matches]
         if any(isinstance(value, Match) for target in targets for value in target.values()):
             yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
-        if matches.keys() - {"model.d_ff"}:
-            yield f"variant {variant!r}: only model.d_ff can be matched"
         for key in changes:
             if key.startswith("eval."):
                 yield f"variant {variant!r}: {key} must be the same for all variants; set it in values"
@@ -338,7 +321,9 @@ def _wrong_values(sweep: Sweep):
 def _wrong_grids(sweep: Sweep):
     grids = {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
     grids |= {f"variant {name!r}: {LEARNING_RATE}": v.get(LEARNING_RATE) for name, v in sweep.variants.items()}
-    grids = {"learning_rates": sweep.learning_rates} | {k: grid for k, grid in grids.items() if grid is not None}
+    grids |= {f"size {name!r}: {LEARNING_RATE}": v.get(LEARNING_RATE) for name, v in sweep.sizes.items()}
+    grids = {place: grid for place, grid in grids.items() if grid is not None and not isinstance(grid, Match)}
+    grids = {"learning_rates": sweep.learning_rates} | grids
     for place, given in grids.items():
         grid = _grid(given)
         if not (grid and all(map(_is_number, grid)) and list(grid) == sorted(set(grid))):

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lm.config import Config
 from lm.data import Corpus
+from lm.data.entropy_floor import check_loss
 from lm.step import eval_step, init_state, train_steps
 from lm.training.batch_source import BatchSource
 from lm.training.checkpoints import Checkpoints
@@ -46,6 +47,12 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     values = {name: value for name, value in values.items() if value}
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, on_nonfinite="stop"))
     return with_values(config, dict.fromkeys(values, 1.0), seed=0), values
+
+
+def program_of(config: Config) -> tuple:
+    """Return what is equal for runs that share a program, and for no others."""
+    program, values = split_config(config)
+    return program, tuple(values)
 
 
 def with_values(config: Config, values: dict, seed=None) -> Config:
@@ -248,7 +255,11 @@ class StackedRuns:
             self._progress.update({"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second})
 
     def _write_evaluation(self, writer: MetricsWriter, states, step: int, split: str, max_batches: int) -> None:
-        """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch."""
+        """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch.
+
+        Raises:
+            BelowEntropy: the loss of a run is below that of the best possible model.
+        """
         if (split, max_batches) not in self._evaluated:
             source = BatchSource(self.corpus.split(split), self.config)
             feeds = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
@@ -256,7 +267,10 @@ class StackedRuns:
         resident, feeds = self._evaluated[split, max_batches]
         sums, counts = jax.device_get(self._programs.evaluate(states.params, resident, feeds))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
-        writer.write({"step": step, "split": split, "sums": sums, "counts": [int(n) for n in counts[0]]})
+        counts = [int(n) for n in counts[0]]
+        lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
+        check_loss(self.corpus.split(split), lowest, sum(counts))
+        writer.write({"step": step, "split": split, "sums": sums, "counts": counts})
 
     def _result(self, i: int, halted_at: int, lines: list[dict]) -> dict:
         """Return the result of one run.
@@ -308,8 +322,7 @@ def group_by_program(configs: dict, size: int) -> list[list]:
     """Group the keys of configs that share a program, in their order, into lists of at most `size`."""
     groups: dict[tuple, list] = {}
     for key, config in configs.items():
-        program, values = split_config(config)
-        groups.setdefault((program, tuple(values)), []).append(key)
+        groups.setdefault(program_of(config), []).append(key)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 

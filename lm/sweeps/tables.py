@@ -5,18 +5,15 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Callable
 
-import numpy as np
-
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.answers import describe_looks, describe_placebo, difference
+from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import STUCK
-from lm.sweeps.scope import tokens_per_parameter
 from lm.sweeps.sensitivity import sensitivity
 from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
+AT_EACH_SIZE = "Comparisons at each size (no claims)"  # the title of the comparisons of a sweep with sizes
 MAX_STEPS = 10  # columns of the table of validation losses
 
 
@@ -80,7 +77,7 @@ def comparisons(a: Analysis) -> Table:
         name, *cells = _comparison_row(a.placebo)
         rows.append([name, *[f"{a.placebo.n_seeds}"] * (len(looks) > 1), *cells])
         notes = {"comparison": describe_placebo(a.record)} | notes
-    return Table("Comparisons", header, rows, notes)
+    return Table(AT_EACH_SIZE if a.savings else "Comparisons", header, rows, notes)
 
 
 def _comparison_row(c: Comparison) -> list[str]:
@@ -141,7 +138,7 @@ def losses(a: Analysis) -> Table:
         if v.loss:
             loss, sd = f"{v.loss.mean:.4f} [{v.loss.low:.4f}, {v.loss.high:.4f}]", _loss(v.loss.sd)
         error = "runs diverged" if math.isnan(v.sampling_error) else _loss(v.sampling_error)
-        rate, n = f"{v.rate:g}" + " (edge)" * v.at_edge, len(v.losses)
+        rate, n = f"{v.rate:g}" + _extrapolated(v) + " (edge)" * v.at_edge, len(v.losses)
         bits = "not known" if math.isnan(v.bits_per_byte) else f"{v.bits_per_byte:.4f}"
         rows.append([v.name, rate, loss, bits if v.loss else "runs diverged", sd, error])
         rows[-1] += [f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"]
@@ -153,6 +150,8 @@ def losses(a: Analysis) -> Table:
             if tuned
             else "Given by the sweep; there was nothing to choose."
         )
+        + " (extrapolated): that of another size, scaled; there were no tuning runs."
+        * any(map(_extrapolated, a.variants.values()))
         + " (edge): the first or last of the grid." * any(v.at_edge for v in a.variants.values()),
         "test loss [95 % CI]": "Mean over fresh seeds, in nats per token, with its 95 % t interval; the median where a "
         "run diverged. Every token of the test split is predicted once.",
@@ -167,38 +166,8 @@ def losses(a: Analysis) -> Table:
     return Table("Test loss at the best learning rate", header, rows, notes)
 
 
-def costs(a: Analysis) -> Table:
-    """Return what training each variant costs, and the losses at equal cost if learning rates are constant."""
-    header = ["variant", "parameters", "tokens per parameter", "FLOPs/token", "tokens/s"]
-    rows = []
-    for v in a.variants.values():
-        speed = "not measured"
-        if not math.isnan(v.tokens_per_second):
-            speed = "{:,.0f} ({:,.0f} to {:,.0f})".format(v.tokens_per_second, *v.quartiles)
-        per_parameter = tokens_per_parameter(a.record["variants"][v.name])
-        rows.append([v.name, f"{v.n_params:,}", per_parameter, f"{v.flops:,.0f}", speed])
-    notes = {
-        "tokens per parameter": "Training tokens of one run.",
-        "FLOPs/token": "Training FLOPs, forward and backward.",
-        "tokens/s": "Median (quartiles) of 9 measurements with all devices busy, the variants taking turns.",
-    }
-    if len({v.tokens for v in a.variants.values()}) > 1:
-        header.insert(2, "tokens per run")
-        for row, v in zip(rows, a.variants.values(), strict=True):
-            row.insert(2, f"{v.tokens:,}")
-    if is_constant(a.record):
-        for name, cost in EQUAL_COSTS.items():
-            header.append(name)
-            for row, v in zip(rows, a.variants.values(), strict=True):
-                loss = loss_at_equal(a, v, cost)
-                row.append(loss if isinstance(loss, str) else _loss(loss))
-        notes["loss at equal FLOPs"] = (
-            "Validation loss (mean over seeds, interpolated) at the cost of the cheapest complete run among the "
-            "variants that comparisons connect. The learning rate is constant, so a run that stops there is complete. "
-            '"Too early": before its first evaluation.'
-        )
-        notes["loss at equal time"] = "The same, at equal training time."
-    return Table("Cost", header, rows, notes)
+def _extrapolated(v: VariantResult) -> str:
+    return " (extrapolated)" if v.rate_from else ""
 
 
 def curves(a: Analysis) -> Table:
@@ -230,6 +199,7 @@ def _changes(variant: dict) -> str:
     if "model.d_ff" in changes:
         changes["model.d_ff"] = variant["config"]["model"]["d_ff"]
     rates = "learning rates " + ", ".join(f"{rate:g}" for rate in variant["grid"])
+    rates += f" around the best of {variant['rate_from']}" if variant.get("rate_from") else ""
     return ", ".join([*(f"{key} = {value}" for key, value in changes.items()), rates])
 
 
@@ -251,49 +221,6 @@ def _loss(value: float) -> str:
     if math.isnan(value):
         return "–"
     return "infinite" if math.isinf(value) else difference(value, sign="")
-
-
-# ---- Equal cost ------------------------------------------------------------------------------------------------
-
-
-# What one training token of a variant costs.
-EQUAL_COSTS: dict[str, Callable[[VariantResult], float]] = {
-    "loss at equal FLOPs": lambda v: v.flops,
-    "loss at equal time": lambda v: 1 / v.tokens_per_second,
-}
-
-
-def is_constant(record: dict) -> bool:
-    """Return whether no variant's learning rate decays, so that the beginning of a run is itself a complete run."""
-    return all(v["config"]["optimizer"]["schedule"] == "constant" for v in record["variants"].values())
-
-
-def loss_at_equal(a: Analysis, v: VariantResult, cost_per_token: Callable[[VariantResult], float]) -> float | str:
-    """Return the mean validation loss at the cost of the cheapest variant that comparisons connect with this one.
-
-    Interpolates linearly between evaluations. Returns the reason where there is no such loss.
-    """
-    connected = [a.variants[name] for name in connected_variants(a, v.name) if name in a.variants]
-    runs = [w.tokens * cost_per_token(w) for w in connected]
-    budget = min((cost for cost in runs if cost), default=0)  # a variant that does not train costs nothing
-    steps, values = curve(v.runs)
-    if v.n_diverged:
-        return "runs diverged"
-    if math.isnan(budget):
-        return "not measured"
-    if not v.steps or not steps:
-        return "not trained"
-    costs = np.array(steps) * v.tokens_per_step * cost_per_token(v)
-    return "too early" if budget < costs[0] else float(np.interp(budget, costs, values.mean(axis=0)))
-
-
-def connected_variants(a: Analysis, name: str) -> set[str]:
-    """Return a variant and all variants that chains of comparisons connect with it."""
-    found, before = {name}, set()
-    while found != before:
-        before = set(found)
-        found |= {end for pair in a.record["comparisons"] for end in pair if before & set(pair)}
-    return found
 
 
 # ---- For programs ----------------------------------------------------------------------------------------------
@@ -332,7 +259,15 @@ def variant_rows(a: Analysis) -> list[dict]:
 def run_rows(a: Analysis) -> list[dict]:
     """Return one row per run, tuning included."""
     names = ("phase", "variant", "learning_rate", "seed", "status", "diverged_at", "steps", "val_loss", "test_loss")
-    return [{name: run[name] for name in names} for run in a.results.runs.values()]
+    return [{name: run[name] for name in names} | _machine(run) for run in a.results.runs.values()]
+
+
+def _machine(run: dict) -> dict:
+    """Return where a run was trained; empty for runs of older versions."""
+    p = run["provenance"]
+    if p is None:
+        return dict.fromkeys(("processor", "device", "commit"))
+    return {"processor": p["processor"], "device": p["device"], "commit": _commit(p["git"])}
 
 
 def to_csv(rows: list[dict]) -> str:
@@ -348,27 +283,27 @@ def to_csv(rows: list[dict]) -> str:
 
 def code(started: dict) -> tuple[str, str]:
     """Return the commit and the versions of one start of a command."""
-    git = started["git"]
-    commit = f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
     versions = ", ".join(f"{name} {version}" for name, version in started["versions"].items() if version)
-    return f"commit {commit}", f"versions {versions}"
+    return f"commit {_commit(started['git'])}", f"versions {versions}"
+
+
+def _commit(git: dict | None) -> str:
+    return f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}" if git else "unknown"
 
 
 def reproduction(a: Analysis) -> list[str]:
-    """Return everything needed to repeat the sweep, a line each; a sweep that was resumed may name several commits."""
+    """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
     r, last = a.record, a.record["starts"][-1]
-    seconds = sum(run["seconds"] for run in a.results.runs.values())
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
     looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         format_command("lm.sweep", last["argv"][1:]),
         *dict.fromkeys(line for started in r["starts"] for line in code(started)),
-        f"device {r['device']}, {last['processor']}, {last['platform']}; last started {last['time']}",
+        *dict.fromkeys(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in r["starts"]),
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
-        f"seeds {r['seeds']},{looks} tuning seeds {r['tuning_seeds']}; {seconds / 60:,.0f} minutes in total",
-        speedup(a),
+        f"seeds {r['seeds']},{looks} tuning seeds {r['tuning_seeds']}",
     ]
 
 
@@ -376,12 +311,3 @@ def _length(config: dict) -> str:
     t = config["train"]
     tokens = t["steps"] * t["batch_size"] * t["seq_len"]
     return f"{t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, {tokens:,} tokens each"
-
-
-def speedup(a: Analysis) -> str:
-    """Return the speedup from training several runs at once."""
-    speeds, baseline = a.results.speeds, a.record["baseline"]
-    if not speeds:
-        return "throughput not measured, because runs failed"
-    ratio = speeds["variants"][baseline] / speeds["alone"]
-    return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"

@@ -5,13 +5,15 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
-from lm.config import MESH_AXES, Config
+from lm.config import MESH_AXES, Config, flatten, to_dict
+from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus
-from lm.errors import UserError
+from lm.errors import UserError, first_line
+from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
-from lm.sweeps.spec import LEARNING_RATE, Match, SweepPlan
+from lm.sweeps.spec import SweepPlan
 from lm.text import plural, table
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
@@ -28,8 +30,9 @@ class Variant:
         grid: its learning rates.
         n_params: the number of parameters.
         flops: training FLOPs per token.
-        fingerprint: see lm.sweeps.fingerprint.
+        fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
+        rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
     """
 
     config: Config
@@ -39,6 +42,12 @@ class Variant:
     flops: float
     fingerprint: str
     warm_starts: dict[int, WarmStart]
+    rate_from: str | None = None
+
+    @property
+    def tuning_grid(self) -> tuple[float, ...]:
+        """Return the learning rates of the tuning runs."""
+        return () if self.rate_from else self.grid
 
     @property
     def tokens(self) -> int:
@@ -60,17 +69,30 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     resolved = _resolve_configs(plan, say)
     for name, match in plan.matches.items():
         config, corpus = resolved[name]
-        resolved[name] = matched(config, match, resolved[match.variant][0]), corpus
+        resolved[name] = matched(config, match, resolved[match.of][0]), corpus
+    for name, match in plan.lengths.items():
+        config, corpus = resolved[name]
+        resolved[name] = trained_on(config, match.ratio * _n_params(resolved[match.of][0])), corpus
     variants = {}
     for name, (config, corpus) in resolved.items():
-        n_params = parameters.count(parameters.parameter_table(config.model))
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        variant = Variant(config, corpus, plan.grids[name], n_params, cost, "", {})
+        rate_from = plan.rates_from.get(name)
+        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from)
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
-        found = fingerprint(config, corpus, variant.warm_starts.get(plan.seeds[0]))
-        variants[name] = dataclasses.replace(variant, fingerprint=found)
-    check_distinct(variants)
+        variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
+    check_distinct(variants, plan.sweep.variants)
     return variants
+
+
+def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
+    """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
+    try:
+        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+    except UserError:
+        raise
+    except Exception as error:
+        say(f"WARNING: variant {name!r} cannot be traced: {first_line(error)}")
+        return ""
 
 
 def _resolve_configs(plan: SweepPlan, say) -> dict[str, tuple[Config, Corpus]]:
@@ -95,7 +117,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     """Return by seed the parameters that the variant's runs start from."""
     if variant.config.init_from is None:
         return {}
-    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.grid) > 1 else ())]
+    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.tuning_grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
@@ -120,21 +142,56 @@ def matched(config: Config, match: Match, target: Config) -> Config:
     def measure(c: Config) -> float:
         if match.what == "flops":
             return flops.flops_per_token(c.model, c.train.seq_len)
-        return parameters.count(parameters.parameter_table(c.model))
+        return _n_params(c)
 
     one, two = measure(with_width(1)), measure(with_width(2))
     return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
 
 
-def check_distinct(variants: dict[str, Variant]) -> None:
-    """Raise UserError if two variants are the same experiment, apart from their grids of learning rates."""
+def trained_on(config: Config, tokens: float) -> Config:
+    """Return the config with train.steps for this many tokens, and warm-up, decay and evaluations in proportion."""
+    t, o = config.train, config.optimizer
+    steps = max(1, round(tokens / (t.batch_size * t.seq_len)))
+
+    def in_proportion(n: int | None) -> int | None:
+        return n and max(1, round(n * steps / max(t.steps, 1)))
+
+    warmup_steps, decay_steps = min(in_proportion(o.warmup_steps), steps - 1), in_proportion(o.decay_steps)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(t, steps=steps),
+        optimizer=dataclasses.replace(o, warmup_steps=warmup_steps, decay_steps=decay_steps),
+        eval=dataclasses.replace(config.eval, every=in_proportion(config.eval.every)),
+    )
+
+
+def _n_params(config: Config) -> int:
+    return parameters.count(parameters.parameter_table(config.model))
+
+
+def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
+    """Raise UserError if two variants are the same experiment, apart from their learning rates.
+
+    Variants whose learning rates are all different may differ in nothing else: then the rate is what they compare.
+
+    Args:
+        variants: the variants by name.
+        changes: by name, the config values that each changes, as in the sweep file.
+    """
     problems = []
     for (a, first), (b, second) in itertools.combinations(variants.items(), 2):
-        if first.fingerprint == second.fingerprint:
-            keys = differing_keys(first.config, second.config)
-            verb = "has" if len(keys) == 1 else "have"
-            reason = f"; {', '.join(keys)} {verb} no effect here" if keys else ""
-            problems.append(f"variants {a!r} and {b!r} are the same experiment{reason}")
+        if first.fingerprint != second.fingerprint or not first.fingerprint:
+            continue
+        keys = [key for key in differing_keys(first.config, second.config) if key != LEARNING_RATE]
+        if not keys and not set(first.grid) & set(second.grid):
+            continue
+        values = flatten(to_dict(first.config))
+        # Keys that the sweep file sets differently or in one of the two only, but that have one value in the end.
+        ours, theirs = ({key: repr(value) for key, value in changes[name].items()} for name in (a, b))
+        same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, LEARNING_RATE})
+        reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []
+        reasons += [f"{key} is {show(values[key])} in both" for key in same]
+        problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
     if problems:
         raise UserError(*problems)
 
@@ -147,12 +204,13 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     for name, v in variants.items():
         grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})" if len(v.grid) > 1 else f"{v.grid[0]:g}"
         row = [name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", grid, _changes(name, plan, variants)]
+        row[4] += f" around the best of {v.rate_from}" * bool(v.rate_from)
         rows.append(row)
     if same_tokens:
         rows = [row[:3] + row[4:] for row in rows]
     t = base.config.train
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
-    tuning = len(tuning_runs({name: v.grid for name, v in variants.items()}, plan.tuning_seeds))
+    tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
@@ -177,9 +235,9 @@ def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
     changes, v = dict(plan.sweep.variants[name]), variants[name]
     if name in plan.matches:
         match = plan.matches[name]
-        target = variants[match.variant]
+        target = variants[match.of]
         more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
-        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match.what} of {match.variant!r}: {more})"
+        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match}: {more})"
     changes.pop(LEARNING_RATE, None)
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
 
@@ -188,6 +246,6 @@ def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
     """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
     for v in variants.values():
-        n_runs = len(tuning_runs({"": v.grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
+        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
         total += n_runs * v.flops * v.tokens
     return total

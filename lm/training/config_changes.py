@@ -58,6 +58,13 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
     return differences
 
 
+def stable_steps(steps: int, optimizer) -> int:
+    """Return how many steps a run, whose schedule ends with it, has in common with every longer run."""
+    if optimizer.schedule != "wsd":
+        return optimizer.warmup_steps
+    return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))
+
+
 def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
     """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
@@ -66,15 +73,11 @@ def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
     if new == old:
         return None
     line = f"config.train.steps: {old} -> {new} (run -> now)"
-    if new < old:
+    ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
+    if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):
         return f"{line}: a run can grow but not shrink; start a new one in another workdir"
-    if optimizer.schedule == "constant" or optimizer.decay_steps is not None:
-        return None
-    # The schedule ends with the run. Up to the first step of the decay it is the same for both lengths.
-    decay_start = optimizer.warmup_steps
-    if optimizer.schedule == "wsd":
-        decay_start = max(decay_start, math.floor(old * (1 - optimizer.decay_fraction)))
-    if steps_made <= decay_start:
+    decay_start = stable_steps(old, optimizer)
+    if not ends_with_run or steps_made <= decay_start:
         return None
     return (
         f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "

@@ -42,10 +42,16 @@ def format_command(module: str, arguments: list[str]) -> str:
 
 
 def processor() -> str:
-    """Return the CPU model, else the architecture."""
+    """Return the CPU model, else the architecture.
+
+    On x86 with family, model and stepping: in the clouds, different processors have one name.
+    """
     with contextlib.suppress(OSError):
-        if found := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()):
-            return found[1]
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        if name := re.search(r"^model name\s*:\s*(.*)", first, re.MULTILINE):
+            numbers = re.findall(r"^(?:cpu )?(family|model|stepping)\s*: (\d+)$", first, re.MULTILINE)
+            details = ", ".join(f"{key} {number}" for key, number in numbers)
+            return f"{name[1]} ({details})" if details else name[1]
     return platform.processor() or platform.machine()
 
 

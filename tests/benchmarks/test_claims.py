@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import synthetic_sizes
 from running import ROOT
 from synthetic_sweep import sweep, write
 
@@ -58,6 +59,18 @@ def publish(directory, name: str, record: dict, runs: list[dict]) -> None:
     (directory / name).mkdir()
     (directory / f"{name}.md").write_text(report.to_markdown(a, ""))
     (directory / name / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+
+
+def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys):
+    """Their comparisons at each size are no claims."""
+    publish(tmp_path, "fixed", *sweep())
+    workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2))
+    a = analyze(workdir)
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes.md").write_text(report.to_markdown(a, ""))
+    (tmp_path / "sizes" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+    assert {row["page"] for row in claims.claims(tmp_path)} == {"fixed"}
+    assert "WARNING: sizes is left out: its claims are compute multipliers" in capsys.readouterr().err
 
 
 def test_pages_with_looks_and_a_placebo(tmp_path, capsys):

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from synthetic_sweep import BASE, LOSSES, diverge, select, sweep, write
+from synthetic_sweep import BASE, LOSSES, diverge, select, speeds_json, sweep, write
 
 from lm.sweeps import figures
 from lm.sweeps.analysis import analyze
@@ -165,7 +165,15 @@ def test_long_names_fit_into_the_figures(tmp_path):
         assert all(axes.get_window_extent().width > 0.7 * width for axes in figure.axes), name
 
 
-def test_figures_are_reproducible(tmp_path):
-    a = analyze(write(tmp_path / "s", *sweep()))
-    once, again = (figures.to_bytes(figures.differences(a), "svg") for _ in range(2))
-    assert once == again
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("differences", "learning_curves")]
+
+
+@pytest.mark.parametrize("name", ["learning_rates", *SLOW])
+def test_figures_are_reproducible(tmp_path, name):
+    """The same runs in other files and with other speeds give the same figure, byte for byte."""
+    record, runs = sweep()
+    one = write(tmp_path / "one", record, runs)
+    faster = write(tmp_path / "faster", record, runs[::-1], per_file=5)
+    (faster / "speeds.json").write_text(speeds_json(2000.0, 1000.0, 2500.0))
+    drawn = [figures.to_bytes(getattr(figures, name)(analyze(workdir)), "svg") for workdir in (one, faster)]
+    assert drawn[0] == drawn[1]

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 
 import numpy as np
@@ -209,6 +210,17 @@ def test_a_placebo_that_differs_is_called_a_false_positive(tmp_path):
     a = analyze(write_with_placebo(tmp_path / "s", shift=0.1))
     assert a.placebo.is_significant
     assert a.placebo.answer.endswith("a false positive, as 1 in 20 sweeps may have.")
+
+
+def test_a_placebo_from_another_machine_is_reported(tmp_path):
+    workdir = write_with_placebo(tmp_path / "s")
+    for path in (workdir / "results").iterdir():
+        runs = json.loads(path.read_text())
+        for r in runs:
+            r["provenance"] = {"host": "one", "processor": f"{r['variant'] == 'placebo'}", "device": "cpu", "git": None}
+        path.write_text(json.dumps(runs))
+    (warning,) = (text for text in analyze(workdir).warnings if "machines" in text)
+    assert warning.startswith("placebo and plain: the runs of 5 of 5 seeds were trained on different machines")
 
 
 def test_a_placebo_stays_at_the_first_look_with_the_whole_error(tmp_path):

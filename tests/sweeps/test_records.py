@@ -8,9 +8,10 @@ from synthetic_sweep import sweep, write
 from lm import report as command
 from lm.errors import UserError
 from lm.files import to_json, write_text
+from lm.sweeps import results as results_module
 from lm.sweeps.analysis import analyze
 from lm.sweeps.records import read_runs, read_speeds, read_sweep, with_checksum
-from lm.sweeps.results import Results, differences, missing_runs
+from lm.sweeps.results import Results, differences, missing_runs, open_sweep
 
 WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe", b"null", b"3", b'"text"', b'{"a": [', b"9" * 5000, b"[" * 10**5]
 
@@ -127,6 +128,35 @@ def test_a_changed_digit_is_detected(tmp_path):
         path.write_text(before.replace(number, changed, 1))
         with pytest.raises(UserError, match="its content differs from its checksum"):
             read(path)
+
+
+def start(device: str) -> dict:
+    return sweep()[0]["starts"][0] | {"device": device}
+
+
+def test_every_start_keeps_its_device(tmp_path, monkeypatch):
+    """Older versions had one device per sweep: that of the last start."""
+    monkeypatch.setattr(results_module, "differences", lambda *sweeps: [])
+    record, _ = sweep()
+    (tmp_path / "sweep.json").write_text(to_json(record))  # as an older version
+    for device in ("2 x cpu", "1 x gpu"):
+        now = {key: value for key, value in record.items() if key != "device"} | {"starts": [start(device)]}
+        open_sweep(tmp_path, now, {})
+    found = read_sweep(tmp_path / "sweep.json")
+    assert [s["device"] for s in found["starts"]] == ["1 x cpu", "2 x cpu", "1 x gpu"]
+
+
+def test_the_provenance_of_a_run_may_be_missing_but_not_damaged(tmp_path):
+    _, runs = sweep()
+    known = {"host": "a", "processor": "b", "device": "cpu", "git": None}
+    path = tmp_path / "000.json"
+    for given, expected in (({}, None), ({"provenance": None}, None), ({"provenance": known}, known)):
+        path.write_text(to_json([runs[0] | given]))
+        assert read_runs(path)[0]["provenance"] == expected
+    for wrong in ({}, [], "cpu", known | {"device": 3}, known | {"git": {"commit": "abc"}}):
+        path.write_text(to_json([runs[0] | {"provenance": wrong}]))
+        with pytest.raises(UserError, match=r"000\.json is corrupted: provenance"):
+            read_runs(path)
 
 
 @pytest.mark.parametrize("content", WRONG_JSON)

@@ -3,7 +3,7 @@
 import pytest
 from synthetic_sweep import OPTIMIZER, diverge, select, sweep, write
 
-from lm.sweeps import tables
+from lm.sweeps import cost_tables
 from lm.sweeps.analysis import analyze
 from lm.sweeps.scope import describe_scope, held_hyperparameters
 
@@ -77,5 +77,5 @@ def test_numbers_of_two_variants_are_shown_once_if_equal():
 
 
 def test_the_table_of_costs_has_tokens_per_parameter(tmp_path):
-    shown = tables.costs(analyze(write(tmp_path / "s", *sweep())))
+    shown = cost_tables.costs(analyze(write(tmp_path / "s", *sweep())))
     assert [row[shown.header.index("tokens per parameter")] for row in shown.rows] == ["13", "6.4", "4.3"]

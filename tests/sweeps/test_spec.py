@@ -1,4 +1,4 @@
-"""Sweep files: combinators, plans, and all mistakes reported before anything runs."""
+"""Sweep files: plans, and all mistakes reported before anything runs."""
 
 import dataclasses
 
@@ -10,46 +10,10 @@ from lm.command_line.loading import load as load_config
 from lm.config import Config
 from lm.errors import UserError
 from lm.sweeps import spec
-from lm.sweeps.spec import (
-    BUDGETS,
-    LEARNING_RATE,
-    Budget,
-    Match,
-    Sweep,
-    each,
-    load_sweep,
-    match_params,
-    product,
-    zipped,
-)  # fmt: skip
+from lm.sweeps.axes import LEARNING_RATE, Match, match_params, match_rate, match_tokens
+from lm.sweeps.spec import BUDGETS, Budget, Sweep, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
-
-
-def test_combinators():
-    norms, widths = each("model.norm", "rms", "layer"), {"wide": {"model.d_ff": 8}, "narrow": {"model.d_ff": 4}}
-    assert product(norms, widths) == {
-        "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
-        "rms, narrow": {"model.norm": "rms", "model.d_ff": 4},
-        "layer, wide": {"model.norm": "layer", "model.d_ff": 8},
-        "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
-    }
-    assert zipped(norms, widths) == {
-        "rms, wide": {"model.norm": "rms", "model.d_ff": 8},
-        "layer, narrow": {"model.norm": "layer", "model.d_ff": 4},
-    }
-    with pytest.raises(ValueError, match=r"each\('model.norm'\): no values"):
-        each("model.norm")
-    with pytest.raises(ValueError, match="zip"):
-        zipped(norms, each("model.d_ff", 1))
-    with pytest.raises(ValueError, match="product: an axis has no variants"):
-        product(norms, {})
-    with pytest.raises(ValueError, match="zipped: an axis has no variants"):
-        zipped({}, {})
-    with pytest.raises(ValueError, match=r"each\('model.norm'\): \('rms', 'layer', 'rms'\) has duplicates"):
-        each("model.norm", "rms", "layer", "rms")
-    with pytest.raises(ValueError, match=r"rms, 4: two axes set model\.norm"):
-        product(norms, {"4": {"model.norm": "layer"}})
 
 
 def test_the_plan():
@@ -65,6 +29,33 @@ def test_the_plan():
     assert (len(plan.tuning_seeds), len(plan.seeds)) == (2, 5)
 
 
+def test_every_variant_is_planned_at_every_size(monkeypatch):
+    """Sizes have grids of their own; the largest takes the best rate of another size. Matches stay within a size."""
+    sizes = {"s": {}, "m": {"model.d_model": 32, LEARNING_RATE: (2e-3, 4e-3)}}
+    sizes["l"] = {"model.d_model": 64, "model.d_ff": 80, LEARNING_RATE: match_rate("m", 0.5)}
+    sweep = spec.run_file(str(TINY), "get_sweep", "")
+    values = sweep.values | {"train.steps": match_tokens(5)}
+    monkeypatch.setattr(spec, "run_file", lambda *_: dataclasses.replace(sweep, sizes=sizes, values=values))
+    plan = load_sweep(str(TINY), "full")
+    assert list(plan.configs) == [f"{name}, {size}" for size in "sml" for name in ("mlp", "glu", "wild")]
+    assert plan.sweep.baseline == "mlp, l"
+    assert plan.sweep.comparisons[:4] == (("glu, s", "mlp, s"), ("glu, m", "mlp, m"), ("glu, l", "mlp, l"),
+                                          ("wild, s", "mlp, s"))  # fmt: skip
+    assert (plan.grids["glu, s"], plan.grids["glu, m"], plan.grids["glu, l"]) == (
+        (1e-3, 1e-2),
+        (2e-3, 4e-3),
+        (1e-3, 2e-3),
+    )
+    assert plan.rates_from == {"mlp, l": "mlp, m", "glu, l": "glu, m"}
+    assert plan.grids["wild, l"] == (0.1, 1e30)  # a variant's own value is used at all sizes
+    assert plan.matches == {f"glu, {size}": Match("params", f"mlp, {size}") for size in "sml"}
+    assert plan.lengths == {
+        f"{n}, {size}": Match("tokens", f"mlp, {size}", 5) for size in "sml" for n in sweep.variants
+    }
+    assert [plan.configs[f"mlp, {size}"].model.d_model for size in "sml"] == [16, 32, 64]
+    assert plan.configs["mlp, l"].model.d_ff == 80
+
+
 def tiny_with(monkeypatch, **changes) -> str:
     """Return the mistakes that are reported for the tiny sweep with changed fields."""
     sweep = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), **changes)
@@ -78,6 +69,7 @@ TWO = {"a": {}, "b": {"model.norm": "layer"}}
 TWO_GRIDS = {"mlp": {}, "glu": {"model.ffn": "glu", LEARNING_RATE: (1e-3, 1e-2)}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
 QUICK, FULL = Budget(1, 2), Budget(2, 5)
+SIZES = {"s": {"model.d_model": 16}, "m": {"model.d_model": 32}, "l": {"model.d_model": 64}}
 BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
 
 
@@ -87,6 +79,20 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"variants": {"a": {}, "b": {"model.norn": "layer"}}, **PAIR}, r"variant 'b': config.model.norn: unknown key"),
         ({"variants": {"a": {}, "b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
         ({"variants": {}}, "variants: there are 0"),
+        ({"sizes": None}, "sizes is missing: it must be a dictionary, by name, of dictionaries"),
+        ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be a dictionary, by name, of dictionaries"),
+        ({"sizes": {"s": {}, "m": {}}}, "sizes: there are 2, and a trend needs at least 3"),
+        ({"sizes": SIZES | {"": {}}}, "sizes: a size must have a name"),
+        ({"sizes": SIZES, "placebo": {"model.rope_pairing": "halves"}}, "sizes and placebo are both given: "),
+        ({"sizes": SIZES, "budgets": {"quick": Budget(1, looks=(2, 3))}}, "'quick': looks: a sweep with sizes needs a"),
+        ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("xs")}}}, "size 'l': optimizer.learning_rate: 'xs' is not"),
+        ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("l")}}}, "size 'l': optimizer.learning_rate: 'l' is not"),
+        ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, "size 'l': optimizer.learning_rate: () must be numbers"),
+        ({"sizes": SIZES | {"l": {"model.d_ff": match_params("mlp")}}}, "size 'l': model.d_ff: params of 'mlp': match"),
+        ({"sizes": SIZES | {"l": {"train.seed": 1}}}, "size 'l': train.seed is set by the sweep"),
+        ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),
+        ({"variants": TWO | {"b": {LEARNING_RATE: match_rate("a")}}, **PAIR}, "match_rate belongs in sizes"),
+        ({"values": {"model.d_ff": match_tokens(5)}}, "values: model.d_ff: 5 tokens per parameter: only train.steps"),
         ({"variants": {"mlp": {}}}, "variants: there is 1"),
         ({"learning_rates": ()}, "learning_rates: () must be numbers in ascending order"),
         ({"learning_rates": (2e-3, 1e-3)}, "learning_rates: (0.002, 0.001) must be numbers in ascending order"),

@@ -112,7 +112,21 @@ def test_a_run_can_be_extended_exactly_if_its_past_learning_rates_stay(schedule,
             assert old[: made + 1] != new[: made + 1]
 
 
-def test_a_run_cannot_be_shortened():
-    constant = OptimizerConfig(schedule="constant")
-    assert config_changes.refuse_growth(100, 100, constant, 100) is None
-    assert "can grow but not shrink" in config_changes.refuse_growth(100, 99, constant, 10)
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_run_cannot_be_shortened(schedule):
+    o = OptimizerConfig(schedule=schedule, warmup_steps=20)
+    assert config_changes.refuse_growth(100, 100, o, 100) is None
+    assert "can grow but not shrink" in config_changes.refuse_growth(100, 99, o, 10)
+
+
+@pytest.mark.parametrize("warmup", [0, 30])
+def test_a_run_can_be_shortened_where_both_lengths_are_stable(warmup):
+    o = OptimizerConfig(schedule="wsd", warmup_steps=warmup, decay_fraction=0.3)
+    old, new = (jax.vmap(learning_rate_schedule(o, total))(jnp.arange(60)).tolist() for total in (100, 60))
+    for made in range(60):
+        if config_changes.refuse_growth(100, 60, o, made) is None:
+            assert old[:made] == new[:made]
+        else:
+            assert old[: made + 1] != new[: made + 1]
+    fixed = dataclasses.replace(o, decay_steps=100)
+    assert "can grow but not shrink" in config_changes.refuse_growth(100, 60, fixed, 10)

@@ -1,0 +1,37 @@
+"""How much training compute does pre-norm save against post-norm, and does that change with the size?
+
+    python -m lm.sweep --config configs/sweeps/scale_prenorm.py --budget quick
+    python -m lm.sweep --config configs/sweeps/scale_prenorm.py --budget full --dry-run
+
+The sizes, lengths and learning rates are those of configs/sweeps/scale_swiglu.py.
+"""
+
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_rate, match_tokens
+
+WIDTHS = (32, 48, 64, 96)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)  # at width 64
+
+
+def get_sweep():
+    sizes = {
+        str(d): {"model.d_model": d, "model.d_ff": 3 * d, LEARNING_RATE: tuple(rate * 64 / d for rate in RATES)}
+        for d in WIDTHS
+    }
+    sizes["96"][LEARNING_RATE] = match_rate("64", 64 / 96)
+    return Sweep(
+        question="How much training compute does pre-norm save against post-norm, from 58,000 to 490,000 parameters?",
+        base="configs/shakespeare_small.py",
+        values={"train.steps": match_tokens(5)},
+        variants={
+            "pre-norm": {"model.norm_placement": "pre"},
+            "post-norm": {"model.norm_placement": "post"},
+        },
+        sizes=sizes,
+        baseline="post-norm",
+        comparisons=(("pre-norm", "post-norm"),),
+        learning_rates=RATES,
+        budgets={
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(0.6), "eval.max_batches": 2}),
+            "full": Budget(tuning_seeds=2, seeds=5),
+        },
+    )

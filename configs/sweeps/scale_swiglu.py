@@ -1,0 +1,40 @@
+"""How much training compute does a gated feed-forward layer save, and does that change with the size?
+
+    python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget quick
+    python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget full --dry-run
+
+Four sizes with 5 training tokens per parameter. Both variants of a size have as many parameters. The best learning rate
+falls as 1 / d_model (docs/results/mup.md), so each grid is that of width 64 times 64 / d_model; at the largest size the
+best rate is extrapolated.
+"""
+
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, match_rate, match_tokens
+
+WIDTHS = (32, 48, 64, 96)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)  # at width 64
+
+
+def get_sweep():
+    sizes = {
+        str(d): {"model.d_model": d, "model.d_ff": 3 * d, LEARNING_RATE: tuple(rate * 64 / d for rate in RATES)}
+        for d in WIDTHS
+    }
+    sizes["96"][LEARNING_RATE] = match_rate("64", 64 / 96)
+    return Sweep(
+        question="With as many parameters, how much training compute does SwiGLU save against a plain SiLU "
+        "feed-forward layer, from 58,000 to 490,000 parameters?",
+        base="configs/shakespeare_small.py",
+        values={"train.steps": match_tokens(5)},
+        variants={
+            "SwiGLU": {"model.ffn": "glu"},
+            "SiLU": {"model.ffn": "mlp", "model.d_ff": match_params("SwiGLU")},
+        },
+        sizes=sizes,
+        baseline="SiLU",
+        comparisons=(("SwiGLU", "SiLU"),),
+        learning_rates=RATES,
+        budgets={
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(0.6), "eval.max_batches": 2}),
+            "full": Budget(tuning_seeds=2, seeds=5),
+        },
+    )

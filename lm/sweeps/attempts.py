@@ -1,0 +1,51 @@
+"""Count how often a process died while it trained a group of runs: killed for lack of memory, for example.
+
+Without the count, every start of a sweep would meet the same group first, and die there again. The count is in the
+directory of the group's checkpoints. It is written before the group starts and removed when it ends in any other way.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lm.errors import UserError
+from lm.files import to_json, write_text
+from lm.sweeps.records import read_attempts
+from lm.training.saved_run import is_step
+
+MAX_DEATHS = 3  # after which a group counts as failed
+
+
+class ProcessDied(Exception):
+    """MAX_DEATHS processes died while they trained the same runs."""
+
+
+def n_deaths(directory: Path) -> int:
+    """Return how many processes have died while they trained the runs of a directory.
+
+    While a process trains them, it is included. Deaths before the newest checkpoint do not count: the runs progress.
+    """
+    try:
+        found = read_attempts(directory / "attempts.json")
+    except (FileNotFoundError, UserError):  # none, or a damaged count
+        return 0
+    return found["attempts"] if _newest_step(directory) == found["step"] else 0
+
+
+@contextlib.contextmanager
+def attempt(directory: Path) -> Iterator[None]:
+    """Count a death if this process ends without leaving the block; raises ProcessDied if there were too many."""
+    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
+        raise ProcessDied(f"{deaths} processes died while they trained runs of this program; do they fit in memory?")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "attempts.json"
+    write_text(path, to_json({"attempts": deaths + 1, "step": _newest_step(directory)}) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _newest_step(directory: Path) -> int:
+    names = (path.name for path in (directory / "checkpoints").glob("*"))
+    return max((int(name) for name in names if is_step(name)), default=0)
