@@ -285,7 +285,7 @@ def _wrong_values(sweep: Sweep):
             yield f"{place}: train.seed is set by the sweep; remove it"
         for key, value in values.items():
             if isinstance(value, Match) and key != MATCHED_KEYS[value.what]:
-                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched so"
+                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched this way"
             elif isinstance(value, Match) and value.what in WIDTHS and place in sizes:
                 yield f"{place}: {key}: {value}: matched widths belong in variants"
     for variant, changes in sweep.variants.items():
