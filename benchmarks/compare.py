@@ -36,7 +36,7 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
         "--publish",
         "--readme",
         action="store_true",
-        help="write the table into docs/performance.md (--readme: as before)",
+        help="write the table into docs/performance.md (--readme: the former name)",
     )
     parser.add_argument("--name", default=name, help=f"write results/NAME.json and the table marked NAME [{name}]")
     return parser

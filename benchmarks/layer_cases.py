@@ -1,6 +1,6 @@
 """The layers that benchmarks/layers.py times, in pairs: ours compiled by jit, and PyTorch's run eagerly.
 
-The case "columns" is beside ours in JAX: LayerNorm in a loop over the columns.
+In the group "columns" the second function is not PyTorch's but LayerNorm in JAX, in a loop over the columns.
 """
 
 import functools
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lm.layers import feed_forward, losses, norms
 from lm.layers.attention import Mask, causal_attention
 
-Case = tuple[str, tuple[Callable, int], Callable]  # (name, (our function, its bytes), PyTorch's function)
+Case = tuple[str, tuple[Callable, int], Callable]  # (name, (our function, its bytes), the other function)
 
 
 def jitted(f, *arrays) -> tuple[Callable, int]:

@@ -10,7 +10,7 @@ from lm.sweeps.report import check_publishable, publish, write_report
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,
-variants.csv and runs.csv. docs/sweeps.md explains how to read it.
+variants.csv and runs.csv. docs/reports.md explains how to read it.
 """
 
 

@@ -1,4 +1,4 @@
-"""Installing and the checkout: an old Python is refused with the version that is needed; data is no change."""
+"""Installing and the checkout: an old Python is refused with the version that is needed; data is not a change."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def test_an_old_python_is_refused_with_the_version_that_is_needed():
 
 @pytest.mark.parametrize("folder", ["data", "runs", "sweeps"])
 def test_documented_folders_are_ignored_by_git(folder):
-    """A run records whether its checkout has changes; data and results are none."""
+    """A run records whether its checkout has changes; data and results are not changes."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     assert subprocess.run(["git", "check-ignore", "-q", f"{folder}/file"], cwd=ROOT).returncode == 0

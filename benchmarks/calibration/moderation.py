@@ -1,8 +1,8 @@
 """Student's t test and the moderated one (lm/sweeps/moderation.py), in sweeps of 5 seeds and 4 comparisons.
 
-SDS are the standard deviations of the variants over seeds, without what they share. The optima are on the grid. False
-positives: sweeps in which any of the 4 differences is significant after Holm's correction though all are 0. Power:
-sweeps in which the first one is, if it is EFFECT.
+SDS are the standard deviations of the variants over seeds, without the part that all variants share. The optima are on
+the grid. False positives: sweeps in which any of the 4 differences is significant after Holm's correction though all
+are 0. Power: sweeps in which the first one is, if it is EFFECT.
 """
 
 from collections.abc import Callable

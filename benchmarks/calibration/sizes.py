@@ -1,6 +1,6 @@
 """Compute multipliers (lm/sweeps/scaling.py) in sweeps with sizes: how often their intervals cover the truth.
 
-The loss at the optimum falls with the training FLOPs, and a variant does as well as the other with m times its FLOPs.
+The loss at the optimum falls with the training FLOPs. With C FLOPs the variant has the loss of the other with m C.
 The optimum of each variant at each size is anywhere between two rates.
 """
 

@@ -28,7 +28,7 @@ def parse_step(text: str) -> int | str:
     """Return the value of --step: "best", "latest" or a number.
 
     Raises:
-        UserError: it is none of these.
+        UserError: the text is something else.
     """
     if problems := step_problems(text):
         raise UserError(*problems)

@@ -22,7 +22,7 @@ class Split:
         n_bytes: UTF-8 bytes of the text, None if unknown. A mean loss in nats per token is
             loss * n_tokens / n_bytes / ln 2 in bits per byte.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
-        surprisal: consecutive ids (n,) -> -ln P of each under the true source, where it is known.
+        surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
     """
 
     name: str

@@ -8,7 +8,7 @@ ratio prod_t q / P is a martingale with mean 1, whatever q is, so by Markov's in
 
 Both sums are over the same text, so no standard error is needed: the mean surprisal of 50,000 letters has a standard
 error of 0.004 about the entropy rate, but a mean loss that is 0.0004 below the mean surprisal (c = 20.7 in total) has a
-chance of at most 1e-9, that of six standard errors.
+probability of at most 1e-9, as a deviation of six standard errors has.
 """
 
 import math

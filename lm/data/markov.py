@@ -1,7 +1,7 @@
 """Synthetic text with an exactly known entropy rate, below which no causal model can score.
 
 The text is a Markov chain over 16 letters: the next letter depends on the last `order` letters, its context. The
-probabilities are P(x | c) = w_cx / 2^32 with integers w_cx, so the sampled chain is exactly the analysed one. By the
+probabilities are P(x | c) = w_cx / 2^32 with integers w_cx, so the sampled chain is exactly the one analyzed. By the
 chain rule of entropy H(X_1, ..., X_n) / n -> sum_c pi_c H(P_c), with pi the stationary distribution of the contexts
 (Cover and Thomas 2006, eq. 4.27). By Gibbs' inequality this is the least expected loss per character of a causal model.
 
@@ -31,7 +31,7 @@ _CHUNK = 2**16  # letters that are drawn at a time
 
 @dataclasses.dataclass(frozen=True)
 class MarkovChain:
-    """A Markov chain of an order from 1 to 4, always the same one.
+    """A fixed Markov chain of order 1 to 4.
 
     Context c is the number sum_i 16^(i-1) x_(t-i) of the last letters x_(t-1), x_(t-2), ..., from 0 to 15. There
     are at most 2^20 probabilities.
@@ -53,7 +53,7 @@ class MarkovChain:
     def stationary(self) -> np.ndarray:
         """Return the stationary distribution pi of the contexts (16^order,), by power iteration in float64."""
         p, pi = self.weights / TOTAL, np.full(_V**self.order, _V**-self.order)
-        for _ in range(1000):  # 71 at most are needed
+        for _ in range(1000):  # at most 71 are needed
             before = pi
             pi = (pi[:, None] * p).reshape(_V, -1).sum(0)  # forget the oldest letter
             if np.abs(pi - before).max() < 1e-16:

@@ -28,7 +28,7 @@ class Source:
         name: shown to the user.
         digest: sha256 of everything that determines the text.
         read: returns the documents of each split, which can be iterated over repeatedly.
-        chain: what generated a synthetic text, and knows its entropy.
+        chain: the generator of synthetic text, which knows its entropy; None for other text.
     """
 
     name: str

@@ -232,7 +232,7 @@ def is_lossy(tokenizer: Tokenizer) -> bool:
 
 
 def from_json(text: str) -> Tokenizer:
-    """Load a tokenizer from its `to_json`; raises UserError if it is none."""
+    """Load a tokenizer from its `to_json`; raises UserError if the text is not one."""
     from lm.data.hf_tokenizer import HFTokenizer
 
     kinds = {

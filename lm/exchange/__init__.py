@@ -1,1 +1,1 @@
-"""Exchange models with Hugging Face: a checkpoint becomes a run, a run becomes a checkpoint, and both are compared."""
+"""Exchange models with Hugging Face: import a checkpoint as a run, export a run, and compare the two."""

@@ -73,7 +73,7 @@ def describe_looks(looks: list[int]) -> str:
 
 
 def _did_not_train(a: VariantResult, b: VariantResult) -> str:
-    """Name the variants whose runs all got stuck or diverged: their losses are those of no training."""
+    """Return the answer where all runs of a variant got stuck or diverged, so that its loss means nothing."""
     found = [
         f"{v.name} did not train: at its best learning rate {v.n_stuck} of {len(v.losses)} runs got stuck and "
         f"{v.n_diverged} diverged"

@@ -23,7 +23,7 @@ class ProcessDied(Exception):
 def n_deaths(directory: Path) -> int:
     """Return how many processes have died while they trained the runs of a directory.
 
-    While a process trains them, it is included. Deaths before the newest checkpoint do not count: the runs progress.
+    A process that trains them now is included. Deaths before the newest checkpoint do not count: the runs progress.
     """
     try:
         found = read_attempts(directory / "attempts.json")

@@ -52,7 +52,7 @@ def match_flops(variant: str) -> Match:
 def match_tokens(per_parameter: float) -> Match:
     """Set train.steps to this many tokens per parameter of the baseline, of the same size if there are sizes.
 
-    So all variants of a size train equally long. The warm-up, the decay and the steps between evaluations change in
+    All variants of a size then train equally long. The warm-up, the decay and the steps between evaluations change in
     proportion to train.steps.
 
     Raises:

@@ -49,7 +49,8 @@ def p_equivalent(d: Difference, margin: float) -> float:
 def seeds_to_decide(d: Difference, margin: float) -> int:
     """Return the number of pairs with which a true difference of the margin is found with probability POWER.
 
-    The test is that of `detectable`, given this standard deviation and, beyond n - 1, these degrees of freedom.
+    The test is that of `detectable`. The standard deviation stays that of `d`, as do the degrees of freedom that a
+    prior adds to n - 1.
 
     >>> seeds_to_decide(Difference(0, -1, 1, 0.9, 5, sd=0.01, df=4), 0.005)
     34

@@ -171,5 +171,8 @@ def _finding(s: Saving) -> str:
 def _trend(s: Saving) -> str:
     e = s.estimate.trend
     if e.low <= 0 <= e.high:
-        return f"No significant trend with size: per 10 times the compute, the multiplier changes by {factor(e)}."
-    return f"The multiplier {'grows' if e.value > 0 else 'shrinks'} with size, per 10 times the compute by {factor(e)}."
+        return (
+            f"No significant trend with size: 10 times the compute changes the multiplier by a factor of {factor(e)}."
+        )
+    verb = "grows" if e.value > 0 else "shrinks"
+    return f"The multiplier {verb} with size: by a factor of {factor(e)} per 10 times the compute."

@@ -43,10 +43,10 @@ def differences(a: Analysis) -> Table | None:
             rows += [[name, f"{d.rate:g}", _shown(d), f"{d.n} {KINDS[d.phase]}"] for d in found]
     notes = {
         "difference [95 % CI]": "Mean over seeds of the difference in test loss where both variants trained at the "
-        "same learning rate, with the t interval of these seeds alone. A description, not a test: without correction, "
-        "and two seeds have very wide intervals.",
-        "seeds": "The fresh seeds where both variants trained with them: at its best learning rate and the neighbors, "
-        "else the tuning seeds.",
+        "same learning rate, with the t interval of these seeds alone. It describes and does not test: it is not "
+        "corrected, and with two seeds it is very wide.",
+        "seeds": "The fresh seeds if both variants trained with them at this rate, else the tuning seeds. A variant "
+        "trains with the fresh seeds at its best learning rate and the neighbors.",
     }
     header = ["comparison", "learning rate", *notes]
     return Table("Differences at each learning rate", header, rows, notes) if rows else None

@@ -290,7 +290,7 @@ def tuning_result(results: Results, record: dict, variant: str, rate: float) -> 
 def best_rate(results: Results, record: dict, variant: str) -> float:
     """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss.
 
-    A variant without tuning runs takes the rate at the place in its grid where that of `rate_from` has its best one.
+    A variant without tuning runs takes the rate at the index that the best rate of `rate_from` has in its own grid.
     """
     grid = record["variants"][variant]["grid"]
     if len(grid) == 1:

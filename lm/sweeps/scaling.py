@@ -1,4 +1,4 @@
-"""Statistics of a scale axis: the training compute that one variant saves against another, over several sizes.
+"""Statistics over several sizes: the training compute that one variant saves against another.
 
 The compute multiplier m of a variant is how many times its compute the other needs for the same loss. Where both spend
 the same compute C, the other reaches the variant's loss at m C. To first order, with the slope of the loss over ln C,
@@ -85,11 +85,12 @@ def log_multipliers(compute_S2: np.ndarray, loss_S2: np.ndarray) -> np.ndarray:
 
 
 def jackknife(estimate: Callable[[np.ndarray], np.ndarray], data_SN: np.ndarray) -> list[Estimate]:
-    """Return functions of the means of several groups, with intervals that leave out one member of a group at a time.
+    """Return functions of the means of several groups, with jackknife intervals.
 
-    The variance is the sum over groups of (n - 1) / n times the sum of squared deviations of the n estimates without
-    one member from their mean: the jackknife of a stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees
-    of freedom are those of Welch (1947) and Satterthwaite (1946) for a sum of variances of unequal size.
+    The estimates are repeated without one member of a group, for every member of every group. The variance is the sum
+    over groups of (n - 1) / n times the sum of squared deviations of these n estimates from their mean: the jackknife
+    of a stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees of freedom are those of
+    Welch (1947) and Satterthwaite (1946) for a sum of variances of unequal size.
 
     Args:
         estimate: maps the means of the groups (S, ...) to numbers (K,).
@@ -119,7 +120,7 @@ def jackknife(estimate: Callable[[np.ndarray], np.ndarray], data_SN: np.ndarray)
 
 
 def power_law(compute_S2, loss_S2) -> tuple[float, np.ndarray, float]:
-    """Fit loss = E + A C^-a by least squares, with E and a shared by both variants; for pictures only.
+    """Fit loss = E + A C^-a by least squares, with E and a shared by both variants; for figures only.
 
     Returns:
         E, A of both variants, and a.

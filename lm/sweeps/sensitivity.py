@@ -1,6 +1,6 @@
 """What the learning rate changes: the difference of two variants at each rate, and how much a variant depends on it.
 
-Nothing here uses a run for more than a description: the tuned comparison is in `lm.sweeps.analysis`.
+These numbers describe; the tests of tuned variants are in `lm.sweeps.analysis`.
 """
 
 import math
@@ -15,7 +15,7 @@ class RateDifference(NamedTuple):
 
     Attributes:
         rate: the learning rate of both.
-        phase: "final" if both trained there on the fresh seeds, else "tuning": on the tuning seeds.
+        phase: "final" if both trained on the fresh seeds at this rate, else "tuning".
         difference: of their test losses, paired by seed; None if a run diverged.
         n: the number of seeds.
         n_diverged, n_stuck: how many of their runs, both variants together.

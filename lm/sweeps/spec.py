@@ -22,7 +22,7 @@ WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
 MARGIN = 0.005  # nats per token
-MARGINS = (0.0001, 1)  # within a smaller one not even the rounding of two programs is; within a larger one, anything is
+MARGINS = (0.0001, 1)  # rounding alone could exceed a smaller margin, and no difference a larger one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +305,7 @@ def _wrong_values(sweep: Sweep):
             yield f"{place}: train.seed is set by the sweep; remove it"
         for key, value in values.items():
             if isinstance(value, Match) and key != MATCHED_KEYS[value.what]:
-                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched so"
+                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched this way"
             elif isinstance(value, Match) and value.what in WIDTHS and place in sizes:
                 yield f"{place}: {key}: {value}: matched widths belong in variants"
     for variant, changes in sweep.variants.items():

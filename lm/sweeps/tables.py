@@ -57,7 +57,7 @@ def comparisons(a: Analysis) -> Table:
         "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "
         "agree." + _no_optimum(a),
         "detectable [95 % CI]": "The true difference that this test would find in 8 of 10 such sweeps (80 % power), "
-        "given the spread over seeds and the correction. So few seeds give the spread, and so this, only roughly.",
+        "given the spread over seeds and the correction. Few seeds give the spread, and so this number, only roughly.",
         "pairing": "Variance of the difference, divided by that without pairing: at 0.25, unpaired runs would need "
         "four times as many seeds.",
         "sampling error": "Standard error of the difference over blocks of the test text: how much another text of the "

@@ -16,7 +16,7 @@ from lm.training.saved_run import is_step
 
 
 def branch(source: str, directory: str, config: Config) -> int:
-    """Copy the last state that a run shares with one of config.train.steps into a new directory, to be resumed there.
+    """Copy the last state that a run shares with a run of config.train.steps into a new directory, to be resumed there.
 
     Args:
         source: the directory of the run.

@@ -59,7 +59,7 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
 
 
 def stable_steps(steps: int, optimizer) -> int:
-    """Return how many steps a run, whose schedule ends with it, has in common with every longer run."""
+    """Return how many steps of a run, whose schedule ends with it, every longer run shares."""
     if optimizer.schedule != "wsd":
         return optimizer.warmup_steps
     return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))

@@ -44,7 +44,7 @@ def format_command(module: str, arguments: list[str]) -> str:
 def processor() -> str:
     """Return the CPU model, else the architecture.
 
-    On x86 with family, model and stepping: in the clouds, different processors have one name.
+    On x86 it includes family, model and stepping: clouds give different processors the same name.
     """
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

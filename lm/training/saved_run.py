@@ -50,7 +50,7 @@ class SavedRun:
     finished_at: int | None
 
     def changed_settings(self, config) -> list[str]:
-        """Return a line for each key that differs in `config`, by which this run may be resumed."""
+        """Return a line for each key that differs in `config`, with which this run is to be resumed."""
         changed, steps = compare_configs(self.config, config)[1], self.config["train"]["steps"]
         if config.train.steps != steps:
             changed.append(f"config.train.steps: {steps} -> {config.train.steps} (run -> now)")

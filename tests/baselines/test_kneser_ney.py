@@ -99,7 +99,7 @@ def test_no_discount_is_zero():
     st.integers(1, 3),
 )
 def test_probabilities_sum_to_one_after_every_history(tokens, documents, order):
-    """Of 5 ids, one of which never occurs; after seen and unseen histories of every length, in any text."""
+    """With 5 ids, one of them never seen; after seen and unseen histories of every length, in any text."""
     documents = np.sort(documents)[: len(tokens)]
     model = kneser_ney.fit(np.array(tokens), 5, order, documents=documents)
     histories = [h for n in range(order) for h in itertools.product(range(5), repeat=n)]

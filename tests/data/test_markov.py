@@ -70,7 +70,7 @@ def test_letters_are_zipf_distributed_and_each_letter_of_the_context_lowers_the_
     joint = chain.stationary[:, None] * chain.weights / TOTAL
 
     def entropy(j):
-        """Return that of a letter given the last j letters."""
+        """Return the entropy of a letter given the last j letters."""
         p = joint.reshape(-1, 16**j, 16).sum(0)
         return -(p * np.log(p / p.sum(1, keepdims=True))).sum()
 
@@ -88,7 +88,7 @@ def test_the_text_is_deterministic_and_shorter_ones_are_prefixes(order, start):
     assert MarkovChain(order).text(40) == MarkovChain(order).text(400)[:40] == start
 
 
-def test_the_memory_for_a_text_does_not_grow_with_its_length(monkeypatch):
+def test_generating_a_text_takes_memory_for_the_text_alone(monkeypatch):
     monkeypatch.setattr(markov, "_CHUNK", 1024)
     chain, peaks = MarkovChain(2), []
     chain.weights  # noqa: B018 - computed once
@@ -97,4 +97,4 @@ def test_the_memory_for_a_text_does_not_grow_with_its_length(monkeypatch):
         chain.text(length)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 5 * 12_000  # bytes: the text itself, some times
+    assert peaks[1] - peaks[0] < 5 * 12_000  # bytes: a few copies of the text

@@ -26,7 +26,7 @@ def test_deaths_are_counted_until_the_last_one_is_refused(tmp_path, die):
 
 
 @pytest.mark.parametrize("how", [None, ValueError, KeyboardInterrupt])
-def test_a_process_that_ends_in_any_other_way_is_no_death(tmp_path, die, how):
+def test_a_process_that_ends_in_any_other_way_is_not_counted(tmp_path, die, how):
     die(tmp_path)
     try:
         with attempt(tmp_path):
@@ -49,7 +49,7 @@ def test_deaths_before_the_newest_checkpoint_do_not_count(tmp_path, die):
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"attempts": 2}', '{"attempts": "2", "step": 0}'])
-def test_a_damaged_count_is_no_count(tmp_path, die, content):
+def test_a_damaged_count_is_zero(tmp_path, die, content):
     (tmp_path / "attempts.json").write_text(content)
     assert n_deaths(tmp_path) == 0
     die(tmp_path)

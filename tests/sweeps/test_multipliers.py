@@ -44,7 +44,7 @@ def test_more_compute_and_a_trend_are_stated(tmp_path):
     assert "The multiplier shrinks with size" in answer
 
 
-def test_equal_variants_differ_not_significantly(tmp_path):
+def test_equal_variants_do_not_differ_significantly(tmp_path):
     a = analyzed(tmp_path, 1.0)
     assert a.answers[0].startswith("No significant difference in training compute between gated and plain: gated saves")
     assert a.answers[0].count("At these sizes") == 1

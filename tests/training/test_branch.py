@@ -16,7 +16,7 @@ WSD = ("--config.optimizer.schedule=wsd", "--config.optimizer.decay_fraction=0.5
 
 
 @pytest.mark.slow
-def test_branches_are_bit_identical_to_runs_trained_so_from_the_start(train, tmp_path):
+def test_branches_are_bit_identical_to_runs_of_their_length_from_the_start(train, tmp_path):
     """From a run of 12 steps, whose decay begins at step 6: a shorter one from step 4, and a longer one from step 6."""
     assert train(tmp_path / "long", *WSD, "--config.train.steps=12")[0] == 0
     for steps, first in ((8, 4), (16, 6)):
