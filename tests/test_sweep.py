@@ -11,8 +11,10 @@ import pytest
 from running import ROOT
 
 from lm import sweep
+from lm.sweeps.seeds import fresh_seeds, tuning_seeds
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
+SEEDS, (TUNING_SEED,) = fresh_seeds("tiny_sweep", 2), tuning_seeds("tiny_sweep", 1)
 # Save a checkpoint after every dispatch, so that a kill at any moment finds one.
 EAGER = """
 import sys
@@ -77,18 +79,19 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(bench, tmp_path):
 def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
     workdir, output = finished
     found = results(workdir)
-    tuning = [("tuning", n, r, 1_000_000) for n in ("mlp", "glu") for r in (1e-3, 1e-2)]
-    tuning += [("tuning", "wild", r, 1_000_000) for r in (0.1, 1e30)]
-    final = [("final", n, r, s) for (_, n, r, _), s in itertools.product(tuning, (0, 1))]
+    tuning = [("tuning", n, r, TUNING_SEED) for n in ("mlp", "glu") for r in (1e-3, 1e-2)]
+    tuning += [("tuning", "wild", r, TUNING_SEED) for r in (0.1, 1e30)]
+    final = [("final", n, r, s) for (_, n, r, _), s in itertools.product(tuning, SEEDS)]
+    zero, one = SEEDS
     assert set(found) == {*tuning, *final}
     for (_, variant, rate, _), run in found.items():
         diverged = rate == 1e30
         assert run["status"] == ("diverged" if diverged else "finished"), (variant, rate)
         assert (run["test_loss"] is None) == diverged
         assert len(run["train_loss"]) == 8
-    assert found["final", "wild", 1e30, 0]["diverged_at"] in (1, 2)
-    assert found["final", "mlp", 1e-2, 0]["train_loss"][0] == found["final", "mlp", 1e-3, 0]["train_loss"][0]
-    assert found["final", "mlp", 1e-2, 0]["train_loss"] != found["final", "mlp", 1e-2, 1]["train_loss"]
+    assert found["final", "wild", 1e30, zero]["diverged_at"] in (1, 2)
+    assert found["final", "mlp", 1e-2, zero]["train_loss"][0] == found["final", "mlp", 1e-3, zero]["train_loss"][0]
+    assert found["final", "mlp", 1e-2, zero]["train_loss"] != found["final", "mlp", 1e-2, one]["train_loss"]
     assert "wild: best learning rate 0.1" in output
     speeds = json.loads((workdir / "speeds.json").read_text())
     assert min(speeds["alone"], *(speeds["variants"][name] for name in ("mlp", "glu", "wild"))) > 0
@@ -99,11 +102,12 @@ def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
 def test_a_run_of_a_sweep_equals_the_run_of_lm_train(bench, finished, tmp_path):
     record = json.loads((finished[0] / "sweep.json").read_text())["variants"]["mlp"]["config"]
     assert record["train"]["steps"] == 8
-    changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8", "--config.train.seed=1"]
+    changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8"]
+    changes += [f"--config.train.seed={SEEDS[1]}"]
     changes += ["--config.optimizer.warmup_steps=1", "--config.optimizer.learning_rate=1e-2"]
     assert bench.train(tmp_path / "run", *changes).returncode == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    ours = results(finished[0])["final", "mlp", 1e-2, 1]
+    ours = results(finished[0])["final", "mlp", 1e-2, SEEDS[1]]
     assert ours["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
     assert ours["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
 
@@ -120,7 +124,8 @@ def test_vectorized_runs_equal_single_runs(bench, finished, tmp_path):
         ours, theirs = two[phase, name, rate, seed]["test_loss"], one[phase, name, rate, seed]["test_loss"]
         assert (ours is None) == (theirs is None)
         if phase == "final" and ours is not None:
-            spread = abs(one[phase, name, rate, 0]["test_loss"] - one[phase, name, rate, 1]["test_loss"])
+            first, second = (one[phase, name, rate, other]["test_loss"] for other in SEEDS)
+            spread = abs(first - second)
             assert abs(ours - theirs) < 0.1 * spread, (name, rate, seed)
 
 
@@ -193,7 +198,7 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):
     assert done.returncode == 2
     assert "holds another sweep" in done.stderr
     assert "budget: quick -> full (sweep -> now)" in done.stderr
-    assert "seeds: [0, 1] -> [0, 1, 2, 3, 4] (sweep -> now)" in done.stderr
+    assert f"seeds: {list(SEEDS)} -> {list(fresh_seeds('tiny_sweep', 5))} (sweep -> now)" in done.stderr
     text = SWEEP.read_text().replace("__file__", repr(str(SWEEP))).replace("(0.1, 1e30)", "(0.2, 1e30)")
     (tmp_path / "tiny_sweep.py").write_text(text.replace('"train.steps": 8', '"train.steps": 9'))
     done = run(bench, "--workdir", finished[0], config=tmp_path / "tiny_sweep.py")
@@ -213,6 +218,46 @@ def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
     assert done.returncode == 0, done.stderr
     assert "No conclusion" in done.stdout
     assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
+
+
+GROWING = {
+    "budgets={": 'placebo={"model.rope_pairing": "halves"},\n        budgets={',
+    "Budget(tuning_seeds=2, seeds=5)": "Budget(tuning_seeds=1, looks=(5, 6, 8))",
+}
+
+
+@pytest.mark.slow
+def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
+    """Also with two processes of which one is killed; the placebo stays at the first look."""
+    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
+    for old, new in GROWING.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "growing.py").write_text(text)
+    arguments = [f"--config={tmp_path / 'growing.py'}", "--budget=full", f"--workdir={tmp_path / 'both'}"]
+    command = [sys.executable, "-c", EAGER, *arguments]
+    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
+    for line in killed.stdout:
+        if line.startswith("undecided at 5 seeds"):
+            killed.kill()
+            break
+    killed.communicate(timeout=600)
+    output = other.communicate(timeout=900)[0]
+    assert other.returncode == 0, output
+    done = run(bench, "--budget=full", "--workdir", tmp_path / "one", config=tmp_path / "growing.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results(tmp_path / "both")
+    assert found == results(tmp_path / "one")
+    seeds = fresh_seeds("growing", 8)
+    used = {name: {key[3] for key in found if key[:2] == ("final", name)} for name in ("mlp", "glu", "wild", "placebo")}
+    assert used == {"mlp": set(seeds), "glu": set(seeds), "wild": set(seeds[:5]), "placebo": set(seeds[:5])}
+    reported = run(bench, tmp_path / "one", module="lm.report", config=None)
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "one" / "report.md").read_text()
+    assert "| glu − mlp | 8 (look 3) |" in page
+    assert "| wild − mlp | 5 (look 1) |" in page
+    assert "| placebo − mlp | 5 |" in page
 
 
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
@@ -249,7 +294,7 @@ def test_help_needs_no_jax(bench):
 @pytest.mark.slow
 def test_variants_that_start_from_other_runs(bench, tmp_path):
     """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate needs no tuning."""
-    for seed in (0, 1):
+    for seed in SEEDS:
         done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
         assert done.returncode == 0
     start = {"init_from": str(tmp_path / "start-{seed}"), "optimizer.learning_rate": (1e-3,)}
@@ -267,7 +312,7 @@ def test_variants_that_start_from_other_runs(bench, tmp_path):
     assert "not used: -" in done.stdout
     found = results(tmp_path / "sweep")
     assert {key[:1] + key[1:2] for key in found} == {("final", "mlp"), ("final", "wild")}
-    for seed in (0, 1):
+    for seed in SEEDS:
         summary = json.loads((tmp_path / f"start-{seed}" / "summary.json").read_text())
         untouched, tuned = (found["final", name, 1e-3, seed] for name in ("mlp", "wild"))
         assert untouched["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-6)

@@ -28,6 +28,7 @@ def get_sweep():
             "Adam 1e-3": {"optimizer.name": "adamw", LEARNING_RATE: 1e-3},
         },
         baseline="SGD 0.5",
+        placebo={"model.sinusoidal_order": "sine_first"},
         comparisons=(("Adam 1e-3", "SGD 0.5"),),
         learning_rates=(1e-3,),
         budgets={

@@ -1,6 +1,6 @@
 r"""Can LayerNorm be computed in one pass? In a trained model, after fine-tuning, and from scratch.
 
-    for seed in 0 1 2 3 4; do
+    for seed in 469999000 469999001 469999002 469999003 469999004; do
         python -m lm.train --config configs/shakespeare_small.py --config.model.norm=layer \
             --config.train.seed=$seed --workdir runs/layernorm-$seed
     done
@@ -37,6 +37,7 @@ def get_sweep():
             f"{way}: {a}": {"model.norm_algorithm": a} | changes for way, changes in WAYS.items() for a in ALGORITHMS
         },
         baseline="scratch: two_pass",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
         budgets={

@@ -20,6 +20,7 @@ def get_sweep():
             "LayerNorm without bias": {"model.norm": "layer", "model.norm_bias": False},
         },
         baseline="RMSNorm",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("LayerNorm", "RMSNorm"), ("LayerNorm", "LayerNorm without bias")),
         learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
         budgets={

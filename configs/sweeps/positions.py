@@ -16,6 +16,7 @@ def get_sweep():
         base="configs/shakespeare_small.py",
         variants=each("model.positions", "rope", "sinusoidal", "learned", "none"),
         baseline="rope",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("sinusoidal", "rope"), ("learned", "rope"), ("none", "rope")),
         learning_rates=(4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
         budgets={

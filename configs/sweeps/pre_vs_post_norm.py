@@ -31,6 +31,7 @@ def get_sweep():
         values={"optimizer.clip_norm": None, "train.batch_size": 16},
         variants=variants,
         baseline="pre, Adam, warm-up",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(
             ("post, Adam, warm-up", "pre, Adam, warm-up"),
             ("post, Adam, no warm-up", "post, Adam, warm-up"),

@@ -27,6 +27,7 @@ def get_sweep():
             "GeGLU": {"model.ffn": "glu", "model.activation": "gelu", "model.d_ff": match_params("SiLU")},
         },
         baseline="SiLU",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(
             ("SwiGLU", "SiLU"),
             ("GeGLU", "GELU"),

@@ -1,15 +1,11 @@
 """The answer to a comparison in one sentence that the numbers support."""
 
-from typing import TYPE_CHECKING
-
 from lm.sweeps.margins import seeds_to_decide
-from lm.sweeps.statistics import LEVEL, Difference
-
-if TYPE_CHECKING:
-    from lm.sweeps.analysis import Comparison, VariantResult
+from lm.sweeps.outcomes import Comparison, VariantResult
+from lm.sweeps.statistics import LEVEL, Difference, shares
 
 
-def describe_answer(a: "VariantResult", b: "VariantResult", c: "Comparison", record: dict) -> str:
+def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
     """Return the answer to the comparison c of the variants a and b."""
     n, budget, d = len(a.losses), record["budget"], c.difference
     if budget != "full":
@@ -37,10 +33,46 @@ def describe_answer(a: "VariantResult", b: "VariantResult", c: "Comparison", rec
     )
     sentence = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)
     claim, remarks = sentence(c, record)
-    return f"{claim} ({'; '.join([_evidence(c), *remarks, *([stuck] if stuck else [])])})."
+    evidence = _evidence(c, len(record["looks"]))
+    return f"{claim} ({'; '.join([evidence, *remarks, *([stuck] if stuck else [])])})."
 
 
-def _did_not_train(a: "VariantResult", b: "VariantResult") -> str:
+def describe_placebo_answer(c: Comparison) -> str:
+    """Return the answer to the comparison of the placebo, whose true difference is 0, with the baseline."""
+    if c.verdict not in ("beyond the margin", "different", "equivalent", "undecided"):
+        return c.answer
+    d, o = c.difference, c.at_optimum
+    about = f"{c.variant} - {c.against} is {difference(d.mean)} (n = {d.n} paired seeds, {_interval(d)}, p = {d.p:.2g}"
+    if o:
+        about += f"; at the estimated optima {_estimate(o)}, p = {o.p:.2g}"
+    verdict = "a false positive, as 1 in 20 sweeps may have" if c.is_significant else "not significant, as it should be"
+    return f"Placebo, whose true difference is 0: {about}): {verdict}."
+
+
+def describe_placebo(record: dict) -> str:
+    """Say what the placebo is and what it checks."""
+    changes, baseline = (record["variants"][record[name]]["changes"] for name in ("placebo", "baseline"))
+    changed = ", ".join(f"{key} = {value}" for key, value in changes.items() if baseline.get(key) != value)
+    return (
+        f"{record['placebo']}: {record['baseline']} with {changed}, which changes the program but not the distribution "
+        "of its results. The true difference is 0, so it checks the whole procedure, from tuning to test: a "
+        "significant one is a false positive, as 1 in 20 sweeps may have. It is not one of the comparisons, and its p "
+        "is not corrected."
+    )
+
+
+def describe_looks(looks: list[int]) -> str:
+    """Say after how many seeds there was a look, and which bounds its tests have."""
+    bounds = [f"{share * (1 - LEVEL):.2g}" for share in shares(looks)]
+    return (
+        f"Looks at {', '.join(map(str, looks))} seeds: more were trained only for comparisons that were undecided. The "
+        f"bounds of the looks on an uncorrected p are {', '.join(bounds)}, 0.05 in total, for each kind of test. Every "
+        "p here is scaled by 0.05 over the bound of its look, so that below 0.05 is significant; the intervals have "
+        "the level of their look."
+    )
+
+
+def _did_not_train(a: VariantResult, b: VariantResult) -> str:
     """Return the answer where all runs of a variant got stuck or diverged, so that its loss means nothing."""
     found = [
         f"{v.name} did not train: at its best learning rate {v.n_stuck} of {len(v.losses)} runs got stuck and "
@@ -51,7 +83,7 @@ def _did_not_train(a: "VariantResult", b: "VariantResult") -> str:
     return f"No conclusion about {a.name} and {b.name}: {'; '.join(found)} (medians {a.median:.4f} and {b.median:.4f})."
 
 
-def _different(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _different(c: Comparison, record: dict) -> tuple[str, list[str]]:
     d, margin = c.difference, record["margin"]
     claim = f"{c.variant} ends {difference(abs(d.mean), sign='')} nats per token {_direction(d)} than {c.against}"
     claim += (
@@ -62,14 +94,14 @@ def _different(c: "Comparison", record: dict) -> tuple[str, list[str]]:
     return claim, [f"for a difference beyond the margin p = {c.p_beyond:.2g}"]
 
 
-def _equivalent(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _equivalent(c: Comparison, record: dict) -> tuple[str, list[str]]:
     claim = f"{c.variant} and {c.against} are equivalent within the margin of {record['margin']:g} nats per token"
     if c.is_significant:
         claim += ": their difference is significant, but smaller"
     return claim, [f"for equivalence p = {c.p_equivalent:.2g}"]
 
 
-def _undecided(c: "Comparison", record: dict) -> tuple[str, list[str]]:
+def _undecided(c: Comparison, record: dict) -> tuple[str, list[str]]:
     d, o, level, margin = c.difference, c.at_optimum, 1 - LEVEL, record["margin"]
     remarks = [f"smallest detectable difference {difference(d.detectable, sign='')}", _seeds(c, margin)]
     if d.p < level <= c.p_adjusted:
@@ -88,7 +120,7 @@ def _undecided(c: "Comparison", record: dict) -> tuple[str, list[str]]:
     return claim, remarks
 
 
-def _seeds(c: "Comparison", margin: float) -> str:
+def _seeds(c: Comparison, margin: float) -> str:
     """Say how many seeds find a difference of the margin, for the estimate that needs more."""
     d = c.difference
     seeds = max(seeds_to_decide(estimate, margin) for estimate in (d, c.at_optimum) if estimate and estimate.sd > 0)
@@ -96,17 +128,22 @@ def _seeds(c: "Comparison", margin: float) -> str:
     return f"{seeds:,} seeds would {what}" if seeds > d.n else f"{d.n} seeds {what}"
 
 
-def _evidence(c: "Comparison") -> str:
+def _evidence(c: Comparison, n_looks: int) -> str:
     """Return the number of seeds, and the intervals and p-values of both estimates of the difference."""
     d, o = c.difference, c.at_optimum
-    text = f"n = {d.n} paired seeds, {_estimate(d)}, p = {c.p_adjusted:.2g} after Holm's correction"
+    look = f", look {c.look} of {n_looks}" if n_looks > 1 else ""
+    text = f"n = {d.n} paired seeds{look}, {_estimate(d)}, p = {c.p_adjusted:.2g} after Holm's correction"
     if o:
         text += f"; at the estimated optima {_estimate(o)}, p = {c.p_at_optimum:.2g}"
     return text
 
 
 def _estimate(d: Difference) -> str:
-    return f"difference {difference(d.mean)}, 95 % CI {difference(d.low)} to {difference(d.high)}"
+    return f"difference {difference(d.mean)}, {_interval(d)}"
+
+
+def _interval(d: Difference) -> str:
+    return f"95 % CI {difference(d.low)} to {difference(d.high)}"
 
 
 def _direction(d: Difference) -> str:

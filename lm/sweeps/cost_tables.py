@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.sweeps.analysis import Analysis, VariantResult, curve
 from lm.sweeps.answers import difference
+from lm.sweeps.outcomes import Analysis, VariantResult, curve
 from lm.sweeps.scope import tokens_per_parameter
 from lm.sweeps.tables import Table
 

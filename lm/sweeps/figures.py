@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.answers import difference
+from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import tuning_result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -99,8 +99,8 @@ def _difference_limits(a: Analysis) -> tuple[float, float]:
 
 
 def _seed_differences(a: Analysis, c: Comparison) -> list[float]:
-    pairs = zip(a.variants[c.variant].losses, a.variants[c.against].losses, strict=True)
-    return [x - z for x, z in pairs]
+    ours, theirs = (a.variants[name].losses[: c.difference.n] for name in (c.variant, c.against))
+    return [x - z for x, z in zip(ours, theirs, strict=True)]
 
 
 def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[float, float]) -> None:

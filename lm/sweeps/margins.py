@@ -1,7 +1,8 @@
 """Tests of a difference against a margin, the smallest difference that matters, and the seeds that they need.
 
 "The true difference is 0" is never quite true, and with enough seeds any difference is significant. The two tests here
-ask instead whether the true difference is larger than the margin, and whether it is smaller.
+ask instead whether the true difference is larger than the margin, and whether it is smaller. As in a Difference, their
+p-values are divided by the share of the error that a look may spend.
 """
 
 import math
@@ -26,7 +27,7 @@ def p_beyond(d: Difference, margin: float) -> float:
     if not d.error > 0:
         return math.nan
     t = (abs(d.mean) + margin * np.array([-1, 1])) / d.error
-    return float(stats.t.sf(t, d.df).sum())
+    return float(np.minimum(1, stats.t.sf(t, d.df).sum() / d.share))  # nan for one pair
 
 
 def p_equivalent(d: Difference, margin: float) -> float:
@@ -40,7 +41,9 @@ def p_equivalent(d: Difference, margin: float) -> float:
     >>> round(p_equivalent(d, 0.015), 4)
     0.0174
     """
-    return float(stats.t.sf((margin - abs(d.mean)) / d.error, d.df)) if d.error > 0 else math.nan
+    if not d.error > 0:
+        return math.nan
+    return float(np.minimum(1, stats.t.sf((margin - abs(d.mean)) / d.error, d.df) / d.share))
 
 
 def seeds_to_decide(d: Difference, margin: float) -> int:
@@ -52,13 +55,13 @@ def seeds_to_decide(d: Difference, margin: float) -> int:
     >>> seeds_to_decide(Difference(0, -1, 1, 0.9, 5, sd=0.01, df=4), 0.005)
     34
     """
-    extra = d.df - (d.n - 1)
+    extra, comparisons = d.df - (d.n - 1), d.comparisons / d.share
     high = 2
-    while detectable(d.sd, high, d.comparisons, extra + high - 1) > margin:
+    while detectable(d.sd, high, comparisons, extra + high - 1) > margin:
         high *= 2
     low = high // 2  # too few, or 1
     while high - low > 1:
         middle = (low + high) // 2
-        enough = detectable(d.sd, middle, d.comparisons, extra + middle - 1) <= margin
+        enough = detectable(d.sd, middle, comparisons, extra + middle - 1) <= margin
         low, high = (low, middle) if enough else (middle, high)
     return high

@@ -2,8 +2,8 @@
 
 import math
 
-from lm.sweeps.analysis import Analysis
 from lm.sweeps.answers import difference
+from lm.sweeps.outcomes import Analysis
 from lm.sweeps.results import tuning_result
 from lm.sweeps.sensitivity import RateDifference, rate_differences, sensitivity
 from lm.sweeps.tables import Table, with_interval

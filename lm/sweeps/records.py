@@ -101,6 +101,12 @@ def read_sweep(path: Path) -> dict:
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
+    record = {"looks": [len(record["seeds"])], "placebo": None} | record  # of older versions
+    looks = record["looks"]
+    if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, len(record["seeds"]))):
+        raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
+    if record["placebo"] not in (None, *record["variants"]):
+        raise UserError(f"{path} is corrupted: its placebo is no variant; {advice}")
     for start in record["starts"]:  # older versions kept the device of the last start only
         start.setdefault("device", record.get("device"))
         _check_key(start, "device", str, path, advice)
@@ -114,6 +120,11 @@ def read_sweep(path: Path) -> dict:
     if not all(variant["grid"] and variant["flops_per_token"] > 0 for variant in record["variants"].values()):
         raise UserError(f"{path} is corrupted: a variant has no learning rate or no FLOPs; {advice}")
     return record
+
+
+def _ends_at(looks: list[int], last: int) -> bool:
+    """Return whether the numbers ascend from at least 1 to `last`."""
+    return looks == sorted(set(looks)) and looks[:1] > [0] and looks[-1] == last
 
 
 def read_runs(path: Path) -> list[dict]:

@@ -13,7 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import cost_tables, rate_tables, tables
-from lm.sweeps.analysis import Analysis
+from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
 from lm.text import markdown_table
@@ -128,7 +128,8 @@ def to_markdown(a: Analysis, figures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+SUPERSCRIPTS = [*DIGITS, *("¹" + digit for digit in DIGITS)]  # of the numbers below 20
 
 
 def _markdown(table: Table) -> str:

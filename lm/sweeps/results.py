@@ -1,6 +1,7 @@
 """A sweep's directory: its description (sweep.json), the finished runs (results/), and the choice of learning rates."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import sys
@@ -14,6 +15,7 @@ from lm.config import Config, to_dict
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
+from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import SweepPlan
 from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
@@ -52,6 +54,8 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "margin": float(plan.sweep.margin),
         "tuning_seeds": list(plan.tuning_seeds),
         "seeds": list(plan.seeds),
+        "looks": list(plan.looks),
+        "placebo": PLACEBO if plan.sweep.placebo else None,
         "question": plan.sweep.question,
         "background": plan.background,
         "base": plan.sweep.base,
@@ -60,6 +64,15 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "variants": described,
         "starts": [describe_start() | {"device": device}],
     }
+
+
+def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
+    """Return the plan with the seeds that a directory has used: in older versions they did not follow from the name."""
+    path = workdir / "sweep.json"
+    old = read_sweep(path) if path.exists() else None
+    if old is None or (len(old["seeds"]), len(old["tuning_seeds"])) != (len(plan.seeds), len(plan.tuning_seeds)):
+        return plan  # a new sweep, or another one, which `open_sweep` refuses
+    return dataclasses.replace(plan, recorded=(tuple(old["seeds"]), tuple(old["tuning_seeds"])))
 
 
 def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
@@ -100,7 +113,7 @@ def _wait_for_lock(workdir: Path):
 
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
     """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
-    fixed = ("name", "budget", "baseline", "comparisons", "margin", "tuning_seeds", "seeds")
+    fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebo", "tuning_seeds", "seeds", "looks")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
@@ -223,21 +236,26 @@ def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
     return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
 
 
-def final_runs(results: Results, record: dict, variant: str) -> list[tuple[str, float, int]]:
+def final_runs(results: Results, record: dict, variant: str, seeds) -> list[tuple[str, float, int]]:
     """Return (variant, rate, seed) of a tuned variant's runs on fresh seeds: at its best rate and the neighbors."""
     rates = neighbors(record["variants"][variant]["grid"], best_rate(results, record, variant))
-    return [(variant, rate, seed) for rate in rates for seed in record["seeds"]]
+    return [(variant, rate, seed) for rate in rates for seed in seeds]
 
 
-def missing_runs(results: Results, record: dict) -> dict[str, set[tuple]]:
-    """Return by variant the keys of the runs that are not finished; final runs are known once tuning is complete."""
+def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dict[str, set[tuple]]:
+    """Return by variant the keys of the runs that are not finished; final runs are known once tuning is complete.
+
+    Args:
+        results, record: the sweep.
+        n_seeds: by variant, the number of fresh seeds that it needs; see `lm.sweeps.looks.seeds_needed`.
+    """
     found = {}
-    for name in record["variants"]:
+    for name, n in n_seeds.items():
         tuned = rate_from(record, name) or name
         grid = record["variants"][tuned]["grid"]
         wanted = [("tuning", *run) for run in tuning_runs({tuned: grid}, record["tuning_seeds"])]
         if results.runs.keys() >= set(wanted):
-            wanted = [("final", *run) for run in final_runs(results, record, name)]
+            wanted = [("final", *run) for run in final_runs(results, record, name, record["seeds"][:n])]
         if missing := set(wanted) - results.runs.keys():
             found[name] = missing
     return found

@@ -7,6 +7,7 @@ program; a process claims a group by locking it, and waits at the end for the gr
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import shutil
 import statistics
 import sys
@@ -19,12 +20,14 @@ import jax
 from lm.files import to_json
 from lm.runtime import log_to
 from lm.sweeps.attempts import ProcessDied, attempt, n_deaths
+from lm.sweeps.looks import seeds_needed
 from lm.sweeps.results import (
     Results,
     at_edge,
     best_rate,
     final_runs,
     identical_variants,
+    keep_seeds,
     open_sweep,
     sweep_record,
     tuning_runs,
@@ -56,12 +59,14 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     Raises:
         UserError: the sweep cannot run, or `workdir` holds another one.
     """
+    plan = keep_seeds(plan, workdir)
     progress = Progress(plan.configs[plan.sweep.baseline].train.steps, sys.stdout)
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if together is None:
         together = _runs_that_fit(variants)
-    largest_group = 3 * len(plan.seeds)  # the final runs of one variant always share a program
+    # The final runs of one variant always share a program; those of a look train together.
+    largest_group = 3 * max(n - before for before, n in itertools.pairwise((0, *plan.looks)))
     together = min(together, -(-largest_group // jax.device_count()))
     if dry_run:
         if variants[plan.sweep.baseline].fingerprint:
@@ -110,16 +115,17 @@ class _Runner:
         tuning = tuning_runs({name: v.tuning_grid for name, v in self.variants.items()}, self.plan.tuning_seeds)
         n_failed = self.train("tuning", tuning)
         self.warn_of_identical_variants("tuning")
-        final = []
+        tuned = []
         for name, v in self.variants.items():
             if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == (v.rate_from or name)):
                 continue  # its tuning failed or was stopped
             rate = best_rate(self.results, self.record, name)
             edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
             self.say(f"{name}: best learning rate {rate:g}{edge}")
-            final += final_runs(self.results, self.record, name)
-        if not self.signals.received:
-            n_failed += self.train("final", final)
+            tuned.append(name)
+        for before, n in itertools.pairwise((0, *self.record["looks"])):
+            if not self.signals.received:
+                n_failed += self.train("final", self.runs_of_look(tuned, before, n))
         if not (n_failed or self.signals.received):
             self.measure_speeds()
         workdir = self.results.workdir
@@ -133,6 +139,14 @@ class _Runner:
         self.warn_of_identical_variants("final")
         self.say(f"finished; next: python -m lm.report {workdir}")
         return 0
+
+    def runs_of_look(self, tuned: list[str], before: int, n: int) -> list[Key]:
+        """Return the final runs that a look at n seeds adds to one at `before` seeds."""
+        needed, seeds = seeds_needed(self.record, self.results), self.record["seeds"][before:n]
+        names = [name for name in tuned if needed[name] >= n]
+        if before and names:
+            self.say(f"undecided at {before} seeds, so up to {n}: {', '.join(names)}")
+        return [key for name in names for key in final_runs(self.results, self.record, name, seeds)]
 
     def warn_of_identical_variants(self, phase: str) -> None:
         for warning in identical_variants(self.results, list(self.variants), phase):

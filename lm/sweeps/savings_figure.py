@@ -6,9 +6,9 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from lm.sweeps.analysis import Analysis
 from lm.sweeps.figures import LETTERS, _legend, _log_ticks, _look, _panels, _round_numbers
 from lm.sweeps.multipliers import Saving
+from lm.sweeps.outcomes import Analysis
 from lm.sweeps.scaling import Estimate, power_law
 
 # Ticks for axes of multipliers that span at most this factor.

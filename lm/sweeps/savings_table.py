@@ -1,7 +1,7 @@
 """The table of a sweep with sizes: the training compute that each variant saves."""
 
-from lm.sweeps.analysis import Analysis
 from lm.sweeps.multipliers import Saving, factor, percent_saved
+from lm.sweeps.outcomes import Analysis
 from lm.sweeps.tables import Table
 
 

@@ -15,12 +15,12 @@ from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
+from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
 
 BUDGETS = ("quick", "full")
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
-FIRST_TUNING_SEED = 1_000_000  # final runs use smaller seeds
 MARGIN = 0.005  # nats per token
 MARGINS = (0.0001, 1)  # rounding alone could exceed a smaller margin, and no difference a larger one
 
@@ -32,6 +32,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per learning rate for choosing the rate.
         seeds: fresh seeds for the result.
+        looks: instead of `seeds`, numbers of fresh seeds in ascending order. All variants train with the first number;
+            those of comparisons that are then undecided train with the next, and so on.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates: the grid of this budget, if not the sweep's.
     """
@@ -40,11 +42,12 @@ class Budget:
     seeds: int = None
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
+    looks: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values`, `sizes` and `margin` are required.
+    """One ablation. All fields but `values`, `sizes`, `margin` and `placebo` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -60,6 +63,8 @@ class Sweep:
             the comparisons report how much compute a variant saves. `optimizer.learning_rate` may be a grid of the
             size's own, or `match_rate`.
         margin: the smallest difference in loss that matters, in nats per token.
+        placebo: config values that change the baseline's program but not the distribution of its results, such as
+            {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
     """
 
     question: str = None
@@ -72,6 +77,7 @@ class Sweep:
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
+    placebo: Values = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +88,15 @@ class SweepPlan:
         name: the file's name without ".py".
         background: the file's docstring.
         budget_name, budget: the chosen budget.
-        sweep: what the file returned; with sizes, its variants are those at each size, and so are the baseline (at the
-            last size) and the comparisons (at all sizes for one pair after the other).
+        sweep: what the file returned, with the placebo as one more variant. With sizes, its variants are those at each
+            size, and so are the baseline (at the last size) and the comparisons (at all sizes for one pair after the
+            other).
         configs: by variant, its config at the first learning rate of its grid. Matched values are the base's.
         grids: by variant, its learning rates.
         matches: by variant, the widths that are still to be computed.
         lengths: by variant, the steps that are still to be computed.
         rates_from: by variant without tuning runs, the variant whose best learning rate decides on its own.
+        recorded: the seeds and tuning seeds of a directory, if it was written when they did not follow from the name.
     """
 
     name: str
@@ -101,14 +109,20 @@ class SweepPlan:
     matches: dict[str, Match]
     lengths: dict[str, Match] = dataclasses.field(default_factory=dict)
     rates_from: dict[str, str] = dataclasses.field(default_factory=dict)
+    recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
-    def tuning_seeds(self) -> range:
-        return range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.budget.tuning_seeds)
+    def looks(self) -> tuple[int, ...]:
+        """Return the numbers of fresh seeds after which the comparisons are tested; one in a fixed design."""
+        return tuple(self.budget.looks or (self.budget.seeds,))
 
     @property
-    def seeds(self) -> range:
-        return range(self.budget.seeds)
+    def seeds(self) -> tuple[int, ...]:
+        return self.recorded[0] if self.recorded else fresh_seeds(self.name, self.looks[-1])
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        return self.recorded[1] if self.recorded else tuning_seeds(self.name, self.budget.tuning_seeds)
 
 
 def load_sweep(path: str, budget_name: str) -> SweepPlan:
@@ -120,7 +134,11 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
     if problems := list(_wrong_sizes(sweep)):
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    problems = dict.fromkeys(_problems(sweep, budget_name))
+    problems = dict.fromkeys(wrong_placebo(sweep))
+    if sweep.placebo:
+        of_baseline = sweep.variants.get(sweep.baseline, {})
+        sweep = dataclasses.replace(sweep, variants=sweep.variants | {PLACEBO: of_baseline | sweep.placebo})
+    problems |= dict.fromkeys(_problems(sweep, budget_name))
     grids_are_right = not any(_wrong_grids(sweep))
     budget = sweep.budgets.get(budget_name, Budget())
     sizes = sweep.sizes or {"": {}}
@@ -193,6 +211,7 @@ def _wrong_fields(s: Sweep):
         ("base", isinstance(s.base, str), "the path of a config file"),
         ("values", _has_keys(s.values), "a dictionary of config keys and values"),
         ("sizes", sizes, "a dictionary, by name, of dictionaries of config keys and values"),
+        ("placebo", _has_keys(s.placebo), "a dictionary of config keys and values"),
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),
         ("comparisons", comparisons, "pairs (variant, against) of names"),
@@ -205,11 +224,7 @@ def _wrong_fields(s: Sweep):
         elif not right:
             yield f"{field}: {short(getattr(s, field))} must be {wanted}"
     for name, budget in s.budgets.items() if budgets else ():
-        for field in ("tuning_seeds", "seeds"):
-            value = getattr(budget, field)
-            if type(value) is not int:
-                found = f"{field} is missing" if value is None else f"{field} is {value!r}"
-                yield f"budget {name!r}: {found}: it must be an integer"
+        yield from (f"budget {name!r}: {problem}" for problem in wrong_types(budget))
         if not _has_keys(budget.values):
             yield f"budget {name!r}: values: {budget.values!r} must be a dictionary of config keys and values"
 
@@ -263,6 +278,11 @@ def _wrong_sizes(sweep: Sweep):
         yield f"sizes: there are {len(sweep.sizes)}, and a trend needs at least {MIN_SIZES}"
     if "" in sweep.sizes:
         yield "sizes: a size must have a name"
+    if sweep.sizes and sweep.placebo:
+        yield "sizes and placebo are both given: with sizes there is no check by a placebo; remove one of them"
+    for name, budget in sweep.budgets.items() if sweep.sizes else ():
+        if budget.looks is not None:
+            yield f"budget {name!r}: looks: a sweep with sizes needs a fixed number of seeds; give seeds instead"
     rates = {name: values.get(LEARNING_RATE) for name, values in sweep.sizes.items()}
     for name, rate in rates.items():
         if isinstance(rate, Match) and isinstance(rates.get(rate.of, rate), Match):
@@ -315,11 +335,7 @@ def _wrong_budgets(budgets: dict[str, Budget], wanted: str):
         if name not in BUDGETS:
             yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         least = MIN_SEEDS if name == "full" else 2
-        for field, low in (("seeds", least), ("tuning_seeds", 1)):
-            if not low <= (value := getattr(budget, field)) <= FIRST_TUNING_SEED:
-                yield f"budget {name!r}: {field} is {short(value)}; it must be at least {low}" + (
-                    f" and at most {FIRST_TUNING_SEED}" if value > low else ""
-                )
+        yield from (f"budget {name!r}: {problem}" for problem in wrong_numbers(budget, least))
     if wanted not in budgets:
         has = [name for name in BUDGETS if name in budgets]
         other = f", or run it with --budget {has[0]}" if has else ""

@@ -32,6 +32,7 @@ class Difference(NamedTuple):
         sd: the standard deviation of the differences, moderated if there was a prior.
         df: its degrees of freedom, n - 1 plus those of the prior.
         comparisons: the number of tests in the sweep, for `detectable` and `simultaneous`.
+        share: of the error 1 - LEVEL that this look at the results may spend; p and the interval include it.
     """
 
     mean: float
@@ -42,6 +43,7 @@ class Difference(NamedTuple):
     sd: float
     df: float
     comparisons: int = 1
+    share: float = 1.0
 
     @property
     def error(self) -> float:
@@ -53,13 +55,13 @@ class Difference(NamedTuple):
         """Return the Bonferroni interval: with probability LEVEL those of all comparisons cover at once (Dunn 1961)."""
         if self.n < 2:
             return -math.inf, math.inf
-        half = float(stats.t.isf((1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
+        half = float(stats.t.isf(self.share * (1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
         return self.mean - half, self.mean + half
 
     @property
     def detectable(self) -> float:
         """Return the smallest true difference that such a test finds with probability POWER; see `detectable`."""
-        return detectable(self.sd, self.n, self.comparisons, self.df)
+        return detectable(self.sd, self.n, self.comparisons / self.share, self.df)
 
     @property
     def detectable_range(self) -> tuple[float, float]:
@@ -99,7 +101,7 @@ def interval(values) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR) -> Difference:
+def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR, share: float = 1.0) -> Difference:
     """Test a - b, paired by position (by seed), with the one-sample t test of the differences.
 
     Args:
@@ -107,6 +109,9 @@ def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR) -> Di
         comparisons: the number of tests in the sweep. p does not depend on it; see `holm`.
         prior: of the variance of the differences. With it this is Smyth's moderated t test (2004, eq. 3). It does not
             apply to differences that vary by ROUNDING only.
+        share: of the error 1 - LEVEL that this look at the results may spend; see `shares`. p is divided by it, and the
+            interval is at the level 1 - share (1 - LEVEL), so that it excludes 0 where p is below 1 - LEVEL: a repeated
+            confidence interval (Jennison and Turnbull 1989).
 
     Returns:
         The Difference. p is nan for one pair, and where all differences are the same number other than 0.
@@ -118,18 +123,33 @@ def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR) -> Di
     d = np.asarray(a, float) - np.asarray(b, float)
     mean, low, high, sd, n = interval(d)
     if n < 2:
-        return Difference(mean, low, high, math.nan, n, math.inf, 0.0, comparisons)
+        return Difference(mean, low, high, math.nan, n, math.inf, 0.0, comparisons, share)
     if sd == 0:  # seeds without variation are one measurement, which has no p-value
-        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0, n - 1, comparisons)
+        return Difference(mean, low, high, 1.0 if mean == 0 else math.nan, n, 0.0, n - 1, comparisons, share)
     variance, df = moderate(sd**2, n - 1, prior if sd > ROUNDING else NO_PRIOR)
     sd = math.sqrt(variance)
     error = sd / math.sqrt(n)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, df))
-    return Difference(mean, mean - half, mean + half, p, n, sd, df, comparisons)
+    half = float(stats.t.isf(share * (1 - LEVEL) / 2, df)) * error
+    p = min(1.0, 2 * float(stats.t.sf(abs(mean) / error, df)) / share)
+    return Difference(mean, mean - half, mean + half, p, n, sd, df, comparisons, share)
 
 
-def detectable(sd: float, n: int, comparisons: int = 1, df: float | None = None) -> float:
+def shares(looks) -> list[float]:
+    """Return the share of the error 1 - LEVEL that each look at growing data may spend, n_k / sum(n).
+
+    The shares add up to 1. By Bonferroni's inequality the chance that any look rejects a true hypothesis is then at
+    most 1 - LEVEL, for any test, any dependence of the looks, and any level that Holm's correction sets.
+
+    Args:
+        looks: the number of pairs at each look.
+
+    >>> [round(0.05 * share, 4) for share in shares([5, 8, 12, 20])]
+    [0.0056, 0.0089, 0.0133, 0.0222]
+    """
+    return [n / sum(looks) for n in looks]
+
+
+def detectable(sd: float, n: int, comparisons: float = 1, df: float | None = None) -> float:
     """Return the smallest true difference that a two-sided paired t test finds with probability POWER.
 
     Args:
@@ -147,7 +167,7 @@ def detectable(sd: float, n: int, comparisons: int = 1, df: float | None = None)
 
 
 @functools.cache
-def _noncentrality(df: float, comparisons: int) -> float:
+def _noncentrality(df: float, comparisons: float) -> float:
     """Return the noncentrality of Student's t at which the test has power POWER (Cohen 1988, chapter 2)."""
     critical = stats.t.isf((1 - LEVEL) / 2 / comparisons, df)
 
@@ -196,7 +216,7 @@ def sampling_error(sums, counts) -> float:
     return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
 
 
-def crossed_interval(sums, counts) -> CrossedInterval:
+def crossed_interval(sums, counts, share: float = 1.0) -> CrossedInterval:
     """Return the mean of r_i = sum_j(sums_ij) / sum_j(counts_j) and its interval over other seeds i and other text j.
 
     All n seeds are evaluated on the same m blocks of text, so a block that is harder than others is so for every seed,
@@ -210,6 +230,7 @@ def crossed_interval(sums, counts) -> CrossedInterval:
     Args:
         sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
         counts: the number of tokens of each block (m,). Blocks are taken as independent.
+        share: of the error 1 - LEVEL that this look at the results may spend; see `shares`.
 
     Returns:
         The CrossedInterval; infinite for one seed or one block.
@@ -234,7 +255,7 @@ def crossed_interval(sums, counts) -> CrossedInterval:
     if variance == 0:
         return CrossedInterval(mean, mean, mean, 0.0, math.nan)
     df = variance**2 / (seeds**2 / (n - 1) + text**2 / (m - 1))
-    t, t_of_seeds = stats.t.ppf((1 + LEVEL) / 2, [df, n - 1])
+    t, t_of_seeds = stats.t.isf(share * (1 - LEVEL) / 2, [df, n - 1])
     half = float(max(t * math.sqrt(variance), t_of_seeds * math.sqrt(seeds)))
     return CrossedInterval(mean, mean - half, mean + half, math.sqrt(variance), df)
 

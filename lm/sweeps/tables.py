@@ -6,13 +6,14 @@ import dataclasses
 import io
 import math
 
-from lm.sweeps.analysis import Analysis, Comparison, VariantResult, curve
-from lm.sweeps.answers import difference
+from lm.sweeps.answers import describe_looks, describe_placebo, difference
+from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import STUCK
 from lm.sweeps.sensitivity import sensitivity
 from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
+AT_EACH_SIZE = "Comparisons at each size (no claims)"  # the title of the comparisons of a sweep with sizes
 MAX_STEPS = 10  # columns of the table of validation losses
 
 
@@ -65,8 +66,18 @@ def comparisons(a: Analysis) -> Table:
         "over seeds and text [95 % CI]": "The interval of the difference over both sources of error: other seeds, and "
         "another text of the same kind. Without correction for the number of comparisons.",
     }
-    title = "Comparisons at each size (no claims)" if a.savings else "Comparisons"
-    return Table(title, ["comparison", *notes], [_comparison_row(c) for c in a.comparisons], notes)
+    rows = [_comparison_row(c) for c in a.comparisons]
+    looks = a.record["looks"]
+    if len(looks) > 1:
+        notes = {"seeds": describe_looks(looks)} | notes
+        for row, c in zip(rows, a.comparisons, strict=True):
+            row.insert(1, f"{c.n_seeds} (look {c.look})")
+    header = ["comparison", *notes]
+    if a.placebo:
+        name, *cells = _comparison_row(a.placebo)
+        rows.append([name, *[f"{a.placebo.n_seeds}"] * (len(looks) > 1), *cells])
+        notes = {"comparison": describe_placebo(a.record)} | notes
+    return Table(AT_EACH_SIZE if a.savings else "Comparisons", header, rows, notes)
 
 
 def _comparison_row(c: Comparison) -> list[str]:
@@ -85,13 +96,17 @@ def _comparison_row(c: Comparison) -> list[str]:
 
 def _moderation(a: Analysis) -> str:
     """Say how many degrees of freedom the tests have, if the variances are moderated."""
-    found = [d.df for c in a.comparisons if (d := c.difference) and d.df > d.n - 1]
+    found = [d for c in a.comparisons if (d := c.difference) and d.df > d.n - 1]
     if not found:
         return ""
-    low, high = (f"{df:.3g}" for df in (min(found), max(found)))
+
+    def shown(dfs: list[float]) -> str:
+        low, high = (f"{df:.3g}" for df in (min(dfs), max(dfs)))
+        return low if low == high else f"{low} to {high}"
+
     return (
-        f" The variance is moderated by those of all pairs of variants: {low if low == high else f'{low} to {high}'} "
-        f"degrees of freedom instead of {len(a.record['seeds']) - 1}."
+        f" The variance is moderated by those of all pairs of variants: {shown([d.df for d in found])} degrees of "
+        f"freedom instead of {shown([d.n - 1 for d in found])}."
     )
 
 
@@ -280,6 +295,7 @@ def reproduction(a: Analysis) -> list[str]:
     """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
     r, last = a.record, a.record["starts"][-1]
     lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
+    looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         format_command("lm.sweep", last["argv"][1:]),
@@ -287,7 +303,7 @@ def reproduction(a: Analysis) -> list[str]:
         *dict.fromkeys(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in r["starts"]),
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
-        f"seeds {r['seeds']}, tuning seeds {r['tuning_seeds']}",
+        f"seeds {r['seeds']},{looks} tuning seeds {r['tuning_seeds']}",
     ]
 
 

@@ -83,6 +83,8 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be a dictionary, by name, of dictionaries"),
         ({"sizes": {"s": {}, "m": {}}}, "sizes: there are 2, and a trend needs at least 3"),
         ({"sizes": SIZES | {"": {}}}, "sizes: a size must have a name"),
+        ({"sizes": SIZES, "placebo": {"model.rope_pairing": "halves"}}, "sizes and placebo are both given: "),
+        ({"sizes": SIZES, "budgets": {"quick": Budget(1, looks=(2, 3))}}, "'quick': looks: a sweep with sizes needs a"),
         ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("xs")}}}, "size 'l': optimizer.learning_rate: 'xs' is not"),
         ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("l")}}}, "size 'l': optimizer.learning_rate: 'l' is not"),
         ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, "size 'l': optimizer.learning_rate: () must be numbers"),
@@ -219,10 +221,10 @@ HUGE = 10**400
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"budgets": {"quick": Budget(1, HUGE)}}, "seeds is 1000000000.* it must be at least 2 and at most 1000000"),
+        ({"budgets": {"quick": Budget(1, HUGE)}}, "seeds is 1000000000.* it must be at least 2 and at most 1000"),
         (
             {"budgets": {"quick": Budget(HUGE, 2)}},
-            "tuning_seeds is 1000000.* it must be at least 1 and at most 1000000",
+            "tuning_seeds is 1000000.* it must be at least 1 and at most 1000",
         ),
         ({"learning_rates": (0.1, HUGE)}, "is too large for a float"),
         ({"question": 10**5000}, "question: a number of thousands of digits must be a question"),
@@ -265,4 +267,4 @@ def test_the_example_of_the_documentation(tmp_path):
     path = tmp_path / "qk_norm.py"
     path.write_text(code.replace('"configs/', f'"{ROOT}/configs/'))
     for budget in BUDGETS:
-        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm"]
+        assert list(load_sweep(str(path), budget).configs) == ["base", "QK-norm", "placebo"]

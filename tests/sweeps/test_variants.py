@@ -240,7 +240,7 @@ def test_a_size_without_tuning_runs_waits_for_the_best_rate_of_another(tmp_path,
     trained = []
 
     def train_group(runner, phase, keys):
-        if fails and ("small", 8e-3, 1_000_000) in keys:
+        if fails and ("small", 8e-3, *plan.tuning_seeds) in keys:
             raise RuntimeError("out of memory")
         trained.extend((phase, *key) for key in keys)
         loss = {2e-3: 2.0, 4e-3: 1.9}
@@ -257,15 +257,15 @@ def test_a_size_without_tuning_runs_waits_for_the_best_rate_of_another(tmp_path,
         "large": Variant(tiny(model={"d_ff": 8}), CORPUS, grids["large"], 1, 7.0, "", {}, "small"),
         "small": Variant(tiny(), CORPUS, grids["small"], 1, 7.0, "", {}),
     }
-    described = {
-        name: {"grid": list(v.grid), "rate_from": v.rate_from, "data": {"unigram": {"validation": 3.0}}}
-        for name, v in variants.items()
-    }
+    data = {"unigram": {"validation": 3.0, "test": 3.0}, "fingerprint": ""}
+    described = {name: {"grid": list(v.grid), "rate_from": v.rate_from, "data": data} for name, v in variants.items()}
     plan = SweepPlan("name", "", "quick", Sweep(), Budget(1, 2), {}, {}, {})
-    record = {"variants": described, "tuning_seeds": list(plan.tuning_seeds), "seeds": [0, 1]}
+    record = {"variants": described, "tuning_seeds": list(plan.tuning_seeds), "seeds": list(plan.seeds)}
+    record |= {"looks": [2], "comparisons": [("large", "small")], "margin": 0.005}
     results, lines = Results(tmp_path), []
-    tuning = {("tuning", "small", rate, 1_000_000) for rate in grids["small"]}
-    assert missing_runs(results, record) == {"large": tuning, "small": tuning}
+    tuning = {("tuning", "small", rate, *plan.tuning_seeds) for rate in grids["small"]}
+    n_seeds = dict.fromkeys(variants, 2)
+    assert missing_runs(results, record, n_seeds) == {"large": tuning, "small": tuning}
     assert runner._Runner(plan, variants, record, results, 1, lines.append, NoSignals).run() == fails
     assert {run[1] for run in trained if run[0] == "tuning"} == {"small"}
     final = {run[2] for run in trained if run[:2] == ("final", "large")}
@@ -274,7 +274,7 @@ def test_a_size_without_tuning_runs_waits_for_the_best_rate_of_another(tmp_path,
     else:
         assert "large: best learning rate 0.4" in lines
         assert final == {0.2, 0.4, 0.8}
-        assert not missing_runs(results, record)
+        assert not missing_runs(results, record, n_seeds)
 
 
 def test_the_cost_of_all_training():

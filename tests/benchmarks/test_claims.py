@@ -1,0 +1,114 @@
+"""The list of published comparisons: it is what the committed runs give, and corrects over all pages."""
+
+import csv
+import re
+import shutil
+
+import pytest
+import synthetic_sizes
+from running import ROOT
+from synthetic_sweep import sweep, write
+
+from benchmarks import claims
+from lm.sweeps import report, statistics, tables
+from lm.sweeps.analysis import analyze
+
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    return claims.claims(RESULTS)
+
+
+def test_the_committed_files_are_what_the_command_writes(tmp_path, rows):
+    """If this fails: python3 -m benchmarks.claims."""
+    assert (RESULTS / "claims.csv").read_text(encoding="utf-8") == tables.to_csv(rows)
+    assert claims.summary(rows) in (RESULTS / "README.md").read_text(encoding="utf-8")
+    for page in RESULTS.glob("*/runs.csv"):
+        (tmp_path / page.parent.name).mkdir()
+        shutil.copy(page, tmp_path / page.parent.name)
+        shutil.copy(RESULTS / f"{page.parent.name}.md", tmp_path)
+    shutil.copy(RESULTS / "README.md", tmp_path)
+    assert claims.main([str(tmp_path)]) == 0
+    for name in ("claims.csv", "README.md"):
+        assert (tmp_path / name).read_bytes() == (RESULTS / name).read_bytes()
+
+
+def test_the_p_values_are_those_that_the_pages_print(rows):
+    for row in rows:
+        text = (RESULTS / f"{row['page']}.md").read_text(encoding="utf-8")
+        (found,) = re.findall(rf"^\| {re.escape(row['variant'])} − {re.escape(row['against'])} \|(.*)$", text, re.M)
+        cells = found.split("|")
+        assert cells[1].strip() == f"{float(row['p_page']):.2g}"
+        assert float(cells[0].split()[0]) == pytest.approx(float(row["difference"]), abs=5e-5)
+
+
+def test_over_all_pages_fewer_differences_are_significant(rows):
+    """The counts and the p-value were computed by other code from the published runs."""
+    assert len(rows) == 29
+    assert [sum(row["significant"] == where for row in rows) for where in ("page", "all pages")] == [6, 7]
+    swiglu = next(row for row in rows if (row["variant"], row["against"]) == ("SwiGLU", "SiLU"))
+    assert float(swiglu["p_all_pages"]) == pytest.approx(0.0503, abs=5e-5)
+    corrected = statistics.holm([float(row["p"]) for row in rows])
+    assert [float(row["p_all_pages"]) for row in rows] == pytest.approx(corrected, rel=1e-4)
+
+
+def publish(directory, name: str, record: dict, runs: list[dict]) -> None:
+    a = analyze(write(directory / "sweeps" / name, record | {"name": name}, runs))
+    (directory / name).mkdir()
+    (directory / f"{name}.md").write_text(report.to_markdown(a, ""))
+    (directory / name / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+
+
+def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys):
+    """Their comparisons at each size are no claims."""
+    publish(tmp_path, "fixed", *sweep())
+    workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2))
+    a = analyze(workdir)
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes.md").write_text(report.to_markdown(a, ""))
+    (tmp_path / "sizes" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+    assert {row["page"] for row in claims.claims(tmp_path)} == {"fixed"}
+    assert "WARNING: sizes is left out: its claims are compute multipliers" in capsys.readouterr().err
+
+
+def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
+    """A page that lm.report writes now is read again: its looks, and its placebo, which is not counted."""
+    record, runs = sweep()
+    publish(tmp_path, "fixed", record, runs)
+    fewer = [r for r in runs if not (r["phase"] == "final" and r["variant"] == "gated" and r["seed"] == 4)]
+    publish(tmp_path, "growing", record | {"looks": [4, 5]}, fewer)
+    named = {"wide": "placebo"}
+    with_placebo = [r | {"variant": named.get(r["variant"], r["variant"])} for r in runs]
+    variants = {named.get(name, name): v for name, v in record["variants"].items()}
+    changed = {"comparisons": [["gated", "plain"]], "variants": variants, "placebo": "placebo"}
+    workdir = write(tmp_path / "sweeps" / "checked", record | {"name": "checked"} | changed, with_placebo)
+    speeds = (workdir / "speeds.json").read_text().replace("wide", "placebo")
+    (workdir / "speeds.json").write_text(speeds)
+    a = analyze(workdir)
+    (tmp_path / "checked").mkdir()
+    (tmp_path / "checked.md").write_text(report.to_markdown(a, ""))
+    (tmp_path / "checked" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+
+    (tmp_path / "README.md").write_text("# Results\n")
+    assert claims.main([str(tmp_path)]) == 2
+    assert f"{tmp_path / 'README.md'} has no lines {claims.BEGIN}" in capsys.readouterr().err
+    (tmp_path / "README.md").write_text(f"# Results\n\n{claims.BEGIN}\nold\n{claims.END}\n\nMore.\n")
+    assert claims.main([str(tmp_path)]) == 0
+    index = (tmp_path / "README.md").read_text()
+    assert "5 comparisons on 3 pages: 3 are significant" in index
+    assert "False positives: 0 of 1 placebos are significant; 1 in 20 is expected by chance." in index
+    assert "old" not in index
+    assert index.endswith(f"{claims.END}\n\nMore.\n")
+    with open(tmp_path / "claims.csv", newline="") as file:
+        rows = {(row["page"], row["variant"]): row for row in csv.DictReader(file)}
+    assert [rows["growing", name]["seeds"] for name in ("gated", "wide")] == ["4", "5"]
+    growing = {c.variant: c for c in analyze(tmp_path / "sweeps" / "growing").comparisons}
+    for name, c in growing.items():
+        assert float(rows["growing", name]["p"]) == pytest.approx(c.difference.p, rel=1e-5)
+        assert float(rows["growing", name]["p_page"]) == pytest.approx(c.p_adjusted, rel=1e-5)
+        assert float(rows["growing", name]["at_optimum"]) == pytest.approx(c.at_optimum.mean, rel=1e-5)
+    placebo = rows["checked", "placebo"]
+    assert (placebo["p_page"], placebo["p_all_pages"], placebo["significant"]) == ("", "", "no")
+    assert float(placebo["p"]) == pytest.approx(a.placebo.difference.p, rel=1e-5)

@@ -1,0 +1,153 @@
+"""The seeds of a sweep follow from its name; older directories keep theirs. Looks and placebos are checked."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from running import ROOT
+from synthetic_sweep import sweep as synthetic
+from synthetic_sweep import write
+from tiny import tiny
+
+from lm.config import to_dict
+from lm.errors import UserError
+from lm.sweeps import spec
+from lm.sweeps.analysis import analyze
+from lm.sweeps.records import read_sweep
+from lm.sweeps.results import keep_seeds, open_sweep
+from lm.sweeps.seeds import FIRST_TUNING_SEED, MAX_SEEDS, fresh_seeds, tuning_seeds
+from lm.sweeps.spec import MARGIN, Budget, load_sweep
+
+TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+WITHOUT_SIZES = [path for path in SWEEPS if "sizes=" not in path.read_text(encoding="utf-8")]
+
+
+def test_no_two_sweeps_of_configs_share_a_seed():
+    used = [seed for path in SWEEPS for seeds in (fresh_seeds, tuning_seeds) for seed in seeds(path.stem, MAX_SEEDS)]
+    assert len(set(used)) == len(used) == 2 * MAX_SEEDS * len(SWEEPS)
+    assert max(used) < 2**31
+    assert max(fresh_seeds("norms", MAX_SEEDS)) < FIRST_TUNING_SEED <= min(tuning_seeds("norms", MAX_SEEDS))
+
+
+def test_a_larger_budget_begins_with_the_seeds_of_a_smaller_one(monkeypatch):
+    quick, full = (load_sweep(str(TINY), budget) for budget in ("quick", "full"))
+    assert quick.seeds == full.seeds[:2] == fresh_seeds("tiny_sweep", 2)
+    growing = planned(monkeypatch, budgets={"full": Budget(2, looks=(5, 8, 12, 20))})
+    assert growing.looks == (5, 8, 12, 20)
+    assert growing.seeds[:5] == full.seeds
+    assert len(growing.seeds) == 20
+
+
+def test_the_runs_that_layernorm_algorithms_starts_from_have_its_seeds():
+    text = (ROOT / "configs" / "sweeps" / "layernorm_algorithms.py").read_text()
+    named = re.search(r"for seed in ([\d ]+); do", text)[1].split()
+    assert tuple(map(int, named)) == fresh_seeds("layernorm_algorithms", 5)
+
+
+def test_a_directory_of_an_older_version_keeps_its_seeds(tmp_path):
+    """Its sweep.json lists seeds 0 to 4, and neither looks nor a placebo."""
+    record, runs = synthetic()
+    config = tiny()
+    configs = dict.fromkeys(record["variants"], config)
+    variants = {name: v | {"config": to_dict(config), "warm_starts": {}} for name, v in record["variants"].items()}
+    workdir = write(tmp_path / "s", record | {"variants": variants}, runs)
+    assert "looks" not in json.loads((workdir / "sweep.json").read_text())
+    plan = load_sweep(str(TINY), "full")
+    kept = keep_seeds(plan, workdir)
+    assert (kept.seeds, kept.tuning_seeds) == ((0, 1, 2, 3, 4), (1_000_000, 1_000_001))
+    assert keep_seeds(plan, tmp_path / "new") == plan
+    assert keep_seeds(load_sweep(str(TINY), "quick"), workdir).seeds == fresh_seeds("tiny_sweep", 2)
+    assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
+
+    again = record | {"seeds": list(kept.seeds), "looks": [5], "placebo": None, "variants": variants, "margin": MARGIN}
+    open_sweep(workdir, again, configs)
+    assert len(read_sweep(workdir / "sweep.json")["starts"]) == 2
+    assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
+    for changed, line in (
+        ({"seeds": [9]}, r"seeds: \[0, 1, 2, 3, 4\] -> \[9\]"),
+        ({"looks": [5, 8]}, r"looks: \[5\] -> \[5, 8\]"),
+        ({"placebo": "wide"}, "placebo: None -> wide"),
+    ):
+        with pytest.raises(UserError, match=line):
+            open_sweep(workdir, again | changed, configs)
+
+
+@pytest.mark.parametrize("looks", [[8, 5], [5, 5], [4], [0, 5], [5.0], 5, ["a"], [], [True, 5]])
+def test_looks_that_do_not_fit_the_seeds_are_a_corrupted_record(tmp_path, looks):
+    record, runs = synthetic()
+    with pytest.raises(UserError, match="its looks are not those of its seeds"):
+        read_sweep(write(tmp_path / "s", record | {"looks": looks}, runs) / "sweep.json")
+
+
+def test_a_placebo_that_is_no_variant_is_a_corrupted_record(tmp_path):
+    record, runs = synthetic()
+    for i, placebo in enumerate(("other", ["plain"], 3)):
+        with pytest.raises(UserError, match="its placebo is no variant"):
+            read_sweep(write(tmp_path / f"{i}", record | {"placebo": placebo}, runs) / "sweep.json")
+
+
+def planned(monkeypatch, **changes):
+    """Return the plan of the tiny sweep with changed fields, under the full budget."""
+    found = dataclasses.replace(spec.run_file(str(TINY), "get_sweep", ""), **changes)
+    monkeypatch.setattr(spec, "run_file", lambda *_: found)
+    return load_sweep(str(TINY), "full")
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (Budget(2, 5, looks=(5, 8)), "budget 'full': seeds and looks are both given: seeds is a fixed number"),
+        (Budget(2, looks=5), "budget 'full': looks is 5: it must be a tuple of integers, such as (5, 8, 12, 20)"),
+        (Budget(2, looks=(5, 8.5)), "looks is (5, 8.5): it must be a tuple of integers"),
+        (Budget(2, looks=(5,)), "looks is (5,); it must be at least two numbers in ascending order"),
+        (Budget(2, looks=(8, 5)), "looks is (8, 5); it must be at least two numbers in ascending order"),
+        (Budget(2, looks=(4, 8)), "looks is 4; it must be at least 5 and at most 1000"),
+        (Budget(2, looks=(5, 1001)), "looks is 1001; it must be at least 5 and at most 1000"),
+        (Budget(looks=(5, 8)), "budget 'full': tuning_seeds is missing: it must be an integer"),
+        (Budget(2), "budget 'full': seeds is missing: it must be an integer"),
+    ],
+)
+def test_wrong_looks(monkeypatch, budget, expected):
+    with pytest.raises(UserError) as caught:
+        planned(monkeypatch, budgets={"full": budget})
+    assert expected in str(caught.value)
+
+
+def test_a_placebo_is_the_baseline_with_its_changes(monkeypatch):
+    plan = planned(monkeypatch, placebo={"model.rope_pairing": "halves"})
+    assert list(plan.configs) == ["mlp", "glu", "wild", "placebo"]
+    assert plan.grids["placebo"] == plan.grids["mlp"]
+    ours, theirs = plan.configs["placebo"].model, plan.configs["mlp"].model
+    assert ours == dataclasses.replace(theirs, rope_pairing="halves")
+    assert plan.sweep.comparisons == (("glu", "mlp"), ("wild", "mlp"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"placebo": ["model.rope_pairing"]}, "placebo: ['model.rope_pairing'] must be a dictionary"),
+        ({"placebo": {"optimizer.learning_rate": 1.0}}, "it has the learning rates of the baseline; remove optimizer"),
+        ({"placebo": {"train.seed": 3}}, "variant 'placebo': train.seed is set by the sweep; remove it"),
+        ({"placebo": {"model.rope": 3}}, "variant 'placebo': config.model.rope: unknown key"),
+        ({"comparisons": (("placebo", "mlp"),)}, "'placebo' is compared with the baseline in any case; remove it"),
+        ({"variants": {"mlp": {}, "placebo": {}}}, "'placebo' is the name of the variant that placebo describes"),
+    ],
+)
+def test_wrong_placebos(monkeypatch, changes, expected):
+    with pytest.raises(UserError) as caught:
+        planned(monkeypatch, **({"placebo": {"model.rope_pairing": "halves"}} | changes))
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("path", WITHOUT_SIZES, ids=lambda path: path.stem)
+def test_every_sweep_without_sizes_has_a_placebo_of_another_order_of_features(path: Path):
+    """Initial weights are independent and alike over the features of a head, or of the residual stream, and AdamW and
+    SGD treat all alike. Pairing or ordering the features in another way gives results of the same distribution."""
+    plan = load_sweep(str(path), "full")
+    key = {"rope": "model.rope_pairing", "sinusoidal": "model.sinusoidal_order"}
+    baseline = plan.configs[plan.sweep.baseline].model
+    assert list(plan.sweep.placebo) == [key[baseline.positions]]
+    assert plan.configs["placebo"].model != baseline
