@@ -11,7 +11,7 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.sweeps.records import read_attempts
-from lm.training.saved_run import is_step
+from lm.training.saved_run import newest_checkpoint
 
 MAX_DEATHS = 3  # after which a group counts as failed
 
@@ -29,7 +29,7 @@ def n_deaths(directory: Path) -> int:
         found = read_attempts(directory / "attempts.json")
     except (FileNotFoundError, UserError):  # none, or a damaged count
         return 0
-    return found["attempts"] if _newest_step(directory) == found["step"] else 0
+    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
 
 
 @contextlib.contextmanager
@@ -39,13 +39,8 @@ def attempt(directory: Path) -> Iterator[None]:
         raise ProcessDied(f"{deaths} processes died while they trained runs of this program; do they fit in memory?")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "attempts.json"
-    write_text(path, to_json({"attempts": deaths + 1, "step": _newest_step(directory)}) + "\n")
+    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _newest_step(directory: Path) -> int:
-    names = (path.name for path in (directory / "checkpoints").glob("*"))
-    return max((int(name) for name in names if is_step(name)), default=0)

@@ -5,6 +5,7 @@ This module does not import jax.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,10 +57,10 @@ def match_tokens(per_parameter: float) -> Match:
     proportion to train.steps.
 
     Raises:
-        ValueError: the number is not positive.
+        ValueError: the number is not positive, or infinite.
     """
-    if not per_parameter > 0:
-        raise ValueError(f"match_tokens({per_parameter!r}): the number must be positive")
+    if not 0 < per_parameter < math.inf:
+        raise ValueError(f"match_tokens({per_parameter!r}): the number must be positive and finite")
     return Match("tokens", None, per_parameter)
 
 
@@ -69,10 +70,10 @@ def match_rate(size: str, times: float = 1.0) -> Match:
     Each variant takes its own best rate of the other size. The grid is that of the other size times the factor.
 
     Raises:
-        ValueError: the factor is not positive.
+        ValueError: the factor is not positive, or infinite.
     """
-    if not times > 0:
-        raise ValueError(f"match_rate({size!r}, {times!r}): the factor must be positive")
+    if not 0 < times < math.inf:
+        raise ValueError(f"match_rate({size!r}, {times!r}): the factor must be positive and finite")
     return Match("rate", size, times)
 
 

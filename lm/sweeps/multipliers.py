@@ -117,8 +117,10 @@ def percent_saved(e: Estimate) -> str:
 
     >>> percent_saved(Estimate(0.12, 0.07, 0.18, 0.001)), percent_saved(Estimate(-0.09, -0.15, -0.03, 0.01))
     ('11 % [7, 16]', '-9 % [-16, -3]')
+    >>> percent_saved(Estimate(0.1, -30, 30, 0.9))
+    '10 % [-1e+15, 100]'
     """
-    value, low, high = (round(-100 * math.expm1(-x)) for x in (e.value, e.low, e.high))
+    value, low, high = (_rounded(100 - 100 * _exp(-x)) for x in (e.value, e.low, e.high))
     return f"{value} % [{low}, {high}]"
 
 
@@ -128,7 +130,22 @@ def factor(e: Estimate) -> str:
     >>> factor(Estimate(0.0, -0.1, 0.1, 1.0))
     '1.00 [0.90, 1.11]'
     """
-    return f"{math.exp(e.value):.2f} [{math.exp(e.low):.2f}, {math.exp(e.high):.2f}]"
+    value, low, high = (_rounded(_exp(x), digits=2) for x in (e.value, e.low, e.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _exp(x: float) -> float:
+    """Return exp(x), or a very large number instead of an OverflowError: a flat loss gives a huge ln m."""
+    return math.exp(min(x, 700.0))
+
+
+def _rounded(x: float, digits: int = 0) -> str:
+    """Format a number with these decimals, or as a power of ten.
+
+    >>> _rounded(-0.2), _rounded(1.234, digits=2), _rounded(4e15)
+    ('0', '1.23', '4e+15')
+    """
+    return f"{x:.0e}" if abs(x) >= 1e5 else f"{round(x, digits) + 0.0:.{digits}f}"
 
 
 def answer(s: Saving, record: dict) -> str:
@@ -164,7 +181,7 @@ def _finding(s: Saving) -> str:
     if e.value > 0:
         return f"{s.variant} saves {percent_saved(e)} of the training compute that {s.against} needs for the same loss"
     reverse = Estimate(-e.value, -e.high, -e.low, e.p)
-    more, low, high = (round(100 * math.expm1(x)) for x in reverse[:3])
+    more, low, high = (_rounded(100 * _exp(x) - 100) for x in reverse[:3])
     return f"{s.variant} needs {more} % [{low}, {high}] more training compute than {s.against} for the same loss"
 
 

@@ -64,7 +64,7 @@ _RUN = {
 }
 _PROVENANCE = {"host": str, "processor": str, "device": str, "git": _GIT}
 _SPEEDS = {"alone": float, "at_once": COUNT, "variants": {str: float}, "quartiles": {str: [float]}}
-_ATTEMPTS = {"attempts": COUNT, "step": COUNT}
+_ATTEMPTS = {"attempts": COUNT, "step": (COUNT, None)}
 _FAILURE = {"runs": [[(str, float)]], "error": str}
 
 RERUN = "rerun the sweep to replace it"

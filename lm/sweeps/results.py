@@ -125,6 +125,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
             for what, before, after in (
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
                 ("learning rates", was["grid"], now["grid"]),
+                ("learning rate from", was.get("rate_from"), now["rate_from"]),
                 ("config.eval", _evaluation(was), _evaluation(now)),
                 ("initial parameters", was.get("warm_starts", {}), now["warm_starts"]),
                 ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),

@@ -17,6 +17,7 @@ TICKS = {
     4: (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5),
     math.inf: (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
 }
+LARGEST = math.log(1000)  # a flat loss gives huge multipliers, which are drawn at the edge of the axis
 
 
 def savings_figure(a: Analysis) -> Figure:
@@ -46,11 +47,11 @@ def _draw_multipliers(s: Saving, axes) -> None:
     found, x, look = s.estimate, np.sqrt(s.compute_S2.prod(axis=1)), _look(0)
     bottom, top = _limits([*found.at_sizes, found.pooled])
     axes.axhspan(*np.exp(np.clip(found.pooled[1:3], bottom, top)), color=look["color"], alpha=0.12, linewidth=0)
-    axes.axhline(math.exp(found.pooled.value), color=look["color"], linewidth=1)
+    axes.axhline(np.exp(np.clip(found.pooled.value, bottom, top)), color=look["color"], linewidth=1)
     axes.axhline(1, color="black", linewidth=0.8)
     for at, size, (value, low, high, _) in zip(x, s.sizes, found.at_sizes, strict=True):
         axes.plot([at, at], np.exp(np.clip([low, high], bottom, top)), color=look["color"], linewidth=2)
-        axes.plot(at, math.exp(value), "o", color=look["color"], markersize=5)
+        axes.plot(at, np.exp(np.clip(value, bottom, top)), "o", color=look["color"], markersize=5)
         for end, limit, mark in ((low, bottom, "v"), (high, top, "^")):
             if np.clip(end, bottom, top) != end:
                 axes.plot(at, math.exp(limit), mark, color=look["color"], markersize=5, clip_on=False)
@@ -66,14 +67,15 @@ def _draw_multipliers(s: Saving, axes) -> None:
 
 
 def _limits(estimates: list[Estimate]) -> tuple[float, float]:
-    """Return an axis of ln m for 1 and all estimates, and for intervals up to twice as far."""
-    low, high = min(0, *(e.value for e in estimates)), max(0, *(e.value for e in estimates))
+    """Return an axis of ln m for 1 and all estimates up to LARGEST, and for intervals up to twice as far."""
+    values = np.clip([e.value for e in estimates], -LARGEST, LARGEST)
+    low, high = min(0, *values), max(0, *values)
     reach = high - low + 0.05
     bottom, top = (
         max(min(0, *(e.low for e in estimates)), low - reach),
         min(max(0, *(e.high for e in estimates)), high + reach),
     )
-    margin = 0.06 * (top - bottom)
+    margin = 0.06 * (top - bottom) or 0.05  # without variation and difference
     return bottom - margin, top + margin
 
 

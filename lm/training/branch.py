@@ -4,6 +4,7 @@ Under the schedule "wsd" (warm-up, stable, decay) runs of all lengths take the s
 one long run serves several lengths: each branch trains only its own decay, and ends as if it had started at step 0.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -48,9 +49,15 @@ def branch(source: str, directory: str, config: Config) -> int:
             f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which exist"
         )
     step = shared[-1]
-    shutil.copytree(source / "checkpoints" / f"{step}", directory / "checkpoints" / f"{step}")
+    partial = directory / "branch.partial"  # moved when it is complete, so that a failed copy can be repeated
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source / "checkpoints" / f"{step}", partial / "checkpoints" / f"{step}")
     for name in ("metrics.jsonl", "run.json"):
-        shutil.copyfile(source / name, directory / name)
-    cut_back(directory / "metrics.jsonl", step)
-    write_text(directory / "config.json", to_json(to_dict(config), indent=2) + "\n")
+        with contextlib.suppress(FileNotFoundError):  # a run can be resumed without them
+            shutil.copyfile(source / name, partial / name)
+    cut_back(partial / "metrics.jsonl", step)
+    write_text(partial / "config.json", to_json(to_dict(config), indent=2) + "\n")
+    for path in sorted(partial.iterdir()):
+        path.rename(directory / path.name)
+    partial.rmdir()
     return step

@@ -47,7 +47,7 @@ def test_every_variant_at_every_size():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf")])
 def test_factors_must_be_positive(wrong):
     with pytest.raises(ValueError, match="must be positive"):
         match_tokens(wrong)

@@ -1,5 +1,7 @@
 """The answers of a sweep with sizes: one claim per pair of variants, its table, its figure and the report."""
 
+import dataclasses
+import math
 import re
 
 import numpy as np
@@ -11,8 +13,10 @@ from synthetic_sweep import diverge
 from lm import report as command
 from lm.sweeps import figures, report
 from lm.sweeps.analysis import analyze
+from lm.sweeps.multipliers import factor, percent_saved
 from lm.sweeps.savings_figure import savings_figure
 from lm.sweeps.savings_table import savings_table
+from lm.sweeps.scaling import Estimate
 
 
 def analyzed(tmp_path, multiplier, **changes):
@@ -159,6 +163,19 @@ def test_a_wide_interval_does_not_squeeze_the_figure(tmp_path):
     low, high = saved.get_ylim()
     assert 0.4 < low < 1 < high < 2.5
     assert sorted(line.get_marker() for line in saved.lines if line.get_marker() in "v^") == ["^", "v"]
+
+
+def test_a_flat_loss_does_not_end_the_report(tmp_path):
+    """Where the loss hardly falls with the compute, ln m is in the hundreds, and exp(ln m) overflows."""
+    huge = Estimate(750.0, -800.0, 2000.0, 0.3)
+    a = analyzed(tmp_path, 1.25)
+    found = a.savings[0].at_optimum._replace(at_sizes=[huge] * 4, pooled=huge, trend=huge)
+    a = dataclasses.replace(a, savings=[dataclasses.replace(a.savings[0], at_best=found, at_optimum=found)])
+    assert "saves 100 % [-1e+306, 100] of" in a.answers[0]
+    assert percent_saved(huge) in report.to_markdown(a, "")
+    assert factor(huge) == "1e+304 [0.00, 1e+304]"
+    low, high = savings_figure(a).axes[1].get_ylim()
+    assert 0 < low < 1 < high < math.inf
 
 
 def test_an_extrapolated_rate_is_marked(tmp_path):

@@ -1,8 +1,10 @@
 """Damaged files of a sweep cause a one-line error, or a warning, after which the runs are trained again."""
 
+import copy
 import json
 
 import pytest
+import synthetic_sizes
 from synthetic_sweep import sweep, write
 
 from lm import report as command
@@ -105,6 +107,21 @@ def test_a_sweep_is_not_resumed_with_another_margin(tmp_path):
     old = read_sweep(write(tmp_path / "s", *sweep()) / "sweep.json") | {"variants": {}}
     assert differences(old, old | {"margin": 0.005}, {}) == []
     assert differences(old, old | {"margin": 0.5}, {}) == ["  margin: 0.005 -> 0.5 (sweep -> now)"]
+
+
+def test_a_sweep_is_not_resumed_with_the_best_rate_of_another_size(tmp_path):
+    """The grids of the sizes 48 and 64 times a factor can be the same."""
+    record = synthetic_sizes.sweep(1.0)[0] | {"margin": 0.005}
+    for variant in record["variants"].values():
+        variant["warm_starts"] = {}
+    changed = copy.deepcopy(record)
+    changed["variants"]["plain, 96"]["rate_from"] = "plain, 64"
+    configs = dict.fromkeys(record["variants"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results_module, "compare_configs", lambda old, config: ([], []))
+        assert differences(record, record, configs) == []
+        expected = "  variant 'plain, 96': learning rate from: None -> plain, 64 (sweep -> now)"
+        assert differences(record, changed, configs) == [expected]
 
 
 def test_a_changed_digit_is_detected(tmp_path):

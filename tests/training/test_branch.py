@@ -9,6 +9,7 @@ from running import assert_same_run
 from lm.config import Config, to_dict
 from lm.errors import UserError
 from lm.training.branch import branch
+from lm.training.saved_run import holds_run
 
 # The decay of a run of N steps begins at step N / 2.
 WSD = ("--config.optimizer.schedule=wsd", "--config.optimizer.decay_fraction=0.5", "--config.optimizer.warmup_steps=1",
@@ -78,6 +79,26 @@ def test_a_branch_that_would_differ_is_refused(tmp_path, changed, expected):
         branch(str(source), str(tmp_path / "new"), changed)
     assert expected in "\n".join(caught.value.problems)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_branch_can_be_repeated_after_a_failed_copy(tmp_path):
+    """As when the disk is full, or the run in the source deletes the checkpoint. The command may be rerun as it is."""
+    source, new = long_run(tmp_path / "long"), tmp_path / "new"
+    missing = source / "checkpoints" / "60" / "missing"
+    missing.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="missing"):
+        branch(str(source), str(new), config(100))
+    assert not holds_run(new)
+    missing.unlink()
+    assert branch(str(source), str(new), config(100)) == 60
+    assert {path.name for path in new.iterdir()} == {"checkpoints", "config.json", "metrics.jsonl", "run.json"}
+
+
+def test_a_branch_of_a_run_without_its_record(tmp_path):
+    """run.json is not needed to resume a run."""
+    source = long_run(tmp_path / "long")
+    (source / "run.json").unlink()
+    assert branch(str(source), str(tmp_path / "new"), config(100)) == 60
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
