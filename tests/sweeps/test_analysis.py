@@ -36,23 +36,26 @@ def test_a_comparison_of_two_variants_agrees_with_scipy(tmp_path):
     assert c.pairing == pytest.approx(stats.tvar(np.subtract(LOSSES["gated"], BASE)) / unpaired)
 
 
-def moderated(name: str) -> tuple[float, float, float]:
-    """Return mean, standard error and p-value of a variant's difference from plain: three pairs with 4 + 4 df.
+def moderated(name: str) -> tuple[float, float, float, float]:
+    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain.
 
-    The variances of the three differences vary less than chance would, so the prior has its largest df, 4.
+    The variances of the three differences vary less than chance would, so the prior has its largest df, 4. It has less
+    weight where the variance is above the mean of the three.
     """
     pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
     variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
+    prior, own = np.mean(list(variances.values())), variances[name + "plain"]
+    df = 4 * min(1, stats.f.sf(own / prior, 4, 4) / 0.5) ** 2
     mean = np.mean(LOSSES[name]) - np.mean(BASE)
-    error = math.sqrt((np.mean(list(variances.values())) + variances[name + "plain"]) / 2 / 5)
-    return mean, error, 2 * stats.t.sf(abs(mean) / error, 8)
+    error = math.sqrt((df * prior + 4 * own) / (df + 4) / 5)
+    return mean, error, 2 * stats.t.sf(abs(mean) / error, df + 4), df + 4
 
 
 def test_comparisons_of_three_variants_use_the_moderated_variance(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
     for c in a.comparisons:
-        mean, error, p = moderated(c.variant)
-        half = stats.t.ppf(0.975, 8) * error
+        mean, error, p, df = moderated(c.variant)
+        half = stats.t.ppf(0.975, df) * error
         assert c.difference[:5] == pytest.approx((mean, mean - half, mean + half, p, 5), rel=1e-6)
     gated, wide = a.comparisons
     assert gated.p_adjusted == pytest.approx(2 * moderated("gated")[2], rel=1e-6)  # Holm: the smaller one is doubled
@@ -124,10 +127,10 @@ def test_sampling_error_of_different_texts_is_not_paired(tmp_path):
 
 
 def test_answer_for_a_difference_beyond_the_margin(tmp_path):
-    a, (_, error, p) = analyze(write(tmp_path / "s", *sweep())), moderated("gated")
-    half = stats.t.ppf(0.975, 8) * error
+    a, (_, error, p, df) = analyze(write(tmp_path / "s", *sweep())), moderated("gated")
+    half = stats.t.ppf(0.975, df) * error
     evidence = f"difference -0.1040, 95 % CI {-0.104 - half:+.4f} to {-0.104 + half:+.4f}, p = {2 * p:.2g}"
-    beyond = 2 * sum(stats.t.sf((0.104 + sign * 0.005) / error, 8) for sign in (-1, 1))
+    beyond = 2 * sum(stats.t.sf((0.104 + sign * 0.005) / error, df) for sign in (-1, 1))
     assert a.is_full
     assert a.comparisons[0].verdict == "beyond the margin"
     assert a.comparisons[0].answer.startswith(
@@ -151,8 +154,8 @@ def test_answer_for_a_difference_that_may_be_smaller_than_the_margin(tmp_path):
 def test_answer_for_equivalent_variants(tmp_path):
     record, runs = sweep()
     a = analyze(write(tmp_path / "s", record | {"margin": 0.02}, runs))
-    wide, (mean, error, _) = a.comparisons[1], moderated("wide")
-    p = 2 * stats.t.sf((0.02 - mean) / error, 8)  # Holm: gated is not equivalent
+    wide, (mean, error, _, df) = a.comparisons[1], moderated("wide")
+    p = 2 * stats.t.sf((0.02 - mean) / error, df)  # Holm: gated is not equivalent
     assert wide.p_equivalent == pytest.approx(p, rel=1e-6)
     assert wide.verdict == "equivalent"
     assert wide.answer.startswith(

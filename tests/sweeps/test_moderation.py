@@ -51,9 +51,17 @@ def test_equal_variances_give_the_t_test_of_a_two_way_analysis_of_variance():
 
 
 def test_a_prior_that_is_certain_gives_the_normal_test():
-    d = statistics.paired_difference(LOSSES[0], LOSSES[1], prior=Prior(0.01**2, math.inf))
-    assert d.p == pytest.approx(2 * stats.norm.sf(abs(d.mean) / (0.01 / math.sqrt(5))))
-    assert moderate(0.04, 4, Prior(0.01, 1e12))[0] == pytest.approx(0.01)
+    wide = statistics.paired_difference(LOSSES[0], LOSSES[1], prior=Prior(0.1**2, 1e12))
+    assert wide.p == pytest.approx(2 * stats.norm.sf(abs(wide.mean) / (0.1 / math.sqrt(5))), rel=1e-6)
+
+
+def test_the_prior_loses_weight_where_the_variance_is_larger():
+    assert moderate(0.5, 4, Prior(1.0, 8)) == (10 / 12, 12)
+    assert moderate(1.0, 4, Prior(1.0, 8)) == pytest.approx((1, 12))
+    weight = (stats.f.sf(3, 4, 8) / stats.f.sf(1, 4, 8)) ** 2
+    assert moderate(3.0, 4, Prior(1.0, 8)) == pytest.approx(((8 * weight + 12) / (8 * weight + 4), 8 * weight + 4))
+    assert moderate(100.0, 4, Prior(1.0, 8)) == pytest.approx((100, 4), rel=1e-4)
+    assert moderate(2.0, 4, NO_PRIOR) == (2, 4)
 
 
 @pytest.mark.parametrize("losses", [[], LOSSES[:1], LOSSES[:2], LOSSES[:, :1], [LOSSES[0], LOSSES[1], LOSSES[0] + 0.5]])
@@ -101,3 +109,16 @@ def test_the_moderated_test_keeps_the_error_and_finds_more():
     assert wrong <= stats.binom.ppf(1 - 1e-4, sweeps, 0.05)
     power = {is_moderated: np.mean(np.array(found)[:, 4] < 0.05 / 4) for is_moderated, found in rejected.items()}
     assert power[True] > power[False] + 0.15
+
+
+def test_moderation_of_a_noisy_variant():
+    """11 equal variants, one with five times the standard deviation of the others: its weight of the prior is small."""
+    draw, wrong = np.random.default_rng(11), {"weighted": 0, "always": 0}
+    for _ in range(1000):
+        losses = draw.normal(size=(11, 5)) * np.where(np.arange(11) == 1, 5, 1)[:, None]
+        prior = fit_prior(losses)
+        wrong["weighted"] += statistics.paired_difference(losses[1], losses[0], prior=prior).p < 0.05
+        d, df = losses[1] - losses[0], prior.df + 4
+        error = math.sqrt((prior.df * prior.variance + 4 * stats.tvar(d)) / df / 5)
+        wrong["always"] += 2 * stats.t.sf(abs(d.mean()) / error, df) < 0.05
+    assert wrong["weighted"] <= 90 < 110 < wrong["always"]

@@ -111,7 +111,7 @@ def test_a_sweep_is_not_resumed_with_another_margin(tmp_path):
 
 def test_a_sweep_is_not_resumed_with_the_best_rate_of_another_size(tmp_path):
     """The grids of the sizes 48 and 64 times a factor can be the same."""
-    record = synthetic_sizes.sweep(1.0)[0] | {"margin": 0.005}
+    record = synthetic_sizes.sweep(1.0)[0] | {"margin": 0.005, "placebo": None, "looks": [5]}
     for variant in record["variants"].values():
         variant["warm_starts"] = {}
     changed = copy.deepcopy(record)

@@ -62,7 +62,8 @@ def test_a_directory_of_an_older_version_keeps_its_seeds(tmp_path):
     assert keep_seeds(load_sweep(str(TINY), "quick"), workdir).seeds == fresh_seeds("tiny_sweep", 2)
     assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
 
-    again = record | {"seeds": list(kept.seeds), "looks": [5], "placebo": None, "variants": variants, "margin": MARGIN}
+    described = {name: v | {"rate_from": None} for name, v in variants.items()}
+    again = record | {"seeds": list(kept.seeds), "looks": [5], "placebo": None, "variants": described, "margin": MARGIN}
     open_sweep(workdir, again, configs)
     assert len(read_sweep(workdir / "sweep.json")["starts"]) == 2
     assert [c.difference.n for c in analyze(workdir).comparisons] == [5, 5]
