@@ -45,13 +45,13 @@ def run(bench, *arguments, module="lm.sweep", config=SWEEP):
 
 
 def results(workdir) -> dict:
-    """Return the finished runs by (phase, variant, learning rate, seed), without their times and checksums."""
+    """Return the finished runs by (phase, variant, learning rate, seed), without times, checksums and provenance."""
     found = {}
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
             assert key not in found, "a run was trained twice"
-            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256")}
+            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256", "provenance")}
     return found
 
 

@@ -67,7 +67,7 @@ def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def changes(workdir: Path, expected: Path) -> list[str]:
-    """Return how the finished runs of two sweeps differ, without times."""
+    """Return how the finished runs of two sweeps differ, without times and provenance."""
     ours, theirs = _runs(workdir), _runs(expected)
     if ours.keys() != theirs.keys():
         return ["other runs"]
@@ -79,7 +79,7 @@ def _runs(workdir: Path) -> dict:
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256")}
+            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256", "provenance")}
     return found
 
 
