@@ -37,11 +37,8 @@ def test_a_comparison_of_two_variants_agrees_with_scipy(tmp_path):
 
 
 def moderated(name: str) -> tuple[float, float, float, float]:
-    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain.
-
-    The variances of the three differences vary less than chance would, so the prior has its largest df, 4. It has less
-    weight where the variance is above the mean of the three.
-    """
+    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain."""
+    # The three variances vary less than chance would, so the prior has its largest df, 4, if a variance is not larger.
     pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
     variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
     prior, own = np.mean(list(variances.values())), variances[name + "plain"]
