@@ -100,7 +100,7 @@ def _row(page: str, variant: str, against: str, test: PairTest, p_all=math.nan, 
 
 
 def _number(x: float | None) -> str:
-    """Format a number with six digits, so that another version of SciPy gives the same text; "" if there is none."""
+    """Format a number with six digits, so that another version of SciPy gives the same text; "" for None and nan."""
     return "" if x is None or math.isnan(x) else f"{x:.6g}"
 
 
