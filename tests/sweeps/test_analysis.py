@@ -38,7 +38,7 @@ def test_a_comparison_of_two_variants_agrees_with_scipy(tmp_path):
 
 def moderated(name: str) -> tuple[float, float, float, float]:
     """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain."""
-    # The three variances vary less than chance would: the prior has its largest df, 4. A larger own variance reduces it.
+    # The three variances vary less than chance would: the prior has its largest df, 4. A larger variance reduces it.
     pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
     variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
     prior, own = np.mean(list(variances.values())), variances[name + "plain"]
