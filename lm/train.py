@@ -7,13 +7,14 @@ from lm import runtime
 from lm.command_line.training import parse_arguments
 from lm.config import Config
 from lm.cost.devices import parse_device
-from lm.errors import run_command
+from lm.errors import with_exit_code
 from lm.training.saved_run import check_init_from, check_workdir
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return run_command(lambda: run(*parse_arguments(argv)))
+    return run(*parse_arguments(argv))
 
 
 def run(a: argparse.Namespace, config: Config) -> int:
