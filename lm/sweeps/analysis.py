@@ -16,6 +16,7 @@ from lm.sweeps.optimum import estimate_optimum
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import (
+    SPEEDS,
     STUCK,
     Results,
     at_edge,
@@ -51,6 +52,8 @@ def analyze(workdir: Path) -> Analysis:
     failed = _failed(record, results, workdir, needed)
     variants = {n: _variant(n, at_look(record, needed[n]), results) for n in record["variants"] if n not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
+    if not (failed or results.speeds):
+        warnings.append(f"the throughput is not measured ({results.failures()[SPEEDS]})")
     warnings += identical_variants(results, list(variants))
     warnings += mixed_machines(results, pairs)
     for a, b in pairs:
@@ -91,7 +94,7 @@ def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int
     """Return the variants that lack failed runs, and the error; raises UserError if anything else is missing."""
     missing, failures = missing_runs(results, record, needed), results.failures()
     unfinished = [f"{name} lacks runs" for name, keys in missing.items() if not keys <= failures.keys()]
-    if not (missing or results.speeds):
+    if not (missing or results.speeds or SPEEDS in failures):
         unfinished = ["the throughput is not measured"]
     if unfinished:
         command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
+from lm.command_line.loading import check
 from lm.config import MESH_AXES, Config, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
@@ -73,6 +74,7 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     for name, match in plan.lengths.items():
         config, corpus = resolved[name]
         resolved[name] = trained_on(config, match.ratio * _n_params(resolved[match.of][0])), corpus
+    _check_computed(plan, resolved)
     variants = {}
     for name, (config, corpus) in resolved.items():
         cost = flops.flops_per_token(config.model, config.train.seq_len)
@@ -82,6 +84,22 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
     return variants
+
+
+def _check_computed(plan: SweepPlan, resolved: dict[str, tuple[Config, Corpus]]) -> None:
+    """Raise UserError with the mistakes in the configs whose width or length was computed."""
+    problems = []
+    for name in dict.fromkeys([*plan.matches, *plan.lengths]):
+        config, _ = resolved[name]
+        matches = {"model.d_ff": plan.matches.get(name), "train.steps": plan.lengths.get(name)}
+        computed = " and ".join(f"{key} from {match}" for key, match in matches.items() if match)
+        try:
+            check(config)
+            check_memory(config, dict.fromkeys(MESH_AXES, 1))
+        except UserError as error:
+            problems += [f"variant {name!r}, with {computed}: {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*problems)
 
 
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
