@@ -1,4 +1,4 @@
-"""Imports run one way: between the packages of lm there is no cycle, and no module imports a command."""
+"""Imports run one way: no cycle between the packages of lm, no import of a command, and none of a private name."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -39,3 +39,9 @@ def test_no_module_imports_a_command():
     for path in MODULES:
         named = {name for name in imported(path) for command in commands if f"{name}.".startswith(f"{command}.")}
         assert not named, f"{path.relative_to(ROOT)} imports {named}"
+
+
+def test_no_module_imports_a_private_name():
+    for path in MODULES:
+        private = {name for name in imported(path) if any(part.startswith("_") for part in name.split("."))}
+        assert not private, f"{path.relative_to(ROOT)} imports {private}"

@@ -55,7 +55,7 @@ class VariantResult:
     rate_from: str | None = None
 
     @property
-    def tuning_grid(self) -> tuple[float, ...]:
+    def tuned_rates(self) -> tuple[float, ...]:
         """Return the learning rates of the tuning runs."""
         return self.grid if len(self.grid) > 1 and not self.rate_from else ()
 
