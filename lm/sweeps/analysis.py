@@ -10,6 +10,8 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer, describe_placebo_answer
+from lm.sweeps.interaction_report import describe_interaction
+from lm.sweeps.interactions import interactions
 from lm.sweeps.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.multipliers import savings
 from lm.sweeps.optimum import estimate_optimum
@@ -67,7 +69,13 @@ def analyze(workdir: Path) -> Analysis:
     ]
     placebo = _placebo(record, results, failed) if record["placebo"] else None
     warnings = list(dict.fromkeys(warnings))
-    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants), placebo)
+    by_text = [
+        dataclasses.replace(x, answer=describe_interaction(x, record))
+        for x in interactions(record, comparisons, variants)
+    ]
+    return Analysis(
+        record, results, variants, failed, comparisons, warnings, savings(record, variants), by_text, placebo
+    )
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:

@@ -173,11 +173,12 @@ def _curves(a: Analysis) -> tuple[dict, list[list[str]]]:
 
 
 def groups(a: Analysis) -> list[list[str]]:
-    """Return the variants that share a panel: those with the same grid of learning rates, or without a choice."""
-    by_grid = {}
+    """Return the variants that share a panel: those on one text with the same learning rates, or without a choice."""
+    found = {}
     for name, v in a.variants.items():
-        by_grid.setdefault(v.grid if len(v.grid) > 1 else None, []).append(name)
-    return list(by_grid.values())
+        text = a.record["variants"][name]["data"]["fingerprint"]
+        found.setdefault((text, v.grid if len(v.grid) > 1 else None), []).append(name)
+    return list(found.values())
 
 
 # ---- Learning rates --------------------------------------------------------------------------------------------

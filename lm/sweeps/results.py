@@ -62,6 +62,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "sizes": list(plan.sweep.sizes),
+        "texts": list(plan.sweep.texts),
         "variants": described,
         "starts": [describe_start() | {"device": device}],
     }

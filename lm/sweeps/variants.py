@@ -230,12 +230,13 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
+    texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
     return "\n".join(
         [
             f"question: {plan.sweep.question}",
-            f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
+            f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
             f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
             f"then at most {final} runs at the best rate and its neighbors ({fresh} fresh seeds); {length}",
