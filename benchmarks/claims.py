@@ -9,7 +9,7 @@ there was a look, and whether the variances were moderated, which older pages di
 are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
 
 Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers, which need the FLOPs of
-each run, and runs.csv does not hold them.
+each run, and runs.csv does not hold them. So are pages of several texts, because runs.csv does not name the text.
 """
 
 import argparse
@@ -24,12 +24,15 @@ from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
+from lm.sweeps.interaction_report import INTERACTIONS
 from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import MARGIN
 from lm.sweeps.tables import AT_EACH_SIZE, to_csv
 from lm.text import markdown_table
 
+# The reasons why a page is left out, by the title of one of its tables.
+LEFT_OUT = {AT_EACH_SIZE: "its claims are compute multipliers", INTERACTIONS: "it compares on several texts"}
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 
 
@@ -58,8 +61,9 @@ def claims(directory: Path) -> list[dict]:
     compared, placebos = [], []
     for runs_csv in sorted(directory.glob("*/runs.csv")):
         page = runs_csv.parent.name
-        if AT_EACH_SIZE in (directory / f"{page}.md").read_text(encoding="utf-8"):
-            print(f"WARNING: {page} is left out: its claims are compute multipliers", file=sys.stderr)
+        text = (directory / f"{page}.md").read_text(encoding="utf-8")
+        if found := [reason for title, reason in LEFT_OUT.items() if f"## {title}\n" in text]:
+            print(f"WARNING: {page} is left out: {found[0]}", file=sys.stderr)
             continue
         record, results = read_page(directory / f"{page}.md", runs_csv)
         moderated = record["moderated"]

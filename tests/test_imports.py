@@ -1,4 +1,4 @@
-"""Imports run one way: there is no cycle of packages or of modules, and no module imports a command."""
+"""Imports run one way: there is no cycle of packages or of modules, and none of a command or of a private name."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -54,3 +54,9 @@ def test_no_module_imports_a_command():
     for path in MODULES:
         named = {name for name in imported(path) for command in commands if f"{name}.".startswith(f"{command}.")}
         assert not named, f"{path.relative_to(ROOT)} imports {named}"
+
+
+def test_no_module_imports_a_private_name():
+    for path in MODULES:
+        private = {name for name in imported(path) if any(part.startswith("_") for part in name.split("."))}
+        assert not private, f"{path.relative_to(ROOT)} imports {private}"

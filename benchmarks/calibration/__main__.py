@@ -9,7 +9,7 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import looks, moderation, rates, sizes, texts
+from benchmarks.calibration import answers, looks, moderated_looks, moderation, rates, sizes, texts
 from lm.errors import UserError, with_exit_code
 
 SIMULATIONS = {
@@ -17,6 +17,8 @@ SIMULATIONS = {
     "moderation": moderation.simulate,
     "texts": texts.simulate,
     "looks": looks.simulate,
+    "moderated_looks": moderated_looks.simulate,
+    "answers": answers.simulate,
     "sizes": sizes.simulate,
 }
 

@@ -47,7 +47,9 @@ def simulate(n_sweeps: int) -> str:
         truth = np.where(np.arange(n) < different, by, 0.0)
         for name, design in DESIGNS.items():
             found = [grow(design, tests) for tests in simulate_tests(n_sweeps, truth, shared, sd, design)]
-            significant, equivalent, seeds = (np.array(values) for values in zip(*found, strict=True))
+            significant = np.array([[test.is_significant for test in tests] for tests in found])
+            equivalent = np.array([[test.verdict == "equivalent" for test in tests] for tests in found])
+            seeds = np.array([[test.n_seeds for test in tests] for tests in found])
             error = f"{significant[:, truth == 0].any(axis=1).mean():.3f}" if different < n else ""
             power = f"{significant[:, truth > 0].mean():.3f}" if different else ""
             case = [f"{n}", f"{different}", f"{by:g}" if different else "", "shared" if shared else "one each"]
@@ -68,8 +70,8 @@ def simulate_tests(n_sweeps: int, truth: np.ndarray, shared: bool, sd: float, de
     return np.stack(found, axis=2)
 
 
-def grow(design, tests: np.ndarray) -> tuple[list[bool], list[bool], list[int]]:
-    """Return for each comparison of a sweep whether it is significant, whether equivalent, and its number of seeds."""
+def grow(design, tests: np.ndarray) -> list[PairTest]:
+    """Return the tests of the comparisons of a sweep, each at the look at which it stopped."""
     looks, shares = design
 
     def test(k: int, i: int) -> PairTest:
@@ -77,5 +79,4 @@ def grow(design, tests: np.ndarray) -> tuple[list[bool], list[bool], list[int]]:
         d = statistics.Difference(mean, -np.inf, np.inf, p, n, sd, n - 1, len(tests), shares[i])
         return PairTest(i + 1, n, d, None)
 
-    found = follow(len(tests), len(looks), test, MARGIN)
-    return [t.is_significant for t in found], [t.verdict == "equivalent" for t in found], [t.n_seeds for t in found]
+    return follow(len(tests), len(looks), test, MARGIN)

@@ -64,6 +64,11 @@ def load_values(path: str, values: dict[str, Any]) -> Config:
     return config
 
 
+def check(config: Config) -> None:
+    """Check a config whose values were computed, as if it had been loaded; raises UserError with every mistake."""
+    _raise_problems(*from_flat(flatten(to_dict(config))))
+
+
 def run_file(path: str, function: str, folder: str) -> Any:
     """Return what `function` of a Python file returns; `folder` is where such files usually are. Raises UserError."""
     if not os.path.isfile(path):

@@ -10,12 +10,15 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer, describe_placebo_answer
+from lm.sweeps.interaction_report import describe_interaction
+from lm.sweeps.interactions import interactions
 from lm.sweeps.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.multipliers import savings
 from lm.sweeps.optimum import estimate_optimum
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult
 from lm.sweeps.records import read_sweep
 from lm.sweeps.results import (
+    SPEEDS,
     STUCK,
     Results,
     at_edge,
@@ -51,6 +54,8 @@ def analyze(workdir: Path) -> Analysis:
     failed = _failed(record, results, workdir, needed)
     variants = {n: _variant(n, at_look(record, needed[n]), results) for n in record["variants"] if n not in failed}
     warnings = [f"{name} is left out: runs failed ({error})" for name, error in failed.items()]
+    if not (failed or results.speeds):
+        warnings.append(f"the throughput is not measured ({results.failures()[SPEEDS]})")
     warnings += identical_variants(results, list(variants))
     warnings += mixed_machines(results, pairs)
     for a, b in pairs:
@@ -64,7 +69,13 @@ def analyze(workdir: Path) -> Analysis:
     ]
     placebo = _placebo(record, results, failed) if record["placebo"] else None
     warnings = list(dict.fromkeys(warnings))
-    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants), placebo)
+    by_text = [
+        dataclasses.replace(x, answer=describe_interaction(x, record))
+        for x in interactions(record, comparisons, variants)
+    ]
+    return Analysis(
+        record, results, variants, failed, comparisons, warnings, savings(record, variants), by_text, placebo
+    )
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:
@@ -91,7 +102,7 @@ def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int
     """Return the variants that lack failed runs, and the error; raises UserError if anything else is missing."""
     missing, failures = missing_runs(results, record, needed), results.failures()
     unfinished = [f"{name} lacks runs" for name, keys in missing.items() if not keys <= failures.keys()]
-    if not (missing or results.speeds):
+    if not (missing or results.speeds or SPEEDS in failures):
         unfinished = ["the throughput is not measured"]
     if unfinished:
         command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])

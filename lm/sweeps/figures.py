@@ -1,41 +1,20 @@
-"""The figures of a report, in colors that remain distinct for color-blind readers (Okabe and Ito 2008) and in gray.
-
-All figures are WIDTH inches wide, panels below each other and the legend below its panel, so that the text is legible
-on a screen of 400 pixels as well as on a wide one.
-"""
+"""The figures of a report."""
 
 import collections
 import io
 import math
 import textwrap
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
+from lm.sweeps.figure_parts import COLOURS, LETTERS, WIDTH, add_legend, label_log_ticks, line_look, stack_panels
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import tuning_result
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-STYLES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX*"
 LOSS = "validation loss (nats per token)"
-WIDTH = 4.8  # inches
-LETTERS = 58  # that fit into WIDTH
-MIN_GAP = 0.11  # between two labels of a logarithmic axis, as a fraction of its length
-
-plt.rcParams |= {
-    "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "legend.frameon": False, "legend.fontsize": 9, "axes.titlesize": 10, "axes.titlelocation": "left",
-    "figure.dpi": 110, "savefig.dpi": 150, "svg.fonttype": "none",
-    "svg.hashsalt": "lm.report",  # else element ids differ from one report to the next
-}  # fmt: skip
 
 
 def figures(a: Analysis) -> dict[str, Figure]:
@@ -124,7 +103,7 @@ def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[f
 def learning_curves(a: Analysis) -> Figure:
     """Draw the validation loss during training, and its second half again, larger."""
     curves, groups = _curves(a)
-    figure, panels = _panels(2 * len(groups), sum(map(len, groups)))
+    figure, panels = stack_panels(2 * len(groups), sum(map(len, groups)))
     for names, whole, end in zip(groups, panels[::2], panels[1::2], strict=True):
         drawn = [name for name in names if name in curves]
         half = max((curves[name][0][-1] for name in drawn), default=0) / 2
@@ -133,7 +112,7 @@ def learning_curves(a: Analysis) -> Figure:
                 if name in curves:
                     steps, losses = curves[name]
                     part = steps >= first
-                    _draw_curve(axes, a.variants[name], steps[part], losses[:, part], _look(i))
+                    _draw_curve(axes, a.variants[name], steps[part], losses[:, part], line_look(i))
             middles = [a.variants[n].center(curves[n][1])[curves[n][0] >= first] for n in drawn]
             _fit(axes, np.concatenate(middles) if middles else np.zeros(0))
         low, high = whole.get_ylim()
@@ -143,8 +122,16 @@ def learning_curves(a: Analysis) -> Figure:
         whole.set(xlabel="step", ylabel=LOSS, title="whole training")
         end.set(xlabel="step", ylabel=LOSS, title="second half")
         _name_diverged(a, names, end)
-        _legend(end, whole)
+        add_legend(end, whole)
     return figure
+
+
+def _name_diverged(a: Analysis, names: list[str], axes) -> None:
+    """List in the legend the variants that have no line because runs diverged."""
+    for v in (a.variants[name] for name in names):
+        if v.n_diverged:
+            label = f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged"
+            axes.plot([], [], " ", label=textwrap.fill(label, LETTERS - 8))
 
 
 def _draw_curve(axes, v: VariantResult, steps: np.ndarray, losses: np.ndarray, look: dict) -> None:
@@ -186,11 +173,12 @@ def _curves(a: Analysis) -> tuple[dict, list[list[str]]]:
 
 
 def groups(a: Analysis) -> list[list[str]]:
-    """Return the variants that share a panel: those with the same grid of learning rates, or without a choice."""
-    by_grid = {}
+    """Return the variants that share a panel: those on one text with the same learning rates, or without a choice."""
+    found = {}
     for name, v in a.variants.items():
-        by_grid.setdefault(v.grid if len(v.grid) > 1 else None, []).append(name)
-    return list(by_grid.values())
+        text = a.record["variants"][name]["data"]["fingerprint"]
+        found.setdefault((text, v.grid if len(v.grid) > 1 else None), []).append(name)
+    return list(found.values())
 
 
 # ---- Learning rates --------------------------------------------------------------------------------------------
@@ -199,7 +187,7 @@ def groups(a: Analysis) -> list[list[str]]:
 def learning_rates(a: Analysis) -> Figure:
     """Draw the final validation loss over the learning rate: mean of the tuning seeds, and each run on a fresh seed."""
     drawn = [names for names in groups(a) if len(a.variants[names[0]].grid) > 1] or groups(a)
-    figure, panels = _panels(len(drawn), sum(map(len, drawn)))
+    figure, panels = stack_panels(len(drawn), sum(map(len, drawn)))
     for names, axes in zip(drawn, panels, strict=True):
         _draw_rates(a, names, axes)
     return figure
@@ -212,8 +200,8 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     low, high = _loss_limits([run["val_loss"] for run in ours if run["val_loss"] is not None], unigram)
     is_clipped = False
     for i, name in enumerate(names):
-        look = _look(i)
-        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if a.variants[name].tuning_grid else ())]
+        look = line_look(i)
+        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if a.variants[name].tuned_rates else ())]
         means = [np.nan if t.n_diverged else t.loss for t in tuned]
         axes.plot(grid[: len(means)], means, label=textwrap.fill(name, LETTERS - 8), **look)
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
@@ -229,11 +217,11 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     diverged = collections.Counter(run["learning_rate"] for run in ours if run["val_loss"] is None)
     for rate, n in diverged.items():
         axes.text(rate, 1.02, f"{n}", fontsize=8, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
-    _log_ticks(axes, grid)
+    label_log_ticks(axes, grid)
     marks = ["triangles: above the axis"] * is_clipped + ["numbers on top: runs that diverged"] * bool(diverged)
     axes.set_title("; ".join(marks), pad=16 if diverged else 8, fontsize=9)
     axes.set(xlabel="learning rate", ylabel=LOSS)
-    _legend(axes)
+    add_legend(axes)
 
 
 def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
@@ -244,72 +232,3 @@ def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
     margin = 0.05 * (high - low) or 0.05
     high = min(max(losses) + margin, high + 10 * margin, max(1.1 * unigram, np.percentile(losses, 75) + margin))
     return low - 0.05 * (high - low), high
-
-
-# ---- Parts of figures ------------------------------------------------------------------------------------------
-
-
-def _panels(n: int, n_labels: int):
-    """Return a figure of n panels below each other, with room for legends of so many entries in total."""
-    figure = Figure(figsize=(WIDTH, 2.9 * n + 0.2 * n_labels), layout="constrained")
-    return figure, list(figure.subplots(n, 1, squeeze=False)[:, 0])
-
-
-def _look(i: int) -> dict:
-    """Return the style of the i-th line of a panel; where a color is used again, all else differs."""
-    again, i = divmod(i, len(COLOURS))
-    marker = MARKERS[(i + again) % len(MARKERS)]
-    return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}
-
-
-def _legend(axes, *others) -> None:
-    """Put the legend below the panel; it lists the lines of `axes` and those that only `others` have."""
-    entries = {}
-    for one in (axes, *others):
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    if entries:
-        axes.legend(entries.values(), entries, loc="upper left", bbox_to_anchor=(-0.1, -0.18), borderaxespad=0)
-
-
-def _name_diverged(a: Analysis, names: list[str], axes) -> None:
-    """List in the legend the variants that have no line because runs diverged."""
-    for v in (a.variants[name] for name in names):
-        if v.n_diverged:
-            label = f"not drawn: {v.name}, {v.n_diverged} of {len(v.losses)} diverged"
-            axes.plot([], [], " ", label=textwrap.fill(label, LETTERS - 8))
-
-
-def _log_ticks(axes, candidates: list[float]) -> None:
-    """Label those of the candidates on the x axis that do not overlap."""
-    low, high = np.log(axes.get_xlim())
-    ticks = []
-    for tick in candidates:
-        if not ticks or math.log(tick / ticks[-1]) > MIN_GAP * (high - low):
-            ticks.append(tick)
-    axes.minorticks_off()
-    axes.set_xticks(ticks, [_short(tick) for tick in ticks])
-
-
-def _short(x: float) -> str:
-    """Format a tick.
-
-    >>> _short(0.016), _short(0.008 * 64 / 48), _short(2e12)
-    ('0.016', '0.0107', '2e12')
-    """
-    return f"{x:{'.3g' if x < 100 else 'g'}}" if 1e-4 <= x < 1e4 else f"{x:.0e}".replace("e+0", "e").replace("e+", "e")
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    """Return the multiples 1, 2 and 5 of powers of ten from low to high, or fewer if their labels would overlap.
-
-    >>> _round_numbers(0.3, 6), _round_numbers(1, 3000)
-    ([0.5, 1.0, 2.0, 5.0], [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0])
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for multiples, gap in (((1, 2, 5), 2), ((1, 3), 3), ((1,), 10)):
-        numbers = [float(f"{m}e{decade}") for decade in decades for m in multiples]
-        numbers = [number for number in numbers if low <= number <= high]
-        if math.log(gap) > MIN_GAP * math.log(high / low):
-            break
-    return numbers

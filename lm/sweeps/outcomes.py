@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from lm.sweeps.interactions import Interaction
 from lm.sweeps.looks import is_significant
 from lm.sweeps.multipliers import Saving, answer
 from lm.sweeps.optimum import Optimum
@@ -55,7 +56,7 @@ class VariantResult:
     rate_from: str | None = None
 
     @property
-    def tuning_grid(self) -> tuple[float, ...]:
+    def tuned_rates(self) -> tuple[float, ...]:
         """Return the learning rates of the tuning runs."""
         return self.grid if len(self.grid) > 1 and not self.rate_from else ()
 
@@ -141,6 +142,7 @@ class Analysis:
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
         savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
+        interactions: how the differences depend on the text, if the sweep has texts.
         placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
     """
 
@@ -151,15 +153,17 @@ class Analysis:
     comparisons: list[Comparison]
     warnings: list[str]
     savings: list[Saving] = ()
+    interactions: list[Interaction] = ()
     placebo: Comparison | None = None
 
     @property
     def answers(self) -> list[str]:
-        """Return one answer per claim and that of the placebo.
+        """Return one answer per claim, and those of the interactions and of the placebo.
 
         There is a claim per pair of variants if the sweep has sizes, else per comparison.
         """
         claims = [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
+        claims += [x.answer for x in self.interactions]
         return [*claims, self.placebo.answer] if self.placebo else claims
 
     @property

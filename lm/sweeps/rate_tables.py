@@ -16,7 +16,7 @@ def rates(a: Analysis) -> Table | None:
     rows = []
     for v in a.variants.values():
         means = []
-        for rate in v.tuning_grid:
+        for rate in v.tuned_rates:
             n_diverged, n_stuck, loss = tuning_result(a.results, a.record, v.name, rate)
             lost = ", ".join([f"{n_diverged} diverged"] * (n_diverged > 0) + [f"{n_stuck} stuck"] * (n_stuck > 0))
             shown = lost if math.isinf(loss) else difference(loss, sign="") + f" ({lost})" * bool(lost)

@@ -13,6 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import cost_tables, rate_tables, tables
+from lm.sweeps.interaction_report import interaction_table
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
@@ -92,6 +93,7 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         *([figure("savings")] if _has_multipliers(a) else []),
         table(tables.comparisons(a)),
         figure("differences"),
+        *([table(interaction_table(a))] if a.interactions else []),
         table(tables.losses(a)),
         figure("curves"),
         *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common

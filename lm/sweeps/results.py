@@ -21,6 +21,7 @@ from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
 
 SAME = 1e-6  # relative difference of two losses below which rounding explains it
+SPEEDS = ("speeds",)  # the key of a failed measurement of the speeds, among those of runs
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
 
@@ -61,6 +62,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "base": plan.sweep.base,
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "sizes": list(plan.sweep.sizes),
+        "texts": list(plan.sweep.texts),
         "variants": described,
         "starts": [describe_start() | {"device": device}],
     }
@@ -157,6 +159,7 @@ class Results:
 
     def __init__(self, workdir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)):
         self.workdir, self.runs, self._read, self._warn = workdir, {}, set(), warn
+        self._old_failures = set(self._failure_files())
         self.reload()
 
     def reload(self) -> None:
@@ -211,11 +214,19 @@ class Results:
             (self.workdir / "failed").mkdir(exist_ok=True)
             write_text(self.workdir / "failed" / f"{name}.json", to_json({"runs": keys, "error": error}) + "\n")
 
-    def failures(self) -> dict[tuple, str]:
-        """Return the latest error of each run that failed, by key."""
-        paths = sorted((self.workdir / "failed").glob("*.json"), key=lambda path: path.stat().st_mtime)
-        found = [self._intact(path, read_failure) for path in paths]
+    def failures(self, *, new: bool = False) -> dict[tuple, str]:
+        """Return the latest error of each run that failed, by key.
+
+        Args:
+            new: only those that any process has saved since this object was made.
+        """
+        files = [file for file in self._failure_files() if not (new and file in self._old_failures)]
+        found = [self._intact(path, read_failure) for _, path in files]
         return {tuple(key): failure["error"] for failure in found if failure for key in failure["runs"]}
+
+    def _failure_files(self) -> list[tuple[int, Path]]:
+        """Return the files of failures with the times at which they were written, the latest last."""
+        return sorted((path.stat().st_mtime_ns, path) for path in (self.workdir / "failed").glob("*.json"))
 
     def _remember(self, runs: list[dict]) -> None:
         for run in runs:

@@ -17,11 +17,14 @@ from pathlib import Path
 
 import jax
 
+from lm.config import Config
+from lm.errors import first_line
 from lm.files import to_json
 from lm.runtime import log_to
 from lm.sweeps.attempts import ProcessDied, attempt, n_deaths
 from lm.sweeps.looks import seeds_needed
 from lm.sweeps.results import (
+    SPEEDS,
     Results,
     at_edge,
     best_rate,
@@ -157,7 +160,6 @@ class _Runner:
         configs = {key: self.variants[key[0]].run_config(*key[1:]) for key in keys}
         groups = group_by_program(configs, self.together * jax.device_count())
         began, n_trained, failed, waited = time.monotonic(), 0, [], False
-        lost = {}  # by program, why its runs are not tried any more
         while todo := [group for group in groups if self._missing(phase, group) and group not in failed]:
             n_before = n_trained + len(failed)
             for place, group in enumerate(self._fewest_deaths_first(phase, todo)):
@@ -172,15 +174,11 @@ class _Runner:
                     left = f", {duration(left)} left for all {phase} runs" if n_trained else ""
                     names = ", ".join(sorted({name for name, _, _ in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
-                    program = program_of(configs[group[0]])
                     try:
-                        if program in lost:
-                            raise lost[program]
+                        self._refuse_deadly(phase, program_of(configs[group[0]]))
                         train_group(self, phase, missing)
                         n_trained += 1
                     except Exception as error:  # a group that fails must not stop the others
-                        if isinstance(error, ProcessDied):
-                            lost[program] = error
                         reason = f"{type(error).__name__}: {str(error)[:500]}"
                         self.say(f"{title} failed: {reason}")
                         self.results.add_failure(_digest([phase, group]), [(phase, *key) for key in group], reason)
@@ -195,6 +193,20 @@ class _Runner:
 
     def _missing(self, phase: str, keys: list[Key]) -> list[Key]:
         return [key for key in keys if (phase, *key) not in self.results.runs]
+
+    def _refuse_deadly(self, phase: str, program: Config) -> None:
+        """Raise ProcessDied if this or another process has, since this one started, given up runs of a program.
+
+        The count of deaths is removed then, so that the next start tries again.
+        """
+        for key, error in self.results.failures(new=True).items():
+            kind, _, reason = error.partition(": ")
+            if kind == ProcessDied.__name__ and key[0] == phase and program_of(self._config(key)) == program:
+                raise ProcessDied(reason)
+
+    def _config(self, key: tuple[str, str, float, int]) -> Config:
+        """Return the config of a run of a phase."""
+        return self.variants[key[1]].run_config(*key[2:])
 
     def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
         """Sort groups by the most deaths in any group of their program; in a program, the most deaths come first."""
@@ -213,15 +225,29 @@ class _Runner:
         return self.results.workdir / "unfinished" / f"{phase}-{_digest([keys, -(-len(keys) // n), n])}"
 
     def measure_speeds(self) -> None:
-        """Measure the throughput of all variants, unless another process does."""
+        """Measure the throughput of all variants, unless another process does; the sweep is finished without it."""
         while not (self.results.speeds or self.signals.received):
             with self.results.claim("speeds") as claimed:
                 if claimed and not self.results.speeds:
                     self.say("measuring the throughput of all variants")
-                    pairs = {name: (v.config, v.corpus) for name, v in self.variants.items()}
-                    self.results.set_speeds(measure_variants(pairs, self.plan.sweep.baseline, self.together))
-                    shutil.rmtree(self.results.workdir / "unfinished", ignore_errors=True)
+                    # What the report says if this process dies; the file is ignored once there are speeds.
+                    self.results.add_failure("speeds", [SPEEDS], "its measurement did not end")
+                    try:
+                        self._measure_speeds()
+                    except Exception as error:  # the results are complete
+                        reason = first_line(error)
+                        self.results.add_failure("speeds", [SPEEDS], reason)
+                        self.say(f"WARNING: the throughput is not measured ({reason}); rerun to try again")
+                        return
             time.sleep(0 if self.results.speeds else 1)
+
+    def _measure_speeds(self) -> None:
+        unfinished = self.results.workdir / "unfinished"
+        pairs = {name: (v.config, v.corpus) for name, v in self.variants.items()}
+        with attempt(unfinished / f"speeds-{self.together}-{jax.device_count()}"):
+            speeds = measure_variants(pairs, self.plan.sweep.baseline, self.together)
+        self.results.set_speeds(speeds)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:

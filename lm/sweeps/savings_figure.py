@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 
-from lm.sweeps.figures import LETTERS, _legend, _log_ticks, _look, _panels, _round_numbers
+from lm.sweeps.figure_parts import LETTERS, add_legend, label_log_ticks, line_look, round_numbers, stack_panels
 from lm.sweeps.multipliers import Saving
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.scaling import Estimate, power_law
@@ -23,7 +23,7 @@ LARGEST = math.log(1000)  # a flat loss gives huge multipliers, which are drawn 
 def savings_figure(a: Analysis) -> Figure:
     """Draw two panels for each pair of variants that has multipliers; there must be one."""
     drawn = [s for s in a.savings if not s.missing]
-    figure, panels = _panels(2 * len(drawn), 2 * len(drawn))
+    figure, panels = stack_panels(2 * len(drawn), 2 * len(drawn))
     for i, s in enumerate(drawn):
         _draw_losses(s, panels[2 * i])
         _draw_multipliers(s, panels[2 * i + 1])
@@ -34,17 +34,17 @@ def _draw_losses(s: Saving, axes) -> None:
     floor, factors, exponent = power_law(s.compute_S2, s.loss_S2)
     compute = np.geomspace(s.compute_S2.min(), s.compute_S2.max(), 100)
     for i, (name, factor) in enumerate(zip((s.variant, s.against), factors, strict=True)):
-        look = _look(i)
+        look = line_look(i)
         axes.plot(compute, floor + factor * compute**-exponent, **look | {"marker": ""})
         axes.plot(s.compute_S2[:, i], s.loss_S2[:, i], **look | {"linestyle": ""})
         axes.plot([], [], label=textwrap.fill(name, LETTERS - 8), **look)
     _compute_axis(s, axes)
     axes.set(ylabel="test loss (nats per token)", title=f"{s.variant} and {s.against}")
-    _legend(axes)
+    add_legend(axes)
 
 
 def _draw_multipliers(s: Saving, axes) -> None:
-    found, x, look = s.estimate, np.sqrt(s.compute_S2.prod(axis=1)), _look(0)
+    found, x, look = s.estimate, np.sqrt(s.compute_S2.prod(axis=1)), line_look(0)
     bottom, top = _limits([*found.at_sizes, found.pooled])
     axes.axhspan(*np.exp(np.clip(found.pooled[1:3], bottom, top)), color=look["color"], alpha=0.12, linewidth=0)
     axes.axhline(np.exp(np.clip(found.pooled.value, bottom, top)), color=look["color"], linewidth=1)
@@ -82,4 +82,4 @@ def _limits(estimates: list[Estimate]) -> tuple[float, float]:
 def _compute_axis(s: Saving, axes) -> None:
     low, high = s.compute_S2.min() / 1.25, s.compute_S2.max() * 1.25
     axes.set(xscale="log", xlim=(low, high), xlabel="training FLOPs per run")
-    _log_ticks(axes, _round_numbers(low, high))
+    label_log_ticks(axes, round_numbers(low, high))

@@ -16,6 +16,7 @@ from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
 from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
+from lm.sweeps.texts import wrong_texts
 
 BUDGETS = ("quick", "full")
 WIDTHS = ("params", "flops")  # the ways to match a width
@@ -47,7 +48,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values`, `sizes`, `margin` and `placebo` are required.
+    """One ablation. All fields but `values`, `sizes`, `texts`, `margin` and `placebo` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -62,6 +63,8 @@ class Sweep:
         sizes: by name, from small to large, the config values of each size. Every variant is trained at every size, and
             the comparisons report how much compute a variant saves. `optimizer.learning_rate` may be a grid of the
             size's own, or `match_rate`.
+        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
+            tuned, trained and compared on every text, and the report tests whether the differences depend on the text.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
@@ -76,6 +79,7 @@ class Sweep:
     budgets: dict[str, Budget] = None
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
+    texts: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
     placebo: Values = dataclasses.field(default_factory=dict)
 
@@ -90,7 +94,7 @@ class SweepPlan:
         budget_name, budget: the chosen budget.
         sweep: what the file returned, with the placebo as one more variant. With sizes, its variants are those at each
             size, and so are the baseline (at the last size) and the comparisons (at all sizes for one pair after the
-            other).
+            other). The same with texts.
         configs: by variant, its config at the first learning rate of its grid. Matched values are the base's.
         grids: by variant, its learning rates.
         matches: by variant, the widths that are still to be computed.
@@ -132,7 +136,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
     if problems := list(_wrong_fields(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    if problems := list(_wrong_sizes(sweep)):
+    if problems := [*_wrong_sizes(sweep), *wrong_texts(sweep)]:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
     problems = dict.fromkeys(wrong_placebo(sweep))
     if sweep.placebo:
@@ -141,7 +145,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     problems |= dict.fromkeys(_problems(sweep, budget_name))
     grids_are_right = not any(_wrong_grids(sweep))
     budget = sweep.budgets.get(budget_name, Budget())
-    sizes = sweep.sizes or {"": {}}
+    sizes = sweep.sizes or sweep.texts or {"": {}}
     baselines = {at_size(name, size): at_size(sweep.baseline, size) for size in sizes for name in sweep.variants}
     sweep = dataclasses.replace(
         sweep,
@@ -204,13 +208,15 @@ def _is_number(value) -> bool:
 def _wrong_fields(s: Sweep):
     """Yield the fields that are missing or of another type."""
     comparisons = isinstance(s.comparisons, tuple | list) and all(_is_pair(pair) for pair in s.comparisons)
-    variants, sizes = (_has_keys(v) and all(map(_has_keys, v.values())) for v in (s.variants, s.sizes))
+    axes = s.variants, s.sizes, s.texts
+    variants, sizes, texts = (_has_keys(v) and all(map(_has_keys, v.values())) for v in axes)
     budgets = _has_keys(s.budgets) and all(isinstance(budget, Budget) for budget in s.budgets.values())
     for field, right, wanted in (
         ("question", isinstance(s.question, str), "a question"),
         ("base", isinstance(s.base, str), "the path of a config file"),
         ("values", _has_keys(s.values), "a dictionary of config keys and values"),
         ("sizes", sizes, "a dictionary, by name, of dictionaries of config keys and values"),
+        ("texts", texts, "a dictionary, by name, of dictionaries of config keys and values"),
         ("placebo", _has_keys(s.placebo), "a dictionary of config keys and values"),
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
+from lm.command_line.loading import check
 from lm.config import MESH_AXES, Config, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
@@ -73,6 +74,7 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     for name, match in plan.lengths.items():
         config, corpus = resolved[name]
         resolved[name] = trained_on(config, match.ratio * _n_params(resolved[match.of][0])), corpus
+    _check_computed(plan, resolved)
     variants = {}
     for name, (config, corpus) in resolved.items():
         cost = flops.flops_per_token(config.model, config.train.seq_len)
@@ -82,6 +84,22 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
     return variants
+
+
+def _check_computed(plan: SweepPlan, resolved: dict[str, tuple[Config, Corpus]]) -> None:
+    """Raise UserError with the mistakes in the configs whose width or length was computed."""
+    problems = []
+    for name in dict.fromkeys([*plan.matches, *plan.lengths]):
+        config, _ = resolved[name]
+        matches = {"model.d_ff": plan.matches.get(name), "train.steps": plan.lengths.get(name)}
+        computed = " and ".join(f"{key} from {match}" for key, match in matches.items() if match)
+        try:
+            check(config)
+            check_memory(config, dict.fromkeys(MESH_AXES, 1))
+        except UserError as error:
+            problems += [f"variant {name!r}, with {computed}: {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*problems)
 
 
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
@@ -212,12 +230,13 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
     final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
+    texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
     return "\n".join(
         [
             f"question: {plan.sweep.question}",
-            f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
+            f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
             f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
             f"then at most {final} runs at the best rate and its neighbors ({fresh} fresh seeds); {length}",

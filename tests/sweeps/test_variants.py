@@ -16,6 +16,7 @@ from lm.data import Corpus, Split
 from lm.errors import UserError
 from lm.sweeps import Budget, Sweep, match_flops, match_params, runner
 from lm.sweeps import variants as variants_module
+from lm.sweeps.axes import Match
 from lm.sweeps.results import Results, missing_runs
 from lm.sweeps.spec import SweepPlan
 from lm.sweeps.variants import (
@@ -216,6 +217,34 @@ def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(tmp_path, monk
         "WARNING: variant 'layer' cannot be traced: TypeError: dot_general requires contracting dimensions to have "
         "the same shape"
     ]
+
+
+def test_a_config_is_checked_again_after_its_steps_and_width_are_computed(monkeypatch):
+    """Both configs are right before: with 3 steps there is no decay after the warm-up, and no step to trace."""
+    long = {"steps": 300, "batch_size": 4, "seq_len": 16}
+    schedule = {"warmup_steps": 150, "decay_steps": 200}
+    resolved = {
+        "a": (tiny(train=long, optimizer=schedule), CORPUS),
+        "b": (tiny(train=long | {"profile": (10, 12)}), CORPUS),
+        "c": (tiny(train=long), CORPUS),
+    }
+    monkeypatch.setattr(variants_module, "_resolve_configs", lambda plan, say: resolved)
+    monkeypatch.setattr(variants_module, "fingerprint", lambda config, corpus, warm: str(config))
+    sweep = Sweep("?", "base.py", {"a": {}, "b": {}, "c": {}}, "a")
+
+    def resolve(steps):
+        lengths = dict.fromkeys(resolved, Match("tokens", "a", steps * 64 / n_params(resolved["a"][0])))
+        grids = dict.fromkeys(resolved, (1e-3,))
+        return resolve_variants(SweepPlan("name", "", "full", sweep, BUDGET, {}, grids, {}, lengths), print)
+
+    assert {v.config.train.steps for v in resolve(30).values()} == {30}
+    with pytest.raises(UserError) as found:
+        resolve(3)
+    assert len(found.value.problems) == 2
+    warmup, profile = found.value.problems
+    assert warmup.startswith("variant 'a', with train.steps from ")
+    assert "tokens per parameter: config.optimizer.warmup_steps: 2 is not less than the schedule" in warmup
+    assert "config.train.profile: (10, 12) must be (first, last) with first <= last <= train.steps = 3" in profile
 
 
 def test_the_schedule_and_the_evaluations_follow_the_steps():

@@ -1,0 +1,56 @@
+"""Simulated sweeps: what counts as a wrong answer, and that they are tested as real ones are."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.calibration import answers, moderated_looks
+from benchmarks.calibration.looks import LOOKS
+from lm.sweeps import statistics
+from lm.sweeps.looks import PairTest
+from lm.sweeps.moderation import fit_prior
+from lm.sweeps.spec import MARGIN
+
+
+def answer(mean: float, **p_values) -> PairTest:
+    return PairTest(1, 5, statistics.Difference(mean, -1, 1, math.nan, 5, 0.01, 4), None, **p_values)
+
+
+DIFFERENT, OPPOSITE = (answer(mean, p_adjusted=0.01, p_beyond=0.5, p_equivalent=0.5) for mean in (0.01, -0.01))
+BEYOND = answer(0.01, p_adjusted=0.01, p_beyond=0.01, p_equivalent=0.5)
+EQUIVALENT = answer(0.001, p_adjusted=0.5, p_beyond=0.5, p_equivalent=0.01)
+UNDECIDED = answer(0.01, p_adjusted=0.5, p_beyond=0.01, p_equivalent=0.5)
+
+
+@pytest.mark.parametrize(
+    ("margins", "test", "expected"),
+    [
+        (0, DIFFERENT, [True, False, False]),
+        (0, BEYOND, [True, False, False]),
+        (0, EQUIVALENT, [False, False, False]),
+        (0, UNDECIDED, [False, False, False]),
+        (0.5, DIFFERENT, [False, False, False]),
+        (0.5, OPPOSITE, [True, False, False]),
+        (0.5, BEYOND, [False, True, False]),
+        (0.5, EQUIVALENT, [False, False, False]),
+        (2, DIFFERENT, [False, False, False]),
+        (2, BEYOND, [False, False, False]),
+        (2, EQUIVALENT, [False, False, True]),
+    ],
+)
+def test_only_false_answers_are_wrong(margins, test, expected):
+    assert answers.wrong(np.array([margins * MARGIN]), [test]) == expected
+    assert answers.wrong(np.array([margins * MARGIN, 0]), [test, UNDECIDED]) == expected
+
+
+def test_the_prior_of_all_looks_is_that_of_the_first():
+    losses_VS = np.random.default_rng(0).normal(0, 0.01, (5, LOOKS[-1]))
+    prior = fit_prior(losses_VS[:, : LOOKS[0]])
+    last = moderated_looks.grow(losses_VS, "moderated")[0]
+    assert last.n_seeds > LOOKS[0]
+    share = last.n_seeds / sum(LOOKS)
+    expected = statistics.paired_difference(*losses_VS[[1, 0], : last.n_seeds], 4, prior, share)
+    assert last.difference == expected
+    assert expected.df > last.n_seeds - 1
+    assert moderated_looks.grow(losses_VS, "t")[0].difference.df == moderated_looks.grow(losses_VS, "t")[0].n_seeds - 1
