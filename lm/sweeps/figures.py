@@ -39,12 +39,9 @@ plt.rcParams |= {
 
 
 def figures(a: Analysis) -> dict[str, Figure]:
-    """Return all figures by name."""
-    return {
-        "differences": differences(a),
-        "curves": learning_curves(a),
-        "learning_rates": learning_rates(a),
-    }
+    """Return the figures by name that every sweep has, and that of the learning rates where they are a grid."""
+    found = {"differences": differences(a), "curves": learning_curves(a)}
+    return found if a.record["search"] else found | {"learning_rates": learning_rates(a)}
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

@@ -6,6 +6,7 @@ from pathlib import Path
 from lm.config.values import short
 from lm.errors import UserError
 from lm.files import COUNT, check_shape, read_json, to_json
+from lm.sweeps.axes import LEARNING_RATE
 from lm.sweeps.spec import MARGIN
 
 # Shapes; see `lm.files.read_json`.
@@ -101,7 +102,8 @@ def read_sweep(path: Path) -> dict:
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
-    record = {"looks": [len(record["seeds"])], "placebo": None} | record  # of older versions
+    record = {"looks": [len(record["seeds"])], "placebo": None, "search": None} | record  # of older versions
+    _check_key(record, "search", ({"space": {str: str}, "trials": [{LEARNING_RATE: float}]}, None), path, advice)
     looks = record["looks"]
     if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, len(record["seeds"]))):
         raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
