@@ -260,6 +260,56 @@ def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
     assert "| placebo − mlp | 5 |" in page
 
 
+SEARCH = {
+    "from lm.sweeps import Budget,": "from lm.sweeps import choice, log_uniform, Search, Budget,",
+    "learning_rates=(1e-3, 1e-2)": """search=Search(4, {
+            "optimizer.learning_rate": log_uniform(1e-3, 1e-1), "optimizer.b2": choice(0.9, 0.99),
+            "train.batch_size": choice(4, 8),
+        })""",
+    '"optimizer.learning_rate": (0.1, 1e30),': "",
+}
+
+
+@pytest.mark.slow
+def test_a_random_search_divided_among_processes_equals_that_of_one(bench, tmp_path):
+    """One of two processes is killed in a run. Every variant tries the same trials, and trains the best one again."""
+    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
+    for old, new in SEARCH.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "drawn.py").write_text(text)
+    command = [sys.executable, "-c", EAGER, f"--config={tmp_path / 'drawn.py'}", f"--workdir={tmp_path / 'both'}"]
+    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
+    for line in killed.stdout:
+        if line.startswith(("step", "waiting")):
+            killed.kill()
+            break
+    killed.communicate(timeout=600)
+    output = other.communicate(timeout=900)[0]
+    assert other.returncode == 0, output
+    done = run(bench, "--workdir", tmp_path / "one", config=tmp_path / "drawn.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results(tmp_path / "both")
+    assert found == results(tmp_path / "one")
+    trials = json.loads((tmp_path / "one" / "sweep.json").read_text())["search"]["trials"]
+    by_rate = {trial["optimizer.learning_rate"]: trial for trial in trials}
+    assert {trial["train.batch_size"] for trial in trials} == {4, 8}
+    tuning = {(name, rate) for phase, name, rate, _ in found if phase == "tuning"}
+    assert tuning == {(name, rate) for name in ("mlp", "glu", "wild") for rate in by_rate}
+    for (_, _, rate, _), trained in found.items():
+        assert trained["steps"] == 32 // by_rate[rate]["train.batch_size"]
+    for name in ("mlp", "glu", "wild"):
+        losses = {
+            rate: found["tuning", name, rate, s]["val_loss"] for p, n, rate, s in found if (p, n) == ("tuning", name)
+        }
+        best = min(losses, key=losses.get)
+        assert {key[2:] for key in found if key[:2] == ("final", name)} == {(best, s) for s in fresh_seeds("drawn", 2)}
+    reported = run(bench, tmp_path / "one", module="lm.report", config=None)
+    assert reported.returncode == 0, reported.stderr
+    assert "Best of k trials" in (tmp_path / "one" / "report.md").read_text()
+
+
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
     text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
     text = text.replace('{"model.ffn": "mlp"}', '{"model.window_pattern": (16,)}')

@@ -104,10 +104,12 @@ def draw_trials(name: str, search: Search, n: int | None = None) -> tuple[Values
     ({'optimizer.b2': 0.95}, {'optimizer.b2': 0.999})
     """
 
+    leaves = schema()
+
     def draw(trial: int, key: str) -> Any:
         digest = hashlib.sha256(f"{name}/{trial}/{key}".encode()).digest()
         u = int.from_bytes(digest[:6], "big") / 2**48
-        return checked(search.space[key].at(u), *schema()[key])
+        return checked(search.space[key].at(u), *leaves[key])
 
     return tuple({key: draw(trial, key) for key in search.space} for trial in range(n or search.trials))
 
