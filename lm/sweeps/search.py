@@ -206,12 +206,18 @@ def _wrong_places(sweep):
             yield f"{place}: train.steps must be a number, because the search draws {BATCH_SIZE}"
 
 
-def wrong_batch_sizes(trials: tuple[Values, ...], steps: int, batch_size: int):
-    """Yield the drawn batch sizes with which a run cannot have exactly as many tokens as with its own batch size.
+def wrong_trials(trials: tuple[Values, ...], steps: int, batch_size: int):
+    """Yield what is wrong with drawn values: equal learning rates, or a batch size with another number of tokens.
 
-    >>> list(wrong_batch_sizes(({"train.batch_size": 12},), 100, 8))
+    Args:
+        trials: the values of every trial.
+        steps, batch_size: those of a run without the values of a trial.
+
+    >>> list(wrong_trials(({"optimizer.learning_rate": 0.01, "train.batch_size": 12},), 100, 8))
     ['search: train.batch_size: 100 steps of 8 sequences are not a whole number of steps of 12 sequences']
     """
+    if len({trial[LEARNING_RATE] for trial in trials}) < len(trials):
+        yield f"search: two trials have the same {LEARNING_RATE}; draw it from a wider interval"
     for size in sorted({trial[BATCH_SIZE] for trial in trials if BATCH_SIZE in trial}):
         if steps * batch_size % size:
             yield (

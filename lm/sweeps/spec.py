@@ -182,7 +182,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
                     break  # other trials would repeat the problem with other numbers
         if name in configs:
             train = configs[name].train
-            wrong = search.wrong_batch_sizes(trials, train.steps, train.batch_size)
+            wrong = search.wrong_trials(trials, train.steps, train.batch_size)
             problems |= {f"variant {name!r}: {problem}": None for problem in wrong}
     for a, b in sweep.comparisons:
         if {a, b} <= grids.keys() and len(grids[a]) != len(grids[b]):

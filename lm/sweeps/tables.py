@@ -16,6 +16,7 @@ from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
 AT_EACH_SIZE = "Comparisons at each size (no claims)"  # the title of the comparisons of a sweep with sizes
+UNCERTAIN_TRIALS = " Another draw of the trials would change the difference, too; p does not include that."
 MAX_STEPS = 10  # columns of the table of validation losses
 
 
@@ -53,7 +54,7 @@ def comparisons(a: Analysis) -> Table:
         "first variant is better), with its 95 % t interval. Both runs of a pair share the seed: the order of the data "
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
         "p": f"Two-sided paired t test after Holm's correction for {n} comparison{'s' * (n > 1)}; below 0.05 is "
-        "significant." + _moderation(a),
+        "significant." + _moderation(a) + UNCERTAIN_TRIALS * bool(a.record["search"]),
         "at the optimum [95 % CI], p": "The same at each variant's estimated optimum: the minimum of the "
         "parabola in log2(learning rate) through the losses at the best rate and its two neighbors, with its jackknife "
         "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "

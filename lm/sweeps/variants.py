@@ -92,7 +92,8 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
     """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
     try:
-        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+        config = variant.run_config(variant.grid[0], variant.config.train.seed)
+        return fingerprint(config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
     except UserError:
         raise
     except Exception as error:
