@@ -22,6 +22,6 @@ def best_of_k_figure(a: Analysis) -> Figure:
     axes.minorticks_off()
     ticks = [2**i for i in range(n.bit_length())]
     axes.set_xticks(ticks, map(str, ticks))
-    axes.set(xlabel="random trials", ylabel=f"expected best {LOSS}")
+    axes.set(xlabel="number of random trials", ylabel=LOSS, title="best trial to expect")
     _legend(axes)
     return figure
