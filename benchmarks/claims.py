@@ -137,6 +137,7 @@ def read_page(page: Path, runs_csv: Path) -> tuple[dict, SimpleNamespace]:
         "tuning_seeds": seeds["tuning"],
         "seeds": seeds["final"],
         "looks": [int(n) for n in looks[1].split(",")] if looks else [len(seeds["final"])],
+        "search": "## Best of k trials" in text,
         "variants": {name: {"grid": grid, "data": data} for name, grid in grids.items()},
     }
     return record, SimpleNamespace(runs=runs)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -258,6 +259,54 @@ def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
     assert "| glu − mlp | 8 (look 3) |" in page
     assert "| wild − mlp | 5 (look 1) |" in page
     assert "| placebo − mlp | 5 |" in page
+
+
+SEARCH = {
+    "from lm.sweeps import Budget,": "from lm.sweeps import choice, log_uniform, Search, Budget,",
+    "learning_rates=(1e-3, 1e-2)": """search=Search(3, {
+            "optimizer.learning_rate": log_uniform(1e-3, 1e-1), "train.batch_size": choice(4, 8),
+        })""",
+    '("wild", "mlp")': "",
+}
+
+
+@pytest.mark.slow
+def test_a_random_search_divided_among_processes_equals_that_of_one(bench, tmp_path):
+    """One of two processes is killed in a run. Every variant tries the same trials, and trains the best one again."""
+    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
+    text = re.sub(r'"wild": {.*?},', "", text, flags=re.DOTALL)
+    for old, new in SEARCH.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "drawn.py").write_text(text)
+    command = [sys.executable, "-c", EAGER, f"--config={tmp_path / 'drawn.py'}", f"--workdir={tmp_path / 'both'}"]
+    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
+    for line in killed.stdout:
+        if line.startswith(("step", "waiting")):
+            killed.kill()
+            break
+    killed.communicate(timeout=600)
+    output = other.communicate(timeout=900)[0]
+    assert other.returncode == 0, output
+    done = run(bench, "--workdir", tmp_path / "one", config=tmp_path / "drawn.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results(tmp_path / "both")
+    assert found == results(tmp_path / "one")
+    trials = json.loads((tmp_path / "one" / "sweep.json").read_text())["search"]["trials"]
+    by_rate = {trial["optimizer.learning_rate"]: trial for trial in trials}
+    assert {trial["train.batch_size"] for trial in trials} == {4, 8}
+    tuned = {
+        (name, rate): trained["val_loss"] for (phase, name, rate, _), trained in found.items() if phase == "tuning"
+    }
+    assert set(tuned) == set(itertools.product(("mlp", "glu"), by_rate))
+    assert all(trained["steps"] == 32 // by_rate[key[2]]["train.batch_size"] for key, trained in found.items())
+    best = {name: min(by_rate, key=lambda rate, name=name: tuned[name, rate]) for name in ("mlp", "glu")}
+    final = {key[1:] for key in found if key[0] == "final"}
+    assert final == {(name, rate, seed) for name, rate in best.items() for seed in fresh_seeds("drawn", 2)}
+    reported = run(bench, tmp_path / "one", module="lm.report", config=None)
+    assert reported.returncode == 0, reported.stderr
+    assert "Best of k trials" in (tmp_path / "one" / "report.md").read_text()
 
 
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):

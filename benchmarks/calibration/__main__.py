@@ -9,11 +9,12 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import answers, looks, moderated_looks, moderation, rates, sizes, texts
+from benchmarks.calibration import answers, looks, moderated_looks, moderation, rates, search, sizes, texts
 from lm.errors import UserError, with_exit_code
 
 SIMULATIONS = {
     "rates": rates.simulate,
+    "search": search.simulate,
     "moderation": moderation.simulate,
     "texts": texts.simulate,
     "looks": looks.simulate,

@@ -10,17 +10,22 @@ from lm.sweeps.axes import (
     product,
     zipped,
 )
+from lm.sweeps.search import Search, choice, log_uniform, uniform
 from lm.sweeps.spec import Budget, Sweep
 
 __all__ = [
     "LEARNING_RATE",
     "Budget",
+    "Search",
     "Sweep",
+    "choice",
     "each",
+    "log_uniform",
     "match_flops",
     "match_params",
     "match_rate",
     "match_tokens",
     "product",
+    "uniform",
     "zipped",
 ]

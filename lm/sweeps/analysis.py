@@ -31,6 +31,7 @@ from lm.sweeps.results import (
     stuck_above,
 )
 from lm.sweeps.scope import describe_scope
+from lm.sweeps.search import run_length
 from lm.sweeps.statistics import CrossedInterval, Difference
 
 
@@ -152,8 +153,9 @@ def _pairing(a: VariantResult, b: VariantResult) -> float:
 
 def _variant(name: str, record: dict, results: Results) -> VariantResult:
     described = record["variants"][name]
-    grid, train = described["grid"], described["config"]["train"]
+    grid = described["grid"]
     rate = best_rate(results, record, name)
+    steps, batch_size = run_length(record, name, rate)
     runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
@@ -163,13 +165,13 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
         name=name,
         grid=tuple(grid),
         rate=rate,
-        at_edge=at_edge(grid, rate),
+        at_edge=not record["search"] and at_edge(grid, rate),
         runs=runs,
         losses=losses,
         n_params=described["n_params"],
         flops=described["flops_per_token"],
-        steps=train["steps"],
-        tokens_per_step=train["batch_size"] * train["seq_len"],
+        steps=steps,
+        tokens_per_step=batch_size * described["config"]["train"]["seq_len"],
         loss=mean,
         median=float(np.median([math.inf if loss is None else loss for loss in losses])),
         sampling_error=float(np.mean(errors)) if errors else math.nan,
@@ -203,4 +205,4 @@ def _scope(c: Comparison, record: dict) -> str:
     """Return what the answer holds for; "" if there is no conclusion."""
     if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
         return ""
-    return " " + describe_scope(record["variants"][c.variant], record["variants"][c.against])
+    return " " + describe_scope(*(record["variants"][name] for name in (c.variant, c.against)), record["search"])

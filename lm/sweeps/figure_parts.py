@@ -19,6 +19,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 WIDTH = 4.8  # inches
+LOSS = "validation loss (nats per token)"
 LETTERS = 58  # that fit into WIDTH
 MIN_GAP = 0.11  # between two labels of a logarithmic axis, as a fraction of its length
 

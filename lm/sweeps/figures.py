@@ -10,20 +10,15 @@ from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
-from lm.sweeps.figure_parts import COLOURS, LETTERS, WIDTH, add_legend, label_log_ticks, line_look, stack_panels
+from lm.sweeps.figure_parts import COLOURS, LETTERS, LOSS, WIDTH, add_legend, label_log_ticks, line_look, stack_panels
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import tuning_result
 
-LOSS = "validation loss (nats per token)"
-
 
 def figures(a: Analysis) -> dict[str, Figure]:
-    """Return all figures by name."""
-    return {
-        "differences": differences(a),
-        "curves": learning_curves(a),
-        "learning_rates": learning_rates(a),
-    }
+    """Return the figures by name that every sweep has, and that of the learning rates where they are a grid."""
+    found = {"differences": differences(a), "curves": learning_curves(a)}
+    return found if a.record["search"] else found | {"learning_rates": learning_rates(a)}
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

@@ -38,6 +38,9 @@ def estimate_optimum(results: Results, record: dict, variant: str, best: float) 
         variant: the name of the variant.
         best: its best rate in the grid.
     """
+    if record.get("search"):
+        reason = "a random search has no rates next to the best one at which all else is equal"
+        return Optimum(None, float("nan"), reason)
     rates = neighbors(record["variants"][variant]["grid"], best)
     losses = [[results.runs["final", variant, rate, seed]["test_loss"] for rate in rates] for seed in record["seeds"]]
     if missing := _missing(rates, losses, stuck_above(record, variant, "test")):

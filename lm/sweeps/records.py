@@ -6,6 +6,8 @@ from pathlib import Path
 from lm.config.values import short
 from lm.errors import UserError
 from lm.files import COUNT, check_shape, read_json, to_json
+from lm.sweeps.axes import LEARNING_RATE
+from lm.sweeps.search import BATCH_SIZE
 from lm.sweeps.spec import MARGIN
 
 # Shapes; see `lm.files.read_json`.
@@ -101,7 +103,10 @@ def read_sweep(path: Path) -> dict:
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
-    record = {"looks": [len(record["seeds"])], "placebo": None} | record  # of older versions
+    record = {"looks": [len(record["seeds"])], "placebo": None, "search": None} | record  # of older versions
+    _check_key(record, "search", ({"space": {str: str}, "trials": [{LEARNING_RATE: float}]}, None), path, advice)
+    if not _is_search_of(record):
+        raise UserError(f"{path} is corrupted: its trials are not those of its search and its variants; {advice}")
     looks = record["looks"]
     if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, len(record["seeds"]))):
         raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
@@ -120,6 +125,20 @@ def read_sweep(path: Path) -> dict:
     if not all(variant["grid"] and variant["flops_per_token"] > 0 for variant in record["variants"].values()):
         raise UserError(f"{path} is corrupted: a variant has no learning rate or no FLOPs; {advice}")
     return record
+
+
+def _is_search_of(record: dict) -> bool:
+    """Return whether the trials draw the keys of the space, and the grid of every variant has their learning rates."""
+    search = record["search"]
+    if search is None:
+        return True
+    rates = [trial[LEARNING_RATE] for trial in search["trials"]]
+    sizes = [trial.get(BATCH_SIZE, 1) for trial in search["trials"]]
+    return (
+        all(trial.keys() == search["space"].keys() for trial in search["trials"])
+        and all(variant["grid"] == rates for variant in record["variants"].values())
+        and all(type(size) is int and size > 0 for size in sizes)
+    )
 
 
 def _ends_at(looks: list[int], last: int) -> bool:

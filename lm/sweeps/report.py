@@ -12,7 +12,7 @@ from pathlib import Path
 from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps import cost_tables, rate_tables, tables
+from lm.sweeps import cost_tables, rate_tables, search_tables, tables
 from lm.sweeps.interaction_report import interaction_table
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
@@ -35,6 +35,10 @@ SAVINGS_CAPTION = (
     "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
     "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
 )
+BEST_OF_K_CAPTION = (
+    "Expected best validation loss after so many random trials, for the mean over the tuning seeds. Lines that cross: "
+    "which variant is better depends on how much it is tuned."
+)
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
 
@@ -50,10 +54,12 @@ def check_publishable(a: Analysis) -> None:
 
 def write_report(a: Analysis, workdir: Path) -> None:
     """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
+    from lm.sweeps.best_of_k_figure import best_of_k_figure
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
     from lm.sweeps.savings_figure import savings_figure
 
     drawn = figures(a) | ({"savings": savings_figure(a)} if _has_multipliers(a) else {})
+    drawn |= {"best_of_k": best_of_k_figure(a)} if a.record["search"] else {}
     (workdir / "figures").mkdir(exist_ok=True)
     for name, figure in drawn.items():
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
@@ -78,7 +84,12 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def captions(a: Analysis) -> dict[str, str]:
     """Return the captions of the figures by name."""
-    return CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+    found = CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+    if a.record["search"]:
+        del found["learning_rates"]
+        in_trial = found["curves"].replace("at the best learning rate", "in the best trial")
+        found |= {"curves": in_trial, "best_of_k": BEST_OF_K_CAPTION}
+    return found
 
 
 def _has_multipliers(a: Analysis) -> bool:
@@ -87,7 +98,6 @@ def _has_multipliers(a: Analysis) -> bool:
 
 def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
     """Return the tables and figures of a report in order, formatted by `table` and `figure`."""
-    about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
     return [
         *([table(savings_table(a))] if a.savings else []),
         *([figure("savings")] if _has_multipliers(a) else []),
@@ -97,10 +107,16 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
         table(tables.losses(a)),
         figure("curves"),
         *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common
-        figure("learning_rates"),
-        *map(table, about_rates),
+        *_tuning(a, table, figure),
         table(cost_tables.costs(a)),
     ]
+
+
+def _tuning(a: Analysis, table: Callable[[Table], str], figure: Callable[[str], str]) -> list[str]:
+    if a.record["search"]:
+        return [table(search_tables.best_trials(a)), table(search_tables.best_of_k(a)), figure("best_of_k")]
+    about_rates = [found for found in (rate_tables.rates(a), rate_tables.differences(a)) if found]
+    return [figure("learning_rates"), *map(table, about_rates)]
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from lm.config import Config, to_dict
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
+from lm.sweeps.search import search_record, summary
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import SweepPlan
 from lm.training.config_changes import compare_configs
@@ -63,6 +64,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "values": {key: str(value) for key, value in (plan.sweep.values | plan.budget.values).items()},
         "sizes": list(plan.sweep.sizes),
         "texts": list(plan.sweep.texts),
+        "search": search_record(plan.sweep.search, plan.trials),
         "variants": described,
         "starts": [describe_start() | {"device": device}],
     }
@@ -117,6 +119,9 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
     """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
     fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebo", "tuning_seeds", "seeds", "looks")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
+    searches = old.get("search"), record.get("search")  # sweeps of older versions have none
+    if searches[0] != searches[1]:
+        found.append("  search: {} -> {} (sweep -> now)".format(*map(summary, searches)))
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
@@ -126,7 +131,7 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
             f"{what}: {before} -> {after} (sweep -> now)"
             for what, before, after in (
                 ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
-                ("learning rates", was["grid"], now["grid"]),
+                *([] if record.get("search") else [("learning rates", was["grid"], now["grid"])]),
                 ("learning rate from", was.get("rate_from"), now["rate_from"]),
                 ("config.eval", _evaluation(was), _evaluation(now)),
                 ("initial parameters", was.get("warm_starts", {}), now["warm_starts"]),
@@ -249,8 +254,12 @@ def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
 
 
 def final_runs(results: Results, record: dict, variant: str, seeds) -> list[tuple[str, float, int]]:
-    """Return (variant, rate, seed) of a tuned variant's runs on fresh seeds: at its best rate and the neighbors."""
-    rates = neighbors(record["variants"][variant]["grid"], best_rate(results, record, variant))
+    """Return (variant, rate, seed) of a tuned variant's runs on fresh seeds: at its best rate and the neighbors.
+
+    The best trial of a random search has no neighbors.
+    """
+    best = best_rate(results, record, variant)
+    rates = [best] if record.get("search") else neighbors(record["variants"][variant]["grid"], best)
     return [(variant, rate, seed) for rate in rates for seed in seeds]
 
 

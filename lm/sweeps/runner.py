@@ -35,6 +35,7 @@ from lm.sweeps.results import (
     sweep_record,
     tuning_runs,
 )
+from lm.sweeps.search import describe_trial, describe_trials, trial_of
 from lm.sweeps.spec import SweepPlan
 from lm.sweeps.stacked import StackedRuns, group_by_program, program_of, runs_that_fit
 from lm.sweeps.throughput import Workload, measure, measure_variants
@@ -72,6 +73,8 @@ def run_sweep(plan: SweepPlan, workdir: Path, together: int | None = None, *, dr
     largest_group = 3 * max(n - before for before, n in itertools.pairwise((0, *plan.looks)))
     together = min(together, -(-largest_group // jax.device_count()))
     if dry_run:
+        if plan.trials:
+            progress.say(describe_trials(plan.trials))
         if variants[plan.sweep.baseline].fingerprint:
             progress.say(_estimate(plan, variants, together))
         return int(not all(v.fingerprint for v in variants.values()))
@@ -88,7 +91,8 @@ def _runs_that_fit(variants: dict[str, Variant]) -> int:
     found = []
     for v in variants.values():
         with contextlib.suppress(Exception):
-            found.append(runs_that_fit(v.config, v.corpus))
+            largest = max((v.run_config(rate, 0) for rate in v.grid), key=lambda config: config.train.batch_size)
+            found.append(runs_that_fit(largest, v.corpus))
     return min(found, default=1)
 
 
@@ -123,8 +127,7 @@ class _Runner:
             if any(("tuning", *run) not in self.results.runs for run in tuning if run[0] == (v.rate_from or name)):
                 continue  # its tuning failed or was stopped
             rate = best_rate(self.results, self.record, name)
-            edge = ", at the edge of its grid" if at_edge(v.grid, rate) else ""
-            self.say(f"{name}: best learning rate {rate:g}{edge}")
+            self.say(f"{name}: best {_describe(self.record, v, rate)}")
             tuned.append(name)
         for before, n in itertools.pairwise((0, *self.record["looks"])):
             if not self.signals.received:
@@ -248,6 +251,14 @@ class _Runner:
             speeds = measure_variants(pairs, self.plan.sweep.baseline, self.together)
         self.results.set_speeds(speeds)
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _describe(record: dict, variant: Variant, rate: float) -> str:
+    """Return the learning rate that a variant chose, or the trial."""
+    if variant.trials:
+        number, values = trial_of(record, rate)
+        return f"trial {number}, {describe_trial(values)}"
+    return f"learning rate {rate:g}" + ", at the edge of its grid" * at_edge(variant.grid, rate)
 
 
 def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:

@@ -14,18 +14,19 @@ HYPERPARAMETERS = {
 UNUSED = {"adamw": {"momentum"}, "lion": {"momentum"}, "sgd": {"b2"}, "muon": set()}  # by config.optimizer.name
 
 
-def describe_scope(a: dict, b: dict) -> str:
+def describe_scope(a: dict, b: dict, search: dict | None = None) -> str:
     """Return the sentences that limit the answer about two variants.
 
     Args:
         a, b: the entries of the two variants in sweep.json (see `lm.sweeps.results.sweep_record`). They use the same
             text and have equally many learning rates.
+        search: the random search in sweep.json.
     """
     parameters = _either(*(f"{v['n_params']:,}" for v in (a, b)))
     per_parameter = _either(*(tokens_per_parameter(v) for v in (a, b)))
     sentence = (
         f"At this size ({parameters} parameters, {per_parameter} tokens per parameter), on this text "
-        f"({a['data']['name']}), {_tuning([(a, b)])}."
+        f"({a['data']['name']}), {_tuning([(a, b)], search)}."
     )
     if _tokens(a) != _tokens(b):
         sentence += f" The two trained on different numbers of tokens: {_tokens(a):,} and {_tokens(b):,}."
@@ -78,10 +79,13 @@ def _either(a: str, b: str) -> str:
     return a if a == b else f"{a} and {b}"
 
 
-def _tuning(pairs: list[tuple[dict, dict]]) -> str:
+def _tuning(pairs: list[tuple[dict, dict]], search: dict | None = None) -> str:
     held_by_pair = [held_hyperparameters(a["config"], b["config"]) for a, b in pairs]
-    held = [name for name in HYPERPARAMETERS if all(name in names for names in held_by_pair)]
+    drawn = searched_hyperparameters(search["space"]) if search else []
+    held = [name for name in HYPERPARAMETERS if all(name in names for names in held_by_pair) and name not in drawn]
     fixed = f"at fixed {enumerate_names(held)}: " if held else ""
+    if search:
+        return f"{fixed}each variant was tuned by {len(search['trials'])} random trials over {enumerate_names(drawn)}"
     low, high = (choose(len(a["grid"]) for a, _ in pairs) for choose in (min, max))
     if high == 1:
         return f"{fixed}nothing was tuned, because each variant has one learning rate"
@@ -101,6 +105,16 @@ def held_hyperparameters(a: dict, b: dict) -> list[str]:
         if users and all(_value(users[0], key) == _value(users[-1], key) for key in keys):
             held.append(name)
     return held
+
+
+def searched_hyperparameters(keys) -> list[str]:
+    """Return the names of the hyperparameters that keys decide on.
+
+    >>> searched_hyperparameters(["optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm"])
+    ['learning rate', 'warm-up', 'clip norm']
+    """
+    names = {key: name for name, keys in HYPERPARAMETERS.items() for key in keys}
+    return list(dict.fromkeys(names.get(key, key.rpartition(".")[2].replace("_", " ")) for key in keys))
 
 
 def _value(config: dict, key: str):

@@ -64,11 +64,12 @@ def _rate_difference(
 def sensitivity(results: Results, record: dict, variant: str) -> float:
     """Return the learning-rate sensitivity over a variant's grid; nan if the variant has no tuning runs.
 
+    Also nan in a random search, in which more than the rate varies.
     From the validation losses of the tuning runs. The ceiling is the loss of the unigram baseline: see
     `lm.sweeps.statistics.learning_rate_sensitivity`.
     """
     described = record["variants"][variant]
-    if len(described["grid"]) < 2 or rate_from(record, variant):
+    if len(described["grid"]) < 2 or rate_from(record, variant) or record.get("search"):
         return math.nan
     losses = [
         [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]

@@ -14,7 +14,9 @@ from lm.command_line.loading import load_values, run_file
 from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
+from lm.sweeps import search
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
+from lm.sweeps.search import Search
 from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
 from lm.sweeps.texts import wrong_texts
 
@@ -37,6 +39,7 @@ class Budget:
             those of comparisons that are then undecided train with the next, and so on.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates: the grid of this budget, if not the sweep's.
+        trials: the number of random trials of this budget, if not the search's.
     """
 
     tuning_seeds: int = None  # None: missing, which `load_sweep` reports together with all other mistakes
@@ -44,11 +47,12 @@ class Budget:
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
     looks: tuple[int, ...] | None = None
+    trials: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One ablation. All fields but `values`, `sizes`, `texts`, `margin` and `placebo` are required.
+    """One ablation. All fields but `values`, `sizes`, `texts`, `margin`, `placebo` and `search` are required.
 
     Attributes:
         question: what the sweep should answer, in one sentence.
@@ -68,6 +72,7 @@ class Sweep:
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
+        search: instead of `learning_rates`, a random search over several hyperparameters.
     """
 
     question: str = None
@@ -82,6 +87,7 @@ class Sweep:
     texts: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
     placebo: Values = dataclasses.field(default_factory=dict)
+    search: Search | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +101,13 @@ class SweepPlan:
         sweep: what the file returned, with the placebo as one more variant. With sizes, its variants are those at each
             size, and so are the baseline (at the last size) and the comparisons (at all sizes for one pair after the
             other). The same with texts.
-        configs: by variant, its config at the first learning rate of its grid. Matched values are the base's.
-        grids: by variant, its learning rates.
+        configs: by variant, its config at the first learning rate of its grid, or without the values of a trial.
+            Matched values are the base's.
+        grids: by variant, its learning rates, in ascending order or in the order of the trials.
         matches: by variant, the widths that are still to be computed.
         lengths: by variant, the steps that are still to be computed.
         rates_from: by variant without tuning runs, the variant whose best learning rate decides on its own.
+        trials: the values of every random trial; empty if only the learning rate is tuned, or nothing.
         recorded: the seeds and tuning seeds of a directory, if it was written when they did not follow from the name.
     """
 
@@ -113,6 +121,7 @@ class SweepPlan:
     matches: dict[str, Match]
     lengths: dict[str, Match] = dataclasses.field(default_factory=dict)
     rates_from: dict[str, str] = dataclasses.field(default_factory=dict)
+    trials: tuple[Values, ...] = ()
     recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
@@ -143,8 +152,11 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         of_baseline = sweep.variants.get(sweep.baseline, {})
         sweep = dataclasses.replace(sweep, variants=sweep.variants | {PLACEBO: of_baseline | sweep.placebo})
     problems |= dict.fromkeys(_problems(sweep, budget_name))
-    grids_are_right = not any(_wrong_grids(sweep))
+    grids_are_right = not any(_wrong_grids(sweep)) and not any(search.wrong_search(sweep))
     budget = sweep.budgets.get(budget_name, Budget())
+    trials = ()
+    if sweep.search and grids_are_right:
+        trials = search.draw_trials(Path(path).stem, sweep.search, budget.trials)
     sizes = sweep.sizes or sweep.texts or {"": {}}
     baselines = {at_size(name, size): at_size(sweep.baseline, size) for size in sizes for name in sweep.variants}
     sweep = dataclasses.replace(
@@ -156,7 +168,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     configs, grids, matches, lengths, rates_from = {}, {}, {}, {}, {}
     for name, changes in sweep.variants.items():
         values = sweep.values | budget.values | changes
-        grids[name] = _grid_of(sweep, budget, name)
+        grids[name] = tuple(trial[LEARNING_RATE] for trial in trials) or _grid_of(sweep, budget, name)
         if isinstance(own := values.pop(LEARNING_RATE, None), Match):
             rates_from[name] = own.of
         if isinstance(values.get("model.d_ff"), Match):
@@ -164,11 +176,18 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         if isinstance(values.get("train.steps"), Match):
             lengths[name] = dataclasses.replace(values["train.steps"], of=baselines[name])
         values = {key: value for key, value in values.items() if not isinstance(value, Match)}
-        for rate in reversed(grids[name]) if grids_are_right else [None]:
+        points = [{LEARNING_RATE: rate} for rate in reversed(grids[name])] if grids_are_right else [{}]
+        for point in [*trials, {}] if trials else points:
             try:
-                configs[name] = load_values(sweep.base, values | ({} if rate is None else {LEARNING_RATE: rate}))
+                configs[name] = load_values(sweep.base, values | point)
             except UserError as error:
                 problems |= {f"variant {name!r}: {problem}": None for problem in error.problems}
+                if trials:
+                    break  # other trials would repeat the problem with other numbers
+        if name in configs:
+            train = configs[name].train
+            wrong = search.wrong_trials(trials, train.steps, train.batch_size)
+            problems |= {f"variant {name!r}: {problem}": None for problem in wrong}
     for a, b in sweep.comparisons:
         if {a, b} <= grids.keys() and len(grids[a]) != len(grids[b]):
             problems[
@@ -182,7 +201,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
         if not is_text(text):
             raise UserError(f"{path}: {short(text)} has a character that UTF-8 cannot encode; remove it")
     return SweepPlan(
-        Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches, lengths, rates_from
+        Path(path).stem, background, budget_name, sweep, budget, configs, grids, matches, lengths, rates_from, trials
     )
 
 
@@ -221,7 +240,7 @@ def _wrong_fields(s: Sweep):
         ("variants", variants, "a dictionary, by name, of dictionaries of config keys and values"),
         ("baseline", isinstance(s.baseline, str), "the name of a variant"),
         ("comparisons", comparisons, "pairs (variant, against) of names"),
-        ("learning_rates", s.learning_rates is not None, "a tuple of numbers"),
+        *([] if s.search else [("learning_rates", s.learning_rates is not None, "a tuple of numbers")]),
         ("budgets", budgets, "a dictionary of Budgets by name"),
         ("margin", _is_number(s.margin), "a number, in nats per token"),
     ):
@@ -229,6 +248,7 @@ def _wrong_fields(s: Sweep):
             yield f"{field} is missing: it must be {wanted}"
         elif not right:
             yield f"{field}: {short(getattr(s, field))} must be {wanted}"
+    yield from search.wrong_types(s.search)
     for name, budget in s.budgets.items() if budgets else ():
         yield from (f"budget {name!r}: {problem}" for problem in wrong_types(budget))
         if not _has_keys(budget.values):
@@ -249,6 +269,7 @@ def _problems(sweep: Sweep, budget_name: str):
     yield from _wrong_comparisons(sweep)
     yield from _wrong_values(sweep)
     yield from _wrong_grids(sweep)
+    yield from search.wrong_search(sweep)
     yield from _wrong_budgets(sweep.budgets, budget_name)
     low, high = MARGINS
     if not low <= sweep.margin <= high:
@@ -328,8 +349,8 @@ def _wrong_grids(sweep: Sweep):
     grids = {f"budget {name!r}: learning_rates": b.learning_rates for name, b in sweep.budgets.items()}
     grids |= {f"variant {name!r}: {LEARNING_RATE}": v.get(LEARNING_RATE) for name, v in sweep.variants.items()}
     grids |= {f"size {name!r}: {LEARNING_RATE}": v.get(LEARNING_RATE) for name, v in sweep.sizes.items()}
-    grids = {place: grid for place, grid in grids.items() if grid is not None and not isinstance(grid, Match)}
     grids = {"learning_rates": sweep.learning_rates} | grids
+    grids = {place: grid for place, grid in grids.items() if grid is not None and not isinstance(grid, Match)}
     for place, given in grids.items():
         grid = _grid(given)
         if not (grid and all(map(_is_number, grid)) and list(grid) == sorted(set(grid))):

@@ -7,13 +7,16 @@ import io
 import math
 
 from lm.sweeps.answers import describe_looks, describe_placebo, difference
+from lm.sweeps.axes import LEARNING_RATE
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import STUCK
+from lm.sweeps.search import run_length, show_value, trial_of
 from lm.sweeps.sensitivity import sensitivity
 from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
 AT_EACH_SIZE = "Comparisons at each size (no claims)"  # the title of the comparisons of a sweep with sizes
+UNCERTAIN_TRIALS = " Another draw of the trials would change the difference, too; p does not include that."
 MAX_STEPS = 10  # columns of the table of validation losses
 
 
@@ -51,7 +54,7 @@ def comparisons(a: Analysis) -> Table:
         "first variant is better), with its 95 % t interval. Both runs of a pair share the seed: the order of the data "
         "and the initial values of the parameters they have in common. Each interval stands alone, without correction.",
         "p": f"Two-sided paired t test after Holm's correction for {n} comparison{'s' * (n > 1)}; below 0.05 is "
-        "significant." + _moderation(a),
+        "significant." + _moderation(a) + UNCERTAIN_TRIALS * bool(a.record["search"]),
         "at the optimum [95 % CI], p": "The same at each variant's estimated optimum: the minimum of the "
         "parabola in log2(learning rate) through the losses at the best rate and its two neighbors, with its jackknife "
         "interval and corrected p-value. A difference is significant if both p-values are below 0.05 and the signs "
@@ -138,16 +141,19 @@ def losses(a: Analysis) -> Table:
         if v.loss:
             loss, sd = f"{v.loss.mean:.4f} [{v.loss.low:.4f}, {v.loss.high:.4f}]", _loss(v.loss.sd)
         error = "runs diverged" if math.isnan(v.sampling_error) else _loss(v.sampling_error)
-        rate, n = f"{v.rate:g}" + _extrapolated(v) + " (edge)" * v.at_edge, len(v.losses)
+        rate, n = show_value(v.rate) if a.record["search"] else f"{v.rate:g}", len(v.losses)
+        rate += _extrapolated(v) + " (edge)" * v.at_edge
         bits = "not known" if math.isnan(v.bits_per_byte) else f"{v.bits_per_byte:.4f}"
         rows.append([v.name, rate, loss, bits if v.loss else "runs diverged", sd, error])
         rows[-1] += [f"{v.n_diverged} of {n}", f"{v.n_stuck} of {n}"]
-    tuned = any(len(v.grid) > 1 for v in a.variants.values())
+    tuned = not a.record["search"] and any(len(v.grid) > 1 for v in a.variants.values())
     notes = {
         "learning rate": (
             "The best of the grid on the validation split, with tuning seeds that are used for nothing else: the "
             "fewest diverged or stuck runs, then the lowest mean loss."
             if tuned
+            else "That of the best trial: see Tuning."
+            if a.record["search"]
             else "Given by the sweep; there was nothing to choose."
         )
         + " (extrapolated): that of another size, scaled; there were no tuning runs."
@@ -163,7 +169,8 @@ def losses(a: Analysis) -> Table:
         "stuck": f"Ended above {STUCK} times the loss of the unigram baseline, which predicts each token from the "
         f"token counts of the training text alone. {unigram_baseline(a)}",
     }
-    return Table("Test loss at the best learning rate", header, rows, notes)
+    where = "in the best trial" if a.record["search"] else "at the best learning rate"
+    return Table(f"Test loss {where}", header, rows, notes)
 
 
 def _extrapolated(v: VariantResult) -> str:
@@ -182,24 +189,26 @@ def curves(a: Analysis) -> Table:
         means = dict(zip(own, v.center(values), strict=True))
         rows.append([v.label, *(_loss(means.get(step, math.nan)) for step in steps)])
     header = ["variant", *(f"step {step:,}" for step in steps)]
+    where = "in the best trial" if a.record["search"] else "at the best learning rate"
     median = " The median where a run got stuck." * any(v.n_stuck for v in a.variants.values())
     gaps = " –: not evaluated at this step, or a run had diverged." * any("–" in row for row in rows)
-    notes = {"variant": f"Mean over the fresh seeds at the best learning rate.{median}{gaps}"}
+    notes = {"variant": f"Mean over the fresh seeds {where}.{median}{gaps}"}
     return Table("Validation loss during training", header, rows, notes)
 
 
 def changes(record: dict) -> Table:
     """Return what each variant changes in the base config."""
-    rows = [[name, _changes(v)] for name, v in record["variants"].items()]
+    rows = [[name, _changes(v, record["search"])] for name, v in record["variants"].items()]
     return Table("Variants", ["variant", "changes"], rows, is_text=True)
 
 
-def _changes(variant: dict) -> str:
+def _changes(variant: dict, search: dict | None) -> str:
     changes = {key: value for key, value in variant["changes"].items() if key != "optimizer.learning_rate"}
     if "model.d_ff" in changes:
         changes["model.d_ff"] = variant["config"]["model"]["d_ff"]
     rates = "learning rates " + ", ".join(f"{rate:g}" for rate in variant["grid"])
     rates += f" around the best of {variant['rate_from']}" if variant.get("rate_from") else ""
+    rates = f"{len(search['trials'])} random trials" if search else rates
     return ", ".join([*(f"{key} = {value}" for key, value in changes.items()), rates])
 
 
@@ -259,7 +268,16 @@ def variant_rows(a: Analysis) -> list[dict]:
 def run_rows(a: Analysis) -> list[dict]:
     """Return one row per run, tuning included."""
     names = ("phase", "variant", "learning_rate", "seed", "status", "diverged_at", "steps", "val_loss", "test_loss")
-    return [{name: run[name] for name in names} | _machine(run) for run in a.results.runs.values()]
+    runs = a.results.runs.values()
+    return [{name: run[name] for name in names} | _trial(a.record, run) | _machine(run) for run in runs]
+
+
+def _trial(record: dict, run: dict) -> dict:
+    """Return the number of a run's trial and the values that it drew; empty without a search."""
+    if not record["search"]:
+        return {}
+    number, values = trial_of(record, run["learning_rate"])
+    return {"trial": number} | {key: value for key, value in values.items() if key != LEARNING_RATE}
 
 
 def _machine(run: dict) -> dict:
@@ -294,7 +312,7 @@ def _commit(git: dict | None) -> str:
 def reproduction(a: Analysis) -> list[str]:
     """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
     r, last = a.record, a.record["starts"][-1]
-    lengths = collections.Counter(_length(r["variants"][run["variant"]]["config"]) for run in a.results.runs.values())
+    lengths = collections.Counter(_length(r, run) for run in a.results.runs.values())
     looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
@@ -307,7 +325,8 @@ def reproduction(a: Analysis) -> list[str]:
     ]
 
 
-def _length(config: dict) -> str:
-    t = config["train"]
-    tokens = t["steps"] * t["batch_size"] * t["seq_len"]
-    return f"{t['steps']} steps of {t['batch_size']} x {t['seq_len']} tokens, {tokens:,} tokens each"
+def _length(record: dict, run: dict) -> str:
+    steps, batch_size = run_length(record, run["variant"], run["learning_rate"])
+    seq_len = record["variants"][run["variant"]]["config"]["train"]["seq_len"]
+    tokens = steps * batch_size * seq_len
+    return f"{steps} steps of {batch_size} x {seq_len} tokens, {tokens:,} tokens each"

@@ -14,6 +14,7 @@ from lm.errors import UserError, first_line
 from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
+from lm.sweeps.search import BATCH_SIZE, describe_space
 from lm.sweeps.spec import SweepPlan
 from lm.text import plural, table
 from lm.training.memory import check_memory
@@ -26,7 +27,7 @@ class Variant:
     """A variant that can be trained.
 
     Attributes:
-        config: the resolved config, at the first learning rate of the grid and seed 0.
+        config: the resolved config with seed 0, at the first learning rate of the grid; without a trial's values.
         corpus: its data.
         grid: its learning rates.
         n_params: the number of parameters.
@@ -34,6 +35,7 @@ class Variant:
         fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
         rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
+        trials: by learning rate, the values of each random trial; empty without a search.
     """
 
     config: Config
@@ -44,11 +46,17 @@ class Variant:
     fingerprint: str
     warm_starts: dict[int, WarmStart]
     rate_from: str | None = None
+    trials: dict[float, Values] = dataclasses.field(default_factory=dict)
 
     @property
     def tuning_grid(self) -> tuple[float, ...]:
         """Return the learning rates of the tuning runs."""
         return () if self.rate_from else self.grid
+
+    @property
+    def n_final_rates(self) -> int:
+        """Return the largest number of learning rates that train with the fresh seeds."""
+        return 1 if self.trials else min(3, len(self.grid))
 
     @property
     def tokens(self) -> int:
@@ -58,11 +66,7 @@ class Variant:
 
     def run_config(self, rate: float, seed: int) -> Config:
         """Return the config of one run."""
-        return dataclasses.replace(
-            self.config,
-            optimizer=dataclasses.replace(self.config.optimizer, learning_rate=rate),
-            train=dataclasses.replace(self.config.train, seed=seed),
-        )
+        return with_trial(self.config, self.trials.get(rate, {}) | {LEARNING_RATE: rate, "train.seed": seed})
 
 
 def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, Variant]:
@@ -79,7 +83,8 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     for name, (config, corpus) in resolved.items():
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         rate_from = plan.rates_from.get(name)
-        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from)
+        trials = {trial[LEARNING_RATE]: trial for trial in plan.trials}
+        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from, trials)
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
@@ -105,7 +110,8 @@ def _check_computed(plan: SweepPlan, resolved: dict[str, tuple[Config, Corpus]])
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
     """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
     try:
-        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+        config = variant.run_config(variant.grid[0], variant.config.train.seed)
+        return fingerprint(config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
     except UserError:
         raise
     except Exception as error:
@@ -183,6 +189,23 @@ def trained_on(config: Config, tokens: float) -> Config:
     )
 
 
+def with_trial(config: Config, values: Values) -> Config:
+    """Return the config with values by dotted key. Another batch size leaves the tokens of training and evaluation.
+
+    The steps, the warm-up, the decay and the steps between evaluations then change in proportion.
+    """
+    t, found = config.train, config
+    for key, value in values.items():
+        section, name = key.split(".")
+        found = dataclasses.replace(found, **{section: dataclasses.replace(getattr(found, section), **{name: value})})
+    if values.get(BATCH_SIZE, t.batch_size) == t.batch_size:
+        return found
+    found = dataclasses.replace(
+        found, eval=dataclasses.replace(found.eval, batch_size=config.eval.batch_size or t.batch_size)
+    )
+    return trained_on(found, t.steps * t.batch_size * t.seq_len)
+
+
 def _n_params(config: Config) -> int:
     return parameters.count(parameters.parameter_table(config.model))
 
@@ -218,9 +241,11 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     """Return the question, a table of the variants, and the number of runs."""
     base = variants[plan.sweep.baseline]
     same_tokens = len({v.tokens for v in variants.values()}) == 1
-    rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "learning rates", "changes"]]
+    tuned, best = ("trials", "trial") if plan.trials else ("learning rates", "rate and its neighbors")
+    rows = [["variant", "parameters", "FLOPs/token", "tokens per run", tuned, "changes"]]
     for name, v in variants.items():
         grid = f"{v.grid[0]:g} to {v.grid[-1]:g} ({len(v.grid)})" if len(v.grid) > 1 else f"{v.grid[0]:g}"
+        grid = f"{len(v.trials)}" if v.trials else grid
         row = [name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", grid, _changes(name, plan, variants)]
         row[4] += f" around the best of {v.rate_from}" * bool(v.rate_from)
         rows.append(row)
@@ -229,7 +254,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     t = base.config.train
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
-    final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
+    final = sum(v.n_final_rates for v in variants.values()) * len(plan.seeds)
     texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
@@ -238,8 +263,10 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             f"question: {plan.sweep.question}",
             f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
-            f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
-            f"then at most {final} runs at the best rate and its neighbors ({fresh} fresh seeds); {length}",
+            *describe_space(plan.sweep.search, len(plan.trials)),
+            f"{plural(tuning, 'run')} to tune {'by random search' if plan.trials else 'the learning rate'} "
+            f"({plural(len(plan.tuning_seeds), 'tuning seed')}), then at most {final} runs at the best {best} "
+            f"({fresh} fresh seeds); {length}",
             f"seeds {_range(plan.seeds)}, tuning seeds {_range(plan.tuning_seeds)}",
         ]
     )
@@ -265,6 +292,6 @@ def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
     """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
     for v in variants.values():
-        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
+        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + v.n_final_rates * len(plan.seeds)
         total += n_runs * v.flops * v.tokens
     return total
