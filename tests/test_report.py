@@ -134,7 +134,7 @@ def test_reports_of_the_same_results_differ_in_their_last_part_only(tmp_path, un
         record, runs = sweep(budget=budget)
         if name == "faster":
             record["starts"][0]["time"] = "2027-12-31T00:00:00+0000"
-            runs = [r | {"seconds": 20.0} for r in reversed(runs)]
+            runs = [r | {"seconds": 20.0, "seconds_of": {"compilation": 5.0}} for r in reversed(runs)]
         workdir = write(tmp_path / name / "gates", record, runs, per_file=4 + i // 2)
         if name == "faster":
             (workdir / "speeds.json").write_text(speeds_json(2000.0, 1000.0, 2500.0))
@@ -146,6 +146,8 @@ def test_reports_of_the_same_results_differ_in_their_last_part_only(tmp_path, un
         (before, here), (same, there) = (texts[n][name].split(title) for n in ("one", "faster"))
         assert before == same
         assert here != there
+        assert "of training in total\n" in here
+        assert "of training in total (25% compilation)" in there
         assert "## " not in here
         assert "<h2>" not in here
 

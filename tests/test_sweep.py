@@ -52,7 +52,8 @@ def results(workdir) -> dict:
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
             assert key not in found, "a run was trained twice"
-            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256", "provenance")}
+            left_out = ("seconds", "seconds_of", "sha256", "provenance")
+            found[key] = {name: value for name, value in run.items() if name not in left_out}
     return found
 
 

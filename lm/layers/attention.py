@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lm.kernels import softmax_means
 from lm.layers.linear import scores, weighted_sums
 from lm.layers.linear import softcap as apply_softcap
 
@@ -170,6 +171,8 @@ def _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scale, softcap):
     k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
     scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scale, softcap)
     scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min)
+    if softmax_means.enabled(v_BSHK):
+        return softmax_means.softmax_means(scores_BHTS, v_BSHK).astype(v_BSHK.dtype)
     # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is the derivative.
     weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
     sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)

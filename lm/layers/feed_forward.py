@@ -66,7 +66,8 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
     Returns:
         (..., D).
     """
-    return project(tap(_activate(activation, project(x, w_in, b_in))), w_out, b_out)
+    hidden = jax.checkpoint(functools.partial(_activate, activation))  # see glu
+    return project(tap(hidden(project(x, w_in, b_in))), w_out, b_out)
 
 
 def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None, tap=lambda h: h):
@@ -85,8 +86,9 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     Returns:
         (..., D).
     """
-    gate = _activate(activation, project(x, w_gate, b_gate))
-    return project(tap(gate * project(x, w_up, b_up)), w_down, b_down)
+    # The backward pass computes the activation again: cheaper than to store and read its parts.
+    gated = jax.checkpoint(lambda gate, up: _activate(activation, gate) * up)
+    return project(tap(gated(project(x, w_gate, b_gate), project(x, w_up, b_up))), w_down, b_down)
 
 
 def default_d_ff(d_model, kind):

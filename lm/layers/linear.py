@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from lm.layers import cpu_products
+from lm.kernels import cpu_products
 
 PRODUCT = "product"  # marks products for jax.checkpoint policies that cannot recognize them by their primitive
 

@@ -56,9 +56,15 @@ def speeds(a: Analysis) -> Table:
 
 def dates(a: Analysis) -> list[str]:
     """Return when the sweep was started, how long its runs took, and how fast the devices were, a line each."""
-    seconds = math.fsum(run["seconds"] for run in a.results.runs.values())
+    runs = a.results.runs.values()
+    seconds = math.fsum(run["seconds"] for run in runs)
+    shares = {task: 0.0 for run in runs for task in run["seconds_of"] or ()}
+    for task in shares:
+        shares[task] = math.fsum((run["seconds_of"] or {}).get(task, 0.0) for run in runs) / seconds
+    by_task = ", ".join(f"{share:.0%} {task}" for task, share in shares.items())
     return [
-        f"last started {a.record['starts'][-1]['time']}; {seconds / 60:,.0f} minutes of training in total",
+        f"last started {a.record['starts'][-1]['time']}; {seconds / 60:,.0f} minutes of training in total"
+        + (f" ({by_task})" if by_task else ""),
         speedup(a),
     ]
 

@@ -153,6 +153,8 @@ def read_runs(path: Path) -> list[dict]:
         _check(run, path, RERUN)
         run.setdefault("provenance", None)  # older versions did not record it
         _check_key(run, "provenance", (_PROVENANCE, None), path, RERUN)
+        run.setdefault("seconds_of", None)
+        _check_key(run, "seconds_of", ({str: float}, None), path, RERUN)
         measured = [run[key] is not None for key in ("val_loss", "test_loss", "test_sums", "test_counts")]
         blocks = len(run["test_sums"] or ()) == len(run["test_counts"] or ())
         points = all(len(point) == 2 for point in run["validation"])

@@ -6,6 +6,7 @@ A run equals the same run trained alone up to rounding, not to the bit: XLA comp
 in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/test_stacked.py).
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -147,12 +148,27 @@ class StackedRuns:
         self._sources = [source.with_seed(seed) for seed in self._seeds]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
         self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
+        self._called = set()  # programs, of which the first call returns once they are compiled
+        self._seconds_of = dict.fromkeys(("compilation", "evaluation", "saving"), 0.0)  # all other seconds: steps
 
     def _put(self, tree):
         """Copy arrays (R, ...) to the devices of their runs."""
         dtype = jax.dtypes.canonicalize_dtype(float)
         cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
         return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
+
+    @contextlib.contextmanager
+    def _timed(self, task: str):
+        began = time.monotonic()
+        yield
+        self._seconds_of[task] += time.monotonic() - began
+
+    def _call(self, name: str, program: Callable, *arguments):
+        """Call a program; the time of its first call is that of its compilation."""
+        is_first = name not in self._called
+        self._called.add(name)
+        with self._timed("compilation") if is_first else contextlib.nullcontext():
+            return program(*arguments)
 
     def train(self, signals: Signals) -> list[dict] | None:
         """Train to the last step, from the newest checkpoint if there is one.
@@ -192,6 +208,7 @@ class StackedRuns:
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * len(self.configs)))
         seconds_before, began = record.get("seconds", 0.0), time.monotonic()
+        self._seconds_of |= record.get("seconds_of", {})
         saved, speed = began, _Speed(self.config, len(self.configs))
 
         def eval_due(step: int) -> bool:
@@ -203,11 +220,15 @@ class StackedRuns:
         def save(step: int, states) -> None:
             writer.fsync()
             seconds = seconds_before + time.monotonic() - began
-            checkpoints.save(step, states, {"halted_at": halted_at_R.tolist(), "seconds": seconds})
+            seconds = {"seconds": seconds, "seconds_of": self._seconds_of}
+            with self._timed("saving"):
+                checkpoints.save(step, states, {"halted_at": halted_at_R.tolist()} | seconds)
 
         step = first
         for done in pipeline(
-            lambda states, feeds, n: self._programs.steps(states, self._resident, feeds, self._values, n),
+            lambda states, feeds, n: self._call(
+                "steps", self._programs.steps, states, self._resident, feeds, self._values, n
+            ),
             states,
             dispatches(first, self.config),
             self._feeds,
@@ -229,11 +250,11 @@ class StackedRuns:
             return None
         for split in ("validation", "test"):
             self._write_evaluation(writer, states, steps, split, 0)
-        seconds = (seconds_before + time.monotonic() - began) / len(self.configs)
+        seconds, n_runs = seconds_before + time.monotonic() - began, len(self.configs)
+        by_task = {task: value / n_runs for task, value in self._seconds_of.items()}
+        times = {"seconds": seconds / n_runs, "seconds_of": by_task}
         lines = read_metrics(self.workdir / "metrics.jsonl")
-        return [
-            self._result(i, int(halted_at), lines) | {"seconds": seconds} for i, halted_at in enumerate(halted_at_R)
-        ]
+        return [self._result(i, int(halted_at), lines) | times for i, halted_at in enumerate(halted_at_R)]
 
     def _feeds(self, step: int, n_steps: int):
         """Return the feeds of a dispatch, stacked over the runs."""
@@ -265,7 +286,9 @@ class StackedRuns:
             feeds = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
             self._evaluated[split, max_batches] = jax.device_put((source.resident, feeds), self._programs.replicated)
         resident, feeds = self._evaluated[split, max_batches]
-        sums, counts = jax.device_get(self._programs.evaluate(states.params, resident, feeds))
+        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, feeds)
+        with self._timed("evaluation"):
+            sums, counts = jax.device_get(found)
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         counts = [int(n) for n in counts[0]]
         lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN

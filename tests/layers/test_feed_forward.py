@@ -88,6 +88,23 @@ def test_glu_equals_numpy():
     np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="sigmoid"), dauphin, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activation(name):
+    def plain_glu(x, w_gate, w_up, w_down):
+        return (ACTIVATIONS[name](x @ w_gate) * (x @ w_up)) @ w_down
+
+    def plain_mlp(x, w_in, w_out):
+        return ACTIVATIONS[name](x @ w_in) @ w_out
+
+    for f, plain, weights in ((glu, plain_glu, (W_IN, W_UP, W_OUT)), (mlp, plain_mlp, (W_IN, W_OUT))):
+        y, vjp = jax.vjp(lambda *a, f=f: f(*a, activation=name), X, *weights)
+        expected = jax.vjp(plain, X, *weights)[1](y)
+        for a, b in zip(vjp(y), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        hidden = [a for a in jax.tree.leaves(vjp) if a.size == 2 * 3 * 7]
+        assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
+
+
 def test_an_unknown_activation_is_an_error():
     with pytest.raises(ValueError, match="'selu'; expected one of relu, silu"):
         mlp(X, W_IN, W_OUT, activation="selu")

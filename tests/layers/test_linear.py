@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lm.layers import cpu_products
+from lm.kernels import cpu_products
 from lm.layers.linear import project, project_to_float32, softcap
 
 
@@ -108,18 +108,22 @@ def test_a_bias_is_added_before_the_only_rounding():
         assert np.all(off <= 2.0**-8 * (np.abs(exact) + np.abs(exact - b) + np.abs(b)))
 
 
+@pytest.mark.parametrize("batch", [(), (2, 3)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_batched_16_bit_products_on_a_cpu_equal_exact_products_up_to_rounding(transposed):
-    a, b, g = (jnp.asarray(normal(2, 3, *shape), jnp.bfloat16) for shape in ((5, 8), (8, 7), (5, 7)))
-    a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
-    given = jnp.swapaxes(b, -1, -2) if transposed else b
-    y, vjp = jax.vjp(jax.jit(lambda a, b: cpu_products.matmul(a, b, transposed)), a, given)
-    d_a, d_b = vjp(g.astype(jnp.float32))
-    assert y.dtype == jnp.float32
-    np.testing.assert_allclose(y, a64 @ b64, rtol=1e-6, atol=1e-5)
-    np.testing.assert_allclose(np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=2.0**-8, atol=1e-5)
-    d_b = jnp.swapaxes(d_b, -1, -2) if transposed else d_b
-    np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=2.0**-8, atol=1e-5)
+@pytest.mark.parametrize(("dtype", "rounding"), [(jnp.bfloat16, 2.0**-8), (jnp.float32, 2.0**-22)])
+def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, transposed, batch):
+    for n_in, n_out in ((8, 7), (7, 8)):  # the wider factor of a gradient is on either side
+        shapes = (5, n_in), (n_in, n_out), (5, n_out)
+        a, b, g = (jnp.asarray(normal(*batch, *shape, seed=i), dtype) for i, shape in enumerate(shapes))
+        a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
+        given = jnp.swapaxes(b, -1, -2) if transposed else b
+        y, vjp = jax.vjp(jax.jit(lambda a, b: cpu_products.matmul(a, b, transposed)), a, given)
+        d_a, d_b = vjp(g.astype(jnp.float32))
+        d_b = jnp.swapaxes(d_b, -1, -2) if transposed else d_b
+        assert y.dtype == jnp.float32
+        np.testing.assert_allclose(y, a64 @ b64, rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=rounding, atol=1e-5)
+        np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5)
 
 
 def test_products_accumulate_in_float32():
