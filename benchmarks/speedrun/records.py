@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from benchmarks.speedrun.tracks import CORES, TRACKS, P
+from benchmarks.speedrun.tracks import CORES, MIN_RUNS, TRACKS, P
 from lm.files import write_text
 
 RECORDS = Path(__file__).parent / "records"
@@ -60,7 +60,9 @@ def problems(attempt: dict, tuning: list[dict]) -> Iterator[str]:
     track, machine = TRACKS[attempt["track"]], attempt["machine"]
     if not (p := p_value(column(attempt, "loss"), track.target)) < P:
         yield f"p = {p:.2g}, not below {P}"
-    if column(attempt, "seed") != list(range(len(attempt["runs"]))):
+    if (n := len(attempt["runs"])) < MIN_RUNS:
+        yield f"{n} runs, fewer than {MIN_RUNS}"
+    if column(attempt, "seed") != list(range(n)):
         yield "seeds are not 0, 1, 2, ..."
     if track.wall_limit and (longest := max(column(attempt, "wall"))) > track.wall_limit:
         yield f"a run took {longest:.0f} s, more than {track.wall_limit:.0f}"

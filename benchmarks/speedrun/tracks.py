@@ -17,7 +17,8 @@ from lm.errors import UserError
 
 MAX_CONTEXT = 256  # characters that a prediction may depend on
 CORES = 2
-P = 0.01  # largest p-value of a record
+MIN_RUNS = 5
+P = 0.01  # a record's p-value is below
 FRACTIONS = (0.9, 0.1, 0.0)  # of the text: train, validation, no test
 # Python's documentation as the records were tuned on it. It differs a little between releases of Python.
 TUNING_PYTHON, TUNING_SHA256 = "3.11.7", "c2a5f3033799f66678b9adfb2f5f142cddf076bd0018a88477f45f0e09e7de2a"
