@@ -83,7 +83,7 @@ def our_run(text: Path, directory: Path, seed: int) -> dict:
     """Train with CONFIG (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
     run = directory / f"run{seed}-{time.monotonic_ns()}"
     values = {"data.source": f"text:{text}", "data.cache_dir": directory / "cache"}
-    values |= {"eval.final_splits": "validation+test", "eval.batch_size": 64}
+    values["eval.final_splits"] = "validation+test"
     common = [sys.executable, "-m", "lm.train", "--config", CONFIG]
     common += [f"--config.{key}={value}" for key, value in values.items()]
     found = timed([*common, "--workdir", str(run), f"--config.train.seed={seed}"])

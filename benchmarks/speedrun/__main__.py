@@ -40,6 +40,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     add("--runs", type=int, metavar="N", help="number of runs, with seeds 0 to N - 1 (5; with --tune 1)")
     add("--text", type=Path, metavar="PATH", help="Tiny Shakespeare's input.txt (by default that of TFDS)")
     add("--tune", action="store_true", help="train and score on Python's documentation")
+    add("--caveat", metavar="TEXT", help="why the result is no record, if the command cannot know it")
     add("--log", type=Path, metavar="PATH", help="log to append to (log.json, or tuning.json, beside the config)")
     a, rest = parser.parse_known_args(argv)
     if unknown := [word for word in rest if not word.startswith("--config.")]:
@@ -60,8 +61,8 @@ def speedrun(a: argparse.Namespace, overrides: list[str]) -> int:
     use_cores(tracks.CORES)
     attempt = {
         "track": a.track, "command": format_command("benchmarks.speedrun", sys.argv[1:]),
-        "text": tracks.sha256(text), "config": tracks.describe(config), "overrides": overrides, "machine": machine(),
-        "runs": [],
+        "text": tracks.sha256(text), "config": tracks.describe(config), "overrides": overrides, "caveat": a.caveat,
+        "machine": machine(), "runs": [],
     }  # fmt: skip
     for seed in range(a.runs):
         with tempfile.TemporaryDirectory() as directory:

@@ -72,6 +72,8 @@ def problems(attempt: dict, tuning: list[dict]) -> Iterator[str]:
         yield "values of the config were overridden"
     if not machine["git"] or machine["git"]["dirty"]:
         yield "not of a commit"
+    if attempt["caveat"]:
+        yield attempt["caveat"]
     if not any(but_length(attempt["config"]) == but_length(other["config"]) for other in tuning):
         yield "not tuned on the tuning text"
 

@@ -17,7 +17,7 @@ LOGS = sorted(records.RECORDS.glob("*/*.json"))
 TINY = str(ROOT / "tests" / "configs" / "tiny.py")
 CONFIG = {"model.d_model": 96, "train.steps": 210}
 RECORD = {
-    "track": "shakespeare-2-cores", "overrides": [], "config": CONFIG,
+    "track": "shakespeare-2-cores", "overrides": [], "caveat": None, "config": CONFIG,
     "machine": {
         "cores_used": 2, "git": {"commit": "0123", "dirty": False}, "date": "2026-11-23", "cpu": "one (family 6)",
     },
@@ -57,6 +57,7 @@ def test_a_result_by_the_rules_is_a_record():
         (("machine", "git"), None, "not of a commit"),
         (("machine", "git", "dirty"), True, "not of a commit"),
         (("overrides",), ["train.steps=3"], "values of the config were overridden"),
+        (("caveat",), "seen before", "seen before"),
         (("config", "model.d_model"), 128, "not tuned on the tuning text"),
     ],
 )
