@@ -13,7 +13,7 @@ from lm.text import markdown_table
 
 PAGE = Path(__file__).with_name("README.md")
 HEADER = [
-    "config", "what", "CPU s", "wall s", "mean loss (range)", "runs", "p", "steps", "date", "processor", "a record",
+    "config", "what", "CPU s", "wall s", "load", "mean loss (range)", "runs", "p", "steps", "attempts", "date", "processor", "a record",
 ]  # fmt: skip
 
 
@@ -43,11 +43,12 @@ def row(folder: Path, attempts: list[dict]) -> list[str]:
     return [
         f"[{folder.name}](records/{folder.name}/config.py)",
         ast.get_docstring(ast.parse((folder / "config.py").read_text(encoding="utf-8"))).split("\n")[0].rstrip("."),
-        *(f"{statistics.mean(column(attempt, key)):.1f}" for key in ("cpu", "wall")),
+        *(f"{statistics.mean(column(attempt, key)):.1f}" for key in ("cpu", "wall", "load")),
         f"{statistics.mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f})",
         str(len(losses)),
-        f"{p_value(losses, TRACKS[attempt['track']].target):.1g}",
+        f"{p_value(losses, TRACKS[attempt['track']].target):.2g}",
         f"{attempt['config']['train.steps']:,}",
+        str(len(attempts)),
         attempt["machine"]["date"],
         attempt["machine"]["cpu"].split(" (")[0],
         f"no: {reasons}" if reasons else "yes",
