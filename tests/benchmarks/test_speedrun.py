@@ -179,8 +179,8 @@ def test_a_table_has_the_last_attempt_of_each_record_the_fastest_first(tmp_path)
     lines = table.track_table("shakespeare-2-cores", tmp_path).splitlines()
     loss = "1.4630 (1.4610 to 1.4650)"
     assert [line[2:-2].split(" | ") for line in lines[2:]] == [
-        [f"[{name}](records/{name}/config.py)", f"{name.title()} model", "1202.0", wall, "0.5", loss, "5", "0.00035", "210",
-         "2", "2026-11-23", "one", "yes"]
+        [f"[{name}](records/{name}/config.py)", f"{name.title()} model", "1202.0", wall, "0.5", loss, "5", "0.00035",
+         "210", "2", "2026-11-23", "one", "yes"]
         for name, wall in (("fast", "702.0"), ("slow", "732.0"))
     ]  # fmt: skip
     assert table.track_table("nanogpt-cpu", tmp_path) == "None yet."
