@@ -13,8 +13,8 @@ from lm.text import markdown_table
 
 PAGE = Path(__file__).with_name("README.md")
 HEADER = [
-    "config", "what", "CPU s", "wall s", "load", "mean loss (range)", "runs", "p", "steps", "attempts", "date", "processor",
-    "a record",
+    "config", "what", "CPU s", "wall s", "load", "mean loss (range)", "runs", "p", "steps", "attempts", "date",
+    "processor", "a record",
 ]  # fmt: skip
 
 
