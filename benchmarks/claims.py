@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
@@ -33,11 +33,11 @@ from lm.text import markdown_table
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.claims", description=__doc__.split("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)")
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: write(arguments.directory))
+    return write(parser.parse_args(argv).directory)
 
 
 def write(directory: Path) -> int:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from lm import runtime
 from lm.command_line.training import parse_arguments
-from lm.errors import run_command
+from lm.errors import with_exit_code
 
 ROUNDS, STEPS = 15, 10
 
 
+@with_exit_code
 def main() -> int:
     rare = [f"--config.{key}=0" for key in ("eval.every", "checkpoint.every", "log.detail_every")]
     _, config = parse_arguments([*sys.argv[1:], *rare])
@@ -61,4 +62,4 @@ def seconds(work) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())

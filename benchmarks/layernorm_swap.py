@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.page import publish
 from lm import data
 from lm.data.batches import gather
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.interpret import capture
 from lm.layers import norms
 from lm.runtime import retain_freed_memory
@@ -34,13 +34,14 @@ ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
 
 
+@with_exit_code
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.layernorm_swap", description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
     retain_freed_memory()  # as in training: some algorithms need large temporary arrays
-    return run_command(lambda: measure(a))
+    return measure(a)
 
 
 def measure(a: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from lm import data
 from lm.command_line.loading import load_values
 from lm.config import Config
 from lm.data.batches import gather, train_batch
-from lm.errors import run_command
+from lm.errors import with_exit_code
 from lm.interpret import capture
 from lm.step import init_state, train_step
 from lm.text import markdown_table
@@ -32,11 +32,11 @@ STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3
 BASE = "configs/shakespeare_small.py"
 
 
+@with_exit_code
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0])
     parser.add_argument("--publish", metavar="DIR", help="write mup_coordinates.md and its picture there")
-    a = parser.parse_args()
-    return run_command(lambda: measure(a))
+    return measure(parser.parse_args())
 
 
 def measure(a: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ import yaml
 
 from launch.arguments import after_dashes, check_train
 from lm.cost.devices import DEVICES, Gke
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 
 TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
@@ -29,10 +29,10 @@ CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = parse_arguments(argv)
-    return run_command(lambda: print_manifest(args))
+    return print_manifest(parse_arguments(argv))
 
 
 def print_manifest(args: argparse.Namespace) -> int:

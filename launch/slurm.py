@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from launch.arguments import after_dashes, check_sweep, check_train
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
 from lm.training.saved_run import check_init_from, check_workdir
 
@@ -79,10 +79,10 @@ exit $code
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = parse_arguments(argv)
-    return run_command(lambda: check_and_submit(args))
+    return check_and_submit(parse_arguments(argv))
 
 
 def check_and_submit(args: argparse.Namespace) -> int:

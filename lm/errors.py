@@ -1,5 +1,6 @@
 """Errors for the user: commands print them without a traceback and map them to an exit code."""
 
+import functools
 import sys
 from collections.abc import Callable
 
@@ -46,24 +47,35 @@ def first_line(error: BaseException) -> str:
     return (line if type(error) is Exception else f"{name}: {line}") if line else name
 
 
-def run_command(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; print errors that are meant for the user.
+def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
+    """Decorate a command: errors that are meant for the user are printed, and the command returns an exit code.
 
     Exit codes: the command's own; 2 for a mistake of the user; 1 for a temporary error, such as a full disk or a
     directory that cannot be read; 130 for Ctrl-C.
+
+    >>> @with_exit_code
+    ... def main() -> int:
+    ...     raise UserError("--steps must be at least 1")
+    >>> main()
+    2
     """
-    try:
-        return command()
-    except UserError as error:
-        return _fail(error.code, str(error))
-    except OSError as error:
-        return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        return _fail(130, "interrupted")
-    except Exception as error:
-        if processes := sys.modules.get("lm.parallel.processes"):
-            processes.leave_after(error)
-        raise
+
+    @functools.wraps(command)
+    def run(*args, **kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            return _fail(error.code, str(error))
+        except OSError as error:
+            return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            return _fail(130, "interrupted")
+        except Exception as error:
+            if processes := sys.modules.get("lm.parallel.processes"):
+                processes.leave_after(error)
+            raise
+
+    return run
 
 
 def _fail(code: int, message: str) -> int:

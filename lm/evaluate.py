@@ -10,7 +10,7 @@ from pathlib import Path
 import lm
 from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import to_json, write_bytes, write_text
 
 EPILOG = """\
@@ -30,10 +30,10 @@ entropy of synthetic text; 130 Ctrl-C.
 MAX_BYTES = 120  # of the names of split and texts in the name of a file
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = parse_arguments(argv)
-    return run_command(lambda: evaluate(arguments))
+    return evaluate(parse_arguments(argv))
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

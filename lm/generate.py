@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lm
 from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import to_json
 from lm.generation import options
 
@@ -24,10 +24,10 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = parse_arguments(argv)
-    return run_command(lambda: generate(arguments))
+    return generate(parse_arguments(argv))
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -6,7 +6,7 @@ import json
 import sys
 
 from lm.command_line.checkpoint import add_checkpoint, parse_step
-from lm.errors import UserError, first_line, run_command
+from lm.errors import UserError, first_line, with_exit_code
 
 EPILOG = """\
 examples:
@@ -20,6 +20,7 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         "harness's own models",
     )
     arguments, others = parser.parse_known_args(argv)
-    return run_command(lambda: evaluate(arguments, others))
+    return evaluate(arguments, others)
 
 
 def evaluate(a: argparse.Namespace, others: list[str]) -> int:

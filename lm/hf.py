@@ -6,7 +6,7 @@ import sys
 
 from lm.command_line.checkpoint import parse_step
 from lm.config.values import MAX_INT, short
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 
 EPILOG = """\
 examples:
@@ -22,10 +22,11 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = parse_arguments(argv)
-    return run_command(lambda: arguments.run(arguments))
+    return arguments.run(arguments)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from pathlib import Path
 import lm
 from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 
 EPILOG = """\
@@ -23,10 +23,10 @@ exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 inva
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = parse_arguments(argv)
-    return run_command(lambda: inspect(arguments))
+    return inspect(parse_arguments(argv))
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

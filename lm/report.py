@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lm.errors import run_command
+from lm.errors import with_exit_code
 from lm.sweeps.analysis import analyze
 from lm.sweeps.report import check_publishable, publish, write_report
 
@@ -14,10 +14,10 @@ variants.csv and runs.csv. docs/reports.md explains how to read it.
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = parse_arguments(argv)
-    return run_command(lambda: report(arguments))
+    return report(parse_arguments(argv))
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

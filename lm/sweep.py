@@ -9,7 +9,7 @@ from lm import runtime
 from lm.config import Config
 from lm.config.schema import PLATFORMS
 from lm.config.values import short
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
 from lm.sweeps.spec import BUDGETS, load_sweep
 
@@ -33,10 +33,10 @@ exit codes: 0 finished; 1 some runs failed, or the disk did: rerun to try again;
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = parse_arguments(argv)
-    return run_command(lambda: sweep(arguments))
+    return sweep(parse_arguments(argv))
 
 
 def sweep(arguments: argparse.Namespace) -> int:

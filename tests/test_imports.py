@@ -1,4 +1,4 @@
-"""Imports run one way: between the packages of lm there is no cycle, and no module imports a command."""
+"""Imports run one way: there is no cycle of packages or of modules, and no module imports a command."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -28,6 +28,21 @@ def test_the_packages_import_one_way():
         graph.setdefault(node, set()).update({name.split(".")[1] for name in imported(path)} - {node})
     order = list(TopologicalSorter(graph).static_order())
     assert order.index("layers") < order.index("model") < order.index("step") < order.index("training")
+
+
+def test_the_modules_import_one_way():
+    """Imports within functions count, so none of them is there to hide a cycle."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES}
+    modules = set(names.values())
+    graph = {
+        # `imported` also lists what is taken from a module: that module is meant.
+        names[path]: {name if name in modules else name.rpartition(".")[0] for name in imported(path)} - {names[path]}
+        for path in MODULES
+    }
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which lists the modules
+    assert (
+        order.index("lm.data.tokenizer_base") < order.index("lm.data.hf_tokenizer") < order.index("lm.data.tokenizers")
+    )
 
 
 def test_no_module_imports_a_command():

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from benchmarks.calibration import looks, moderation, rates, sizes, texts
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 
 SIMULATIONS = {
     "rates": rates.simulate,
@@ -21,12 +21,13 @@ SIMULATIONS = {
 }
 
 
+@with_exit_code
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SIMULATIONS))
     parser.add_argument("--sweeps", type=int, default=4000, metavar="N", help="simulated sweeps per row (4000)")
     arguments = parser.parse_args()
-    return run_command(lambda: simulate(arguments.names or list(SIMULATIONS), arguments.sweeps))
+    return simulate(arguments.names or list(SIMULATIONS), arguments.sweeps)
 
 
 def simulate(names: list[str], n_sweeps: int) -> int:

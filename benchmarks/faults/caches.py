@@ -39,21 +39,19 @@ def open_corpus(settings: dict) -> tuple[Outcome, dict]:
     """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run depends on."""
     from lm import data
     from lm.config import DataConfig
-    from lm.errors import run_command
+    from lm.errors import with_exit_code
 
     found = {}
 
+    @with_exit_code
     def opening(_) -> int:
-        def command() -> int:
-            corpus = data.open_corpus(DataConfig(**settings), seq_len=16, say=print)
-            found["fingerprint"] = corpus.fingerprint
-            found["tokenizer"] = corpus.tokenizer and corpus.tokenizer.to_json()
-            for name, split in corpus.splits.items():
-                arrays = {key: np.asarray(array[:]).tobytes() for key, array in split.arrays.items()}
-                found[name] = (arrays, split.n_tokens, split.n_bytes)
-            return 0
-
-        return run_command(command)
+        corpus = data.open_corpus(DataConfig(**settings), seq_len=16, say=print)
+        found["fingerprint"] = corpus.fingerprint
+        found["tokenizer"] = corpus.tokenizer and corpus.tokenizer.to_json()
+        for name, split in corpus.splits.items():
+            arrays = {key: np.asarray(array[:]).tobytes() for key, array in split.arrays.items()}
+            found[name] = (arrays, split.n_tokens, split.n_bytes)
+        return 0
 
     return call(opening, []), found
 

@@ -51,19 +51,17 @@ def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
     """Load a config. An accepted config must not change when it is saved and loaded."""
     from lm.command_line.training import parse_arguments
     from lm.config import from_dict, to_dict
-    from lm.errors import run_command
+    from lm.errors import with_exit_code
     from lm.files import parse_json, to_json
 
     changed = []
 
+    @with_exit_code
     def loading(argv: list[str]) -> int:
-        def command() -> int:
-            _, config = parse_arguments(argv)
-            if from_dict(parse_json(to_json(to_dict(config)))) != config:
-                changed.append("saved and loaded, it is another config")
-            return 0
-
-        return run_command(command)
+        _, config = parse_arguments(argv)
+        if from_dict(parse_json(to_json(to_dict(config)))) != config:
+            changed.append("saved and loaded, it is another config")
+        return 0
 
     outcome = call(loading, arguments)
     # A Ctrl-C inside a config file is the only other documented outcome.

@@ -100,14 +100,15 @@ def _rerun(bench: Bench, workdir: Path) -> Outcome:
 
 def _analyzed(workdir: Path) -> tuple[Outcome, str]:
     """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the report."""
-    from lm.errors import run_command
+    from lm.errors import with_exit_code
     from lm.sweeps.analysis import analyze
 
     found = []
 
-    def command() -> int:
+    @with_exit_code
+    def analyzing(_) -> int:
         analysis = analyze(workdir)
         found.append(f"{analysis.comparisons} {analysis.warnings} {analysis.failed} {analysis.variants}")
         return 0
 
-    return call(lambda _: run_command(command), []), "".join(found)
+    return call(analyzing, []), "".join(found)

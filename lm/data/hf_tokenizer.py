@@ -7,9 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
-from lm.data.tokenizers import END_OF_TEXT, Tokenizer, utf8
+from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
 
+END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 

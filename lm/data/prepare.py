@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm.errors import run_command
+from lm.errors import with_exit_code
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
@@ -22,9 +22,11 @@ EXAMPLES = """examples:
 """
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
     a = parse_arguments(argv)
-    return run_command(lambda: verify(Path(a.verify)) if a.verify is not None else write(a))
+    return verify(Path(a.verify)) if a.verify is not None else write(a)
 
 
 def write(a: argparse.Namespace) -> int:

@@ -8,88 +8,21 @@ encoded as ordinary text, so that untrusted text cannot send such a signal. With
 the token.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
 
 import numpy as np
 
+from lm.data.hf_tokenizer import HFTokenizer, train_bpe
+from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
 from lm.files import check_shape, parse_json
 
 UNK = "<unk>"
-END_OF_TEXT = "<|endoftext|>"
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
 # A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
 # every character, so joining the pieces of a text returns the text.
 WORD = re.compile(r" ?\w+(?:['-]\w+)*|[^\w\s]|\s")
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the smaller of uint16 and uint32 that holds every id of a vocabulary.
-
-    >>> token_dtype(65536), token_dtype(65537)
-    (dtype('uint16'), dtype('uint32'))
-    """
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-
-
-class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode and state (the content of the JSON).
-
-    Attributes:
-        end_of_text: the id that ends a document; None if there is none.
-        begin_of_text: the ids that begin a document or a prompt.
-        special_tokens: names of the special tokens that are encoded as tokens, in any order.
-    """
-
-    kind: str
-    vocab_size: int
-    end_of_text: int | None = None
-    begin_of_text: tuple[int, ...] = ()
-    special_tokens: tuple[str, ...] = ()
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Return the ids that end a generated text."""
-        return frozenset() if self.end_of_text is None else frozenset([self.end_of_text])
-
-    def with_special_tokens(self, special_tokens: bool) -> "Tokenizer":
-        """Return this tokenizer with or without special tokens; raises UserError if it has none."""
-        if special_tokens:
-            raise UserError(f"tokenizer: a {self.kind} tokenizer has no special tokens")
-        return self
-
-    def encode_all(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts."""
-        return [self.encode(text) for text in texts]
-
-    def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts, each with begin_of_text before it, once."""
-        return [self._begin(ids) for ids in self.encode_all(texts)]
-
-    def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
-        utf8(text)
-        return self.encode_documents([text])[0]
-
-    def _begin(self, ids: np.ndarray) -> np.ndarray:
-        begin = np.array(self.begin_of_text, ids.dtype)
-        return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate([begin, ids])
-
-    def to_json(self) -> str:
-        return json.dumps({"kind": self.kind} | self.state(), sort_keys=True)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return the sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    @property
-    def dtype(self) -> np.dtype:
-        return token_dtype(self.vocab_size)
 
 
 class ByteTokenizer(Tokenizer):
@@ -179,13 +112,6 @@ class WordTokenizer(Tokenizer):
         return "".join(self.pieces[i] for i in np.asarray(ids).tolist())
 
 
-def utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as e:
-        raise UserError(f"tokenizer: UTF-8 cannot encode the lone surrogate {text[e.start]!r}") from None
-
-
 class UnknownText(UserError):
     """An error for characters or words that a tokenizer does not know.
 
@@ -233,8 +159,6 @@ def is_lossy(tokenizer: Tokenizer) -> bool:
 
 def from_json(text: str) -> Tokenizer:
     """Load a tokenizer from its `to_json`; raises UserError if the text is not one."""
-    from lm.data.hf_tokenizer import HFTokenizer
-
     kinds = {
         "byte": (ByteTokenizer, {}),
         "char": (CharTokenizer, {"chars": str, "unk": bool}),
@@ -265,8 +189,6 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
     Raises:
         UserError: the spec is unknown, or its file is not a tokenizer.json.
     """
-    from lm.data.hf_tokenizer import HFTokenizer, train_bpe
-
     kind, _, argument = spec.partition(":")
     if kind == "byte":
         return ByteTokenizer()

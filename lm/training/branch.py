@@ -6,6 +6,7 @@ one long run serves several lengths: each branch trains only its own decay, and 
 
 import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from lm.config import Config, to_dict
@@ -13,24 +14,26 @@ from lm.errors import UserError
 from lm.files import COUNT, read_json, to_json, write_text
 from lm.training.config_changes import compare_configs, stable_steps
 from lm.training.metrics import cut_back
-from lm.training.saved_run import is_step
+from lm.training.saved_run import holds_run, is_step
 
 
-def branch(source: str, directory: str, config: Config) -> int:
+def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
     """Copy the last state that a run shares with a run of config.train.steps into a new directory, to be resumed there.
+
+    A directory that holds a run already, such as one that was branched before, is left as it is.
 
     Args:
         source: the directory of the run.
         directory: the new directory.
         config: the config of the new run, as the user gave it.
-
-    Returns:
-        The step of the state.
+        say: called with a line that names the step of the state.
 
     Raises:
         UserError: before anything is written, if there is no such state.
     """
     source, directory = Path(source), Path(directory)
+    if holds_run(directory):
+        return
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:
@@ -60,4 +63,4 @@ def branch(source: str, directory: str, config: Config) -> int:
     for path in sorted(partial.iterdir()):
         path.rename(directory / path.name)
     partial.rmdir()
-    return step
+    say(f"branching from step {step} of {source}")

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import jax
 
@@ -47,10 +48,10 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    resuming = resume and processes.from_first(has_checkpoint, directory, run)
+    workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
+    resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
-    workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
     with (
         closing(progress),
         closing(workdir),
@@ -97,7 +98,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
-def has_checkpoint(directory: str, run: Run) -> bool:
+def has_checkpoint(directory: Path, run: Run) -> bool:
     """Return whether the directory has a checkpoint; raise UserError if one is of another experiment or other data."""
     if newest_checkpoint(directory) is None:
         return False

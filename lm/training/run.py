@@ -100,6 +100,25 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     return resolved
 
 
+def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Config:
+    """Fill in what the data decides, for an estimate of a run on other devices than those here.
+
+    Args:
+        config: a checked config.
+        say: called with each line for the user.
+
+    Raises:
+        UserError: if the size of the vocabulary is not set and the data, which decides it, is missing or does not fit.
+    """
+    vocab_size = config.model.vocab_size
+    if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
+        corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
+        # Another device decides which implementations of attention are available.
+        anywhere = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+        vocab_size = resolve_config(anywhere, corpus).model.vocab_size
+    return parameters.resolve(config, vocab_size)
+
+
 def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     if not (config.eval.sample_tokens and corpus.tokenizer):
         return []

@@ -140,7 +140,7 @@ def test_a_tokenizer_is_trained_and_kept(dump, tmp_path):
     with pytest.raises(UserError, match="is not the tokenizer of the shards"):
         corpus(output, tmp_path, "byte")
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
-    assert text.count(tokenizers.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
+    assert text.count(hf_tokenizer.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
 
 
 def test_a_tokenizer_with_truncation_loses_no_token(dump, tmp_path, capsys):

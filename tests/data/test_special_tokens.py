@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lm.config import DataConfig
 from lm.data import hf_tokenizer, open_corpus, prepare, shard_writer, tokenizers
-from lm.data.hf_tokenizer import HFTokenizer
-from lm.data.tokenizers import END_OF_TEXT
+from lm.data.hf_tokenizer import END_OF_TEXT, HFTokenizer
 from lm.errors import UserError
 from lm.generation.text import Continuation
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data import hf_tokenizer, tokenizers
+from lm.data import hf_tokenizer, tokenizer_base, tokenizers
 from lm.errors import UserError
 
 ENGLISH = "To be, or not to be: that's the ques-tion.\n\tWhether 'tis  nobler"
@@ -76,8 +76,8 @@ def test_bpe_is_deterministic_and_has_the_given_size(bpe):
 
 
 def test_the_end_of_text_is_never_the_encoding_of_text(bpe):
-    assert bpe.end_of_text not in bpe.encode(f"a{tokenizers.END_OF_TEXT}b")
-    assert bpe.decode([bpe.end_of_text]) == tokenizers.END_OF_TEXT
+    assert bpe.end_of_text not in bpe.encode(f"a{hf_tokenizer.END_OF_TEXT}b")
+    assert bpe.decode([bpe.end_of_text]) == hf_tokenizer.END_OF_TEXT
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_tokenizer_is_restored_from_its_json(kind, bpe):
 
 
 def test_ids_take_two_bytes_if_they_fit():
-    assert tokenizers.token_dtype(2**16) == np.uint16
-    assert tokenizers.token_dtype(2**16 + 1) == np.uint32
+    assert tokenizer_base.token_dtype(2**16) == np.uint16
+    assert tokenizer_base.token_dtype(2**16 + 1) == np.uint32
 
 
 def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):

@@ -17,7 +17,8 @@ import lm
 from lm import parameters
 from lm.command_line.loading import load
 from lm.data import open_corpus
-from lm.data.tokenizers import END_OF_TEXT, CharTokenizer
+from lm.data.hf_tokenizer import END_OF_TEXT
+from lm.data.tokenizers import CharTokenizer
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import to_tokenizer_json

@@ -92,7 +92,7 @@ def test_a_defect_in_one_of_several_processes_is_printed_and_ends_it(process, mo
     ended = []
     monkeypatch.setattr(processes.os, "_exit", ended.append)
     with pytest.raises(KeyError):  # in this test the process is not ended
-        process(1, errors.run_command, lambda: {}["key"])
+        process(1, errors.with_exit_code(lambda: {}["key"]))
     assert ended == [1]
     assert "KeyError: 'key'" in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_a_process_without_devices_ends(process, monkeypatch):
     ended = []
     monkeypatch.setattr(processes.os, "_exit", ended.append)
     monkeypatch.setattr(jax, "process_count", process_count)
-    assert process(1, errors.run_command, lambda: fail(UserError("--platform gpu: ..."))) == 2
+    assert process(1, errors.with_exit_code(lambda: fail(UserError("--platform gpu: ...")))) == 2
     assert ended == [2]
 
 

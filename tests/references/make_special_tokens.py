@@ -11,8 +11,7 @@ import random
 import tiktoken
 from tokenizers import AddedToken, Tokenizer
 
-from lm.data.hf_tokenizer import train_bpe
-from lm.data.tokenizers import END_OF_TEXT
+from lm.data.hf_tokenizer import END_OF_TEXT, train_bpe
 
 # The pattern of tiktoken's encoding "gpt2".
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""

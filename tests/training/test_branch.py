@@ -53,11 +53,18 @@ def long_run(path, steps=(20, 40, 60)):
     return path
 
 
+def branched(source, directory, config) -> list[str]:
+    """Branch a run; return the lines to show."""
+    lines = []
+    branch(str(source), str(directory), config, say=lines.append)
+    return lines
+
+
 @pytest.mark.parametrize(("steps", "expected"), [(100, 60), (80, 40), (58, 40), (57, 20), (29, 20), (1000, 60)])
 def test_a_branch_starts_at_the_last_shared_checkpoint(tmp_path, steps, expected):
     """The rates of a run of N steps are those of any longer one for the first floor(0.7 N) steps."""
     source, new = long_run(tmp_path / "long"), tmp_path / "new"
-    assert branch(str(source), str(new), config(steps)) == expected
+    assert branched(source, new, config(steps)) == [f"branching from step {expected} of {source}"]
     assert [path.name for path in (new / "checkpoints").iterdir()] == [f"{expected}"]
     assert (new / "checkpoints" / f"{expected}" / "state").read_text() == f"that of {expected}"
     assert len((new / "metrics.jsonl").read_text().splitlines()) == expected
@@ -90,15 +97,24 @@ def test_a_branch_can_be_repeated_after_a_failed_copy(tmp_path):
         branch(str(source), str(new), config(100))
     assert not holds_run(new)
     missing.unlink()
-    assert branch(str(source), str(new), config(100)) == 60
+    assert branched(source, new, config(100)) == [f"branching from step 60 of {source}"]
     assert {path.name for path in new.iterdir()} == {"checkpoints", "config.json", "metrics.jsonl", "run.json"}
+
+
+def test_a_directory_that_holds_a_run_is_left_as_it_is(tmp_path):
+    """So the command of a branch that was interrupted can be rerun with --resume, even if its source is gone."""
+    source, new = long_run(tmp_path / "long"), tmp_path / "new"
+    branched(source, new, config(100))
+    (new / "metrics.jsonl").write_text("those of later steps")
+    assert branched(source, new, config(100)) == branched(tmp_path / "gone", new, config(100)) == []
+    assert (new / "metrics.jsonl").read_text() == "those of later steps"
 
 
 def test_a_branch_of_a_run_without_its_record(tmp_path):
     """run.json is not needed to resume a run."""
     source = long_run(tmp_path / "long")
     (source / "run.json").unlink()
-    assert branch(str(source), str(tmp_path / "new"), config(100)) == 60
+    assert branched(source, tmp_path / "new", config(100)) == [f"branching from step 60 of {source}"]
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
