@@ -18,14 +18,14 @@ from pathlib import Path
 from benchmarks.compare import machine
 from benchmarks.speedrun import records, table, tracks
 from benchmarks.speedrun.runs import train_and_score
-from lm.errors import UserError, run_command
+from lm.errors import UserError, with_exit_code
 from lm.training.provenance import format_command
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    a, overrides = parse_arguments(argv)
-    return run_command(lambda: speedrun(a, overrides))
+    return speedrun(*parse_arguments(argv))
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

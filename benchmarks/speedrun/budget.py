@@ -17,12 +17,13 @@ from benchmarks.detail_cost import seconds
 from benchmarks.speedrun.tracks import CORES, TRACKS
 from lm import parameters, runtime
 from lm.command_line.training import parse_arguments
-from lm.errors import run_command
+from lm.errors import with_exit_code
 
 ROUNDS, STEPS = 5, 2
 BUDGET = TRACKS["shakespeare-2-cores"].wall_limit
 
 
+@with_exit_code
 def main() -> int:
     fixed = {"eval.every": 0, "checkpoint.every": 0, "train.steps_per_dispatch": STEPS}
     _, config = parse_arguments([*sys.argv[1:], *(f"--config.{key}={value}" for key, value in fixed.items())])
@@ -53,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())
