@@ -137,6 +137,29 @@ def ratio(denominators: list[float], numerators: list[float]) -> dict:
     return found | {"quartiles": [q1, q3], "rounds": len(ratios)}
 
 
+def timed(command: list[str], env: dict[str, str] | None = None) -> dict:
+    """Run a command to its end: {"wall": seconds, "cpu": seconds, "peak_bytes", "output"}.
+
+    Args:
+        command: the program and its arguments, run in the root of the repository.
+        env: its environment; None: that of this process.
+
+    Raises:
+        RuntimeError: with the end of the output, if the command fails.
+    """
+    began = time.perf_counter()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(output[-3000:])
+    wall = time.perf_counter() - began
+    return {
+        "wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024, "output": output,
+    }  # fmt: skip
+
+
 # ---- Publishing ------------------------------------------------------------------------------------------------------
 
 

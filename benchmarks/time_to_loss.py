@@ -2,24 +2,21 @@
 
     python -m benchmarks.time_to_loss --text PATH --pin
 
-Times whole processes, from the command to the final evaluation: `python -m lm.train --config benchmarks/speedrun.py`
-with warm caches of compiled programs and tokens, and the CPU run of nanoGPT's README (2000 steps, batch 12, context 64)
-without its evaluations, on transformers' GPT-2 or on nanoGPT itself. Both are evaluated on every character of the last
-tenth of the text once, in consecutive windows.
+Times whole processes, from the command to the final evaluation: `python -m lm.train` with a config of
+benchmarks/speedrun and warm caches of compiled programs and tokens, and the CPU run of nanoGPT's README (2000 steps,
+batch 12, context 64) without its evaluations, on transformers' GPT-2 or on nanoGPT itself. Both are evaluated on every
+character of the last tenth of the text once, in consecutive windows.
 """
 
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.compare import (
-    ROOT,
     add_nanogpt,
     alternate,
     argument_parser,
@@ -27,9 +24,11 @@ from benchmarks.compare import (
     parse_arguments,
     publish,
     ratio,
+    timed,
 )
 from lm.text import markdown_table
 
+CONFIG = "benchmarks/speedrun/records/two_layers/config.py"
 NANOGPT_LOSS = 1.88  # of the CPU run in nanoGPT's README
 
 
@@ -80,36 +79,13 @@ def table(r: dict) -> str:
     return markdown_table(header, [ours, theirs, last]) + f"\n\n{seeds}"
 
 
-def timed(command: list[str]) -> dict:
-    """Run a command to its end: {"wall": seconds, "cpu": seconds, "peak_bytes", "output"}.
-
-    Raises:
-        RuntimeError: with the end of the output, if the command fails.
-    """
-    began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(output[-3000:])
-    wall = time.perf_counter() - began
-    return {
-        "wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024, "output": output,
-    }  # fmt: skip
-
-
 def our_run(text: Path, directory: Path, seed: int) -> dict:
-    """Train with benchmarks/speedrun.py (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
+    """Train with CONFIG (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
     run = directory / f"run{seed}-{time.monotonic_ns()}"
-    common = [
-        sys.executable,
-        "-m",
-        "lm.train",
-        "--config",
-        "benchmarks/speedrun.py",
-        f"--config.data.source=text:{text}",
-    ]
-    common += [f"--config.data.cache_dir={directory / 'cache'}"]
+    values = {"data.source": f"text:{text}", "data.cache_dir": directory / "cache"}
+    values["eval.final_splits"] = "validation+test"
+    common = [sys.executable, "-m", "lm.train", "--config", CONFIG]
+    common += [f"--config.{key}={value}" for key, value in values.items()]
     found = timed([*common, "--workdir", str(run), f"--config.train.seed={seed}"])
     summary = json.loads((run / "summary.json").read_text())
     again = directory / f"{run.name}-64"

@@ -1,4 +1,4 @@
-"""README and docs/: links, keys, commands and paths exist, and the worked changes of the model work when applied."""
+"""README, docs/ and benchmarks/: links, keys, commands and paths exist, worked changes of the model work."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from running import ROOT
 
 from lm.config.schema import schema
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 NAMES_OF_GUIDES = (
     "README",
     "AGENTS",

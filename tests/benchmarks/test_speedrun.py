@@ -1,0 +1,201 @@
+"""The speedrun: its rules are enforced or checked, its statistics are right, and its tables show its logs."""
+
+import copy
+import json
+import math
+import sys
+
+import pytest
+from running import ROOT
+
+from benchmarks.compare import table_between_marks, timed
+from benchmarks.speedrun import __main__ as command
+from benchmarks.speedrun import records, runs, table, tracks
+from lm.errors import UserError
+
+LOGS = sorted(records.RECORDS.glob("*/*.json"))
+TINY = str(ROOT / "tests" / "configs" / "tiny.py")
+CONFIG = {"model.d_model": 96, "train.steps": 210}
+RECORD = {
+    "track": "shakespeare-2-cores", "overrides": [], "caveat": None, "config": CONFIG,
+    "machine": {
+        "cores_used": 2, "git": {"commit": "0123", "dirty": False}, "date": "2026-11-23", "cpu": "one (family 6)",
+    },
+    "runs": [
+        {"seed": seed, "loss": loss, "cpu": 1200.0 + seed, "wall": 700.0 + seed, "load": 0.5}
+        for seed, loss in enumerate([1.462, 1.465, 1.461, 1.463, 1.464])
+    ],
+}  # fmt: skip
+
+
+# ---- Rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_p_value_is_that_of_a_one_sided_t_test():
+    """Student's t distribution with 2 degrees of freedom is 1/2 + t / (2 sqrt(2 + t^2))."""
+    t = (1.86 - 1.88) / (0.01 / math.sqrt(3))
+    assert records.p_value([1.85, 1.86, 1.87], 1.88) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)))
+    assert records.p_value([1.89, 1.90, 1.91], 1.88) > 0.5
+    assert math.isnan(records.p_value([1.5], 1.88))
+    assert math.isnan(records.p_value([1.5, 1.5, 1.5], 1.88))
+
+
+def test_a_result_by_the_rules_is_a_record():
+    tuning = [{"config": CONFIG | {"train.steps": 180}}]
+    assert list(records.problems(RECORD, tuning)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("runs", 0, "loss"), 1.48, "p = 0.21, not below 0.01"),
+        (("runs", 0, "loss"), math.nan, "p = nan, not below 0.01"),
+        (("runs",), RECORD["runs"][:4], "4 runs, fewer than 5"),
+        (("runs", 3, "wall"), 901.0, "a run took 901 s, more than 900"),
+        (("runs", 3, "seed"), 7, "seeds are not 0, 1, 2, ..."),
+        (("machine", "cores_used"), 4, "4 cores, not 2"),
+        (("machine", "git"), None, "not of a commit"),
+        (("machine", "git", "dirty"), True, "not of a commit"),
+        (("overrides",), ["train.steps=3"], "values of the config were overridden"),
+        (("caveat",), "seen before", "seen before"),
+        (("config", "model.d_model"), 128, "not tuned on the tuning text"),
+    ],
+)
+def test_each_broken_rule_is_named(path, value, problem):
+    broken = copy.deepcopy(RECORD)
+    *parents, last = path
+    place = broken
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    assert list(records.problems(broken, [{"config": CONFIG}])) == [problem]
+
+
+def test_configs_against_the_rules_are_refused(config_file):
+    with pytest.raises(UserError) as caught:
+        tracks.load_config(config_file("config.init_from = 'runs/other'", "config.train.seq_len = 257"), [])
+    assert caught.value.problems == (
+        "config.init_from: runs/other, but a run starts from random initial values; use none",
+        "config.train.seq_len: 257, but the context is at most 256 characters",
+    )
+
+
+def test_text_and_splits_are_those_of_the_track(config_file):
+    """Whatever the config says, and also after changes on the command line."""
+    path = config_file(
+        "config.data.splits = (0.98, 0.02, 0.0)", "config.data.tokenizer = 'byte'", "config.eval.every = 5"
+    )
+    config = tracks.load_config(path, ["data.splits=(1.0,0.0,0.0)"])
+    assert config.data.splits == (0.9, 0.1, 0.0)
+    assert (config.data.tokenizer, config.eval.every) == ("char", 0)
+    assert tracks.describe(config) == {}
+
+
+def test_a_described_config_has_what_differs_from_the_defaults():
+    assert tracks.describe(tracks.load_config(TINY, ["train.steps=3"])) == {
+        "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.dropout": 0.1, "train.steps": 3,
+        "train.batch_size": 4, "train.seq_len": 16, "train.steps_per_dispatch": 2, "eval.sample_tokens": 0,
+        "checkpoint.every": 4, "log.every": 1, "log.tensorboard": False,
+    }  # fmt: skip
+
+
+def test_both_texts_have_the_same_length():
+    text = tracks.tuning_text()
+    assert len(text) == 1_115_394
+    assert text.isascii()
+    assert tracks.n_predicted(text) == 1_115_394 - 1_003_854 - 1
+
+
+def test_another_text_is_refused(tmp_path):
+    path = tmp_path / "input.txt"
+    path.write_text("First Citizen:\n" * 100)
+    with pytest.raises(UserError, match=r"--text: sha256 .* instead of 86c4e6aa9db7"):
+        tracks.scored_text(path)
+    with pytest.raises(UserError, match=r"--text: .*missing.txt is not a file"):
+        tracks.scored_text(tmp_path / "missing.txt")
+
+
+def test_a_run_sees_no_settings_of_jax_or_malloc(monkeypatch):
+    for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    environment = runs.clean_environment()
+    assert {name: value for name, value in environment.items() if name.startswith(runs.CLEARED)} == {
+        "JAX_PLATFORMS": "cpu"
+    }
+
+
+def test_the_scored_text_takes_the_config_as_it_is(capsys):
+    arguments = ["--track", "nanogpt-cpu", "--config", TINY, "--config.train.steps=3"]
+    with pytest.raises(SystemExit, match="2"):
+        command.parse_arguments(arguments)
+    assert "change the file, or add --tune" in capsys.readouterr().err
+    assert command.parse_arguments([*arguments, "--tune"])[1] == ["train.steps=3"]
+
+
+def test_cpu_seconds_are_those_of_the_process_and_a_failure_shows_its_output():
+    busy = "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.environ['HELLO'])"
+    found = timed([sys.executable, "-c", busy], {"HELLO": "hello"})
+    assert found["output"] == "hello\n"
+    assert found["cpu"] >= 0.3
+    assert found["peak_bytes"] > 2**20
+    with pytest.raises(RuntimeError, match="no such thing"):
+        timed([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+# ---- The logs and the tables -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("track", tracks.TRACKS)
+def test_the_page_shows_the_logs(track):
+    found = table_between_marks(track).search(table.PAGE.read_text(encoding="utf-8"))
+    assert found[0] == f"<!-- {track} -->\n{table.track_table(track)}\n<!-- end -->"
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_logs_have_the_text_of_their_kind_and_no_paths_of_a_machine(path):
+    expected = tracks.TUNING_SHA256 if path.name == "tuning.json" else tracks.shakespeare.SHA256
+    assert {attempt["text"] for attempt in records.read_attempts(path)} == {expected}
+    assert '"/' not in path.read_text(encoding="utf-8")
+    assert "=/" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(records.RECORDS.glob("*/log.json")), ids=lambda path: path.parent.name)
+def test_the_last_attempt_has_the_config_beside_it(path):
+    config = tracks.load_config(str(path.with_name("config.py")), [])
+    assert records.read_attempts(path)[-1]["config"] == json.loads(json.dumps(tracks.describe(config)))
+
+
+def test_a_table_has_the_last_attempt_of_each_record_the_fastest_first(tmp_path):
+    for name, shift in (("slow", 30.0), ("fast", 0.0)):
+        attempt = copy.deepcopy(RECORD)
+        for run in attempt["runs"]:
+            run["wall"] += shift
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.py").write_text(f'"""{name.title()} model.\n\nMore.\n"""\n')
+        records.append_attempt(tmp_path / name / "log.json", attempt | {"track": "nanogpt-cpu"})
+        records.append_attempt(tmp_path / name / "log.json", attempt)
+        records.append_attempt(tmp_path / name / "tuning.json", {"config": CONFIG})
+    lines = table.track_table("shakespeare-2-cores", tmp_path).splitlines()
+    loss = "1.4630 (1.4610 to 1.4650)"
+    assert [line[2:-2].split(" | ") for line in lines[2:]] == [
+        [f"[{name}](records/{name}/config.py)", f"{name.title()} model", "1202.0", wall, "0.5", loss, "5", "0.00035",
+         "210", "2", "2026-11-23", "one", "yes"]
+        for name, wall in (("fast", "702.0"), ("slow", "732.0"))
+    ]  # fmt: skip
+    assert table.track_table("nanogpt-cpu", tmp_path) == "None yet."
+
+
+@pytest.mark.slow
+def test_a_tuning_run_from_end_to_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "use_cores", lambda n: None)  # pins the process for good
+    arguments = ["--track", "nanogpt-cpu", "--config", TINY, "--tune", "--runs", "2"]
+    log = tmp_path / "tuning.json"
+    assert command.main([*arguments, "--log", str(log), "--config.checkpoint.every=0"]) == 0
+    (attempt,) = records.read_attempts(log)
+    losses = records.column(attempt, "loss")
+    assert losses[0] != losses[1]
+    assert all(2.0 < loss < 1.2 * math.log(96) for loss in losses)
+    assert all(run["cpu"] > 1 and run["wall"] > 1 for run in attempt["runs"])
+    assert attempt["config"]["checkpoint.every"] == 0
+    assert f"mean loss {sum(losses) / 2:.4f}" in capsys.readouterr().out
