@@ -28,6 +28,7 @@ from lm.sweeps.results import (
     stuck_above,
 )
 from lm.sweeps.scope import describe_scope
+from lm.sweeps.seeds import seeds_of
 from lm.sweeps.statistics import CrossedInterval, Difference
 
 
@@ -143,7 +144,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     described = record["variants"][name]
     grid, train = described["grid"], described["config"]["train"]
     rate = best_rate(results, record, name)
-    runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
+    runs = [results.runs["final", name, rate, seed] for seed in seeds_of(record["seeds"], name)]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
     bytes_per_token = described["data"].get("test_bytes_per_token")  # sweeps of older versions lack it

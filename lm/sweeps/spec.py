@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import sys
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
@@ -15,7 +16,16 @@ from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
-from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
+from lm.sweeps.seeds import (
+    PLACEBO,
+    Seeds,
+    by_size,
+    fresh_seeds,
+    tuning_seeds,
+    wrong_numbers,
+    wrong_placebo,
+    wrong_types,
+)
 
 BUDGETS = ("quick", "full")
 WIDTHS = ("params", "flops")  # the ways to match a width
@@ -109,7 +119,7 @@ class SweepPlan:
     matches: dict[str, Match]
     lengths: dict[str, Match] = dataclasses.field(default_factory=dict)
     rates_from: dict[str, str] = dataclasses.field(default_factory=dict)
-    recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    recorded: tuple[Seeds, Seeds] | None = None
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -117,12 +127,15 @@ class SweepPlan:
         return tuple(self.budget.looks or (self.budget.seeds,))
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.recorded[0] if self.recorded else fresh_seeds(self.name, self.looks[-1])
+    def seeds(self) -> Seeds:
+        return self.recorded[0] if self.recorded else self._draw(fresh_seeds, self.looks[-1])
 
     @property
-    def tuning_seeds(self) -> tuple[int, ...]:
-        return self.recorded[1] if self.recorded else tuning_seeds(self.name, self.budget.tuning_seeds)
+    def tuning_seeds(self) -> Seeds:
+        return self.recorded[1] if self.recorded else self._draw(tuning_seeds, self.budget.tuning_seeds)
+
+    def _draw(self, draw: Callable[[str, int], tuple[int, ...]], n: int) -> Seeds:
+        return by_size(draw, self.name, self.sweep.sizes, n)
 
 
 def load_sweep(path: str, budget_name: str) -> SweepPlan:

@@ -13,6 +13,7 @@ from lm.errors import UserError, first_line
 from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
+from lm.sweeps.seeds import Seeds, count, seeds_of
 from lm.sweeps.spec import SweepPlan
 from lm.text import plural, table
 from lm.training.memory import check_memory
@@ -87,7 +88,7 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
     """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
     try:
-        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+        return fingerprint(variant.config, variant.corpus, variant.warm_starts.get(seeds_of(plan.seeds, name)[0]))
     except UserError:
         raise
     except Exception as error:
@@ -117,7 +118,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     """Return by seed the parameters that the variant's runs start from."""
     if variant.config.init_from is None:
         return {}
-    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.tuning_grid) > 1 else ())]
+    seeds = [*seeds_of(plan.seeds, name), *(seeds_of(plan.tuning_seeds, name) if len(variant.tuning_grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
@@ -211,7 +212,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     t = base.config.train
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
-    final = sum(min(3, len(v.grid)) for v in variants.values()) * len(plan.seeds)
+    final = sum(min(3, len(v.grid)) for v in variants.values()) * count(plan.seeds)
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
     return "\n".join(
@@ -219,11 +220,18 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             f"question: {plan.sweep.question}",
             f"base: {plan.sweep.base}, data {base.corpus.name}, budget {plan.budget_name}",
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
-            f"{plural(tuning, 'run')} to tune the learning rate ({plural(len(plan.tuning_seeds), 'tuning seed')}), "
+            f"{plural(tuning, 'run')} to tune the learning rate ({plural(count(plan.tuning_seeds), 'tuning seed')}), "
             f"then at most {final} runs at the best rate and its neighbors ({fresh} fresh seeds); {length}",
-            f"seeds {_range(plan.seeds)}, tuning seeds {_range(plan.tuning_seeds)}",
+            *_describe_seeds(plan.seeds, plan.tuning_seeds),
         ]
     )
+
+
+def _describe_seeds(fresh: Seeds, tuning: Seeds) -> list[str]:
+    """Return the seeds of a sweep, a line for each size if there are sizes with seeds of their own."""
+    if not isinstance(fresh, dict):
+        return [f"seeds {_range(fresh)}, tuning seeds {_range(tuning)}"]
+    return [f"size {size}: seeds {_range(fresh[size])}, tuning seeds {_range(tuning[size])}" for size in fresh]
 
 
 def _range(seeds: tuple[int, ...]) -> str:
@@ -245,7 +253,7 @@ def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
 def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
     """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
-    for v in variants.values():
-        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * len(plan.seeds)
+    for name, v in variants.items():
+        n_runs = len(tuning_runs({name: v.tuning_grid}, plan.tuning_seeds)) + min(3, len(v.grid)) * count(plan.seeds)
         total += n_runs * v.flops * v.tokens
     return total
