@@ -10,6 +10,7 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer, describe_placebo_answer
+from lm.sweeps.exponents import falls
 from lm.sweeps.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.multipliers import savings
 from lm.sweeps.optimum import estimate_optimum
@@ -64,8 +65,17 @@ def analyze(workdir: Path) -> Analysis:
         for pair, test in zip(record["comparisons"], pair_tests(record, results), strict=True)
     ]
     placebo = _placebo(record, results, failed) if record["placebo"] else None
-    warnings = list(dict.fromkeys(warnings))
-    return Analysis(record, results, variants, failed, comparisons, warnings, savings(record, variants), placebo)
+    return Analysis(
+        record,
+        results,
+        variants,
+        failed,
+        comparisons,
+        list(dict.fromkeys(warnings)),
+        savings(record, variants),
+        falls(record, variants),
+        placebo,
+    )
 
 
 def _warnings(v: VariantResult, record: dict) -> list[str]:

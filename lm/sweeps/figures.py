@@ -40,8 +40,7 @@ plt.rcParams |= {
 
 def figures(a: Analysis) -> dict[str, Figure]:
     """Return all figures by name."""
-    return {
-        "differences": differences(a),
+    return ({"differences": differences(a)} if a.comparisons else {}) | {
         "curves": learning_curves(a),
         "learning_rates": learning_rates(a),
     }

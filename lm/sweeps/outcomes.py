@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from lm.sweeps import exponents
+from lm.sweeps.exponents import Fall
 from lm.sweeps.looks import is_significant
 from lm.sweeps.multipliers import Saving, answer
 from lm.sweeps.optimum import Optimum
@@ -141,6 +143,7 @@ class Analysis:
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
         savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
+        falls: how the loss of each variant falls with the size, if the sweep has sizes and no comparisons.
         placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
     """
 
@@ -151,15 +154,18 @@ class Analysis:
     comparisons: list[Comparison]
     warnings: list[str]
     savings: list[Saving] = ()
+    falls: list[Fall] = ()
     placebo: Comparison | None = None
 
     @property
     def answers(self) -> list[str]:
         """Return one answer per claim and that of the placebo.
 
-        There is a claim per pair of variants if the sweep has sizes, else per comparison.
+        There is a claim per pair of variants if the sweep has sizes, per variant if it also has no comparisons, else
+        per comparison.
         """
         claims = [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
+        claims += [exponents.answer(f, self.record) for f in self.falls]
         return [*claims, self.placebo.answer] if self.placebo else claims
 
     @property

@@ -25,6 +25,7 @@ _VARIANT = {
     "data": _DATA,
     "config": _CONFIG,
 }
+_WITHOUT_EMBEDDINGS = {"n_params": COUNT, "flops_per_token": float}
 _GIT = ({"commit": str, "dirty": bool}, None)
 _START = {
     "time": str,
@@ -118,11 +119,16 @@ def read_sweep(path: Path) -> dict:
     if type(record["margin"]) not in (int, float) or not record["margin"] > 0:
         raise UserError(f"{path} is corrupted: its margin is {short(record['margin'])}, not above 0; {advice}")
     names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
-    pairs_of_two = record["comparisons"] and all(len(pair) == 2 for pair in record["comparisons"])
+    pairs_of_two = all(len(pair) == 2 for pair in record["comparisons"])
+    pairs_of_two = pairs_of_two and bool(record["comparisons"] or record.get("sizes"))  # without, exponents are fitted
     if not (record["starts"] and n_seeds and pairs_of_two and names <= record["variants"].keys()):
         raise UserError(f"{path} is corrupted: its starts, seeds, comparisons or variants are incomplete; {advice}")
     if not all(variant["grid"] and variant["flops_per_token"] > 0 for variant in record["variants"].values()):
         raise UserError(f"{path} is corrupted: a variant has no learning rate or no FLOPs; {advice}")
+    if not record["comparisons"]:  # older versions recorded less, but all of their sweeps had comparisons
+        for variant in record["variants"].values():
+            _check_key({"without_embeddings": None} | variant, "without_embeddings", _WITHOUT_EMBEDDINGS, path, advice)
+            _check_key({"best_test_loss": None} | variant["data"], "best_test_loss", (float, None), path, advice)
     return record
 
 

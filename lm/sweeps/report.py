@@ -13,6 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import cost_tables, rate_tables, tables
+from lm.sweeps.exponents_table import exponents_table
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
@@ -34,6 +35,11 @@ SAVINGS_CAPTION = (
     "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
     "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
 )
+EXPONENTS_CAPTION = (
+    "Test loss above the fitted irreducible loss E over the parameters and over the training FLOPs, with and without "
+    "embeddings, on logarithmic axes. Points: means over seeds, with their 95 % intervals; lines: the fits, which are "
+    "straight here. Each fit has its own E."
+)
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
 
@@ -49,10 +55,12 @@ def check_publishable(a: Analysis) -> None:
 
 def write_report(a: Analysis, workdir: Path) -> None:
     """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
+    from lm.sweeps.exponents_figure import exponents_figure
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
     from lm.sweeps.savings_figure import savings_figure
 
-    drawn = figures(a) | ({"savings": savings_figure(a)} if _has_multipliers(a) else {})
+    of_sizes = {"savings": savings_figure, "exponents": exponents_figure}
+    drawn = figures(a) | {name: draw(a) for name, draw in of_sizes.items() if name in captions(a)}
     (workdir / "figures").mkdir(exist_ok=True)
     for name, figure in drawn.items():
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
@@ -77,7 +85,12 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def captions(a: Analysis) -> dict[str, str]:
     """Return the captions of the figures by name."""
-    return CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+    drawn = {name: caption for name, caption in CAPTIONS.items() if a.comparisons or name != "differences"}
+    if _has_multipliers(a):
+        drawn["savings"] = SAVINGS_CAPTION
+    if any(f.is_drawable for f in a.falls):
+        drawn["exponents"] = EXPONENTS_CAPTION
+    return drawn
 
 
 def _has_multipliers(a: Analysis) -> bool:
@@ -90,11 +103,12 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
     return [
         *([table(savings_table(a))] if a.savings else []),
         *([figure("savings")] if _has_multipliers(a) else []),
-        table(tables.comparisons(a)),
-        figure("differences"),
+        *([table(exponents_table(a))] if a.falls else []),
+        *([figure("exponents")] if "exponents" in captions(a) else []),
+        *([table(tables.comparisons(a)), figure("differences")] if a.comparisons else []),
         table(tables.losses(a)),
         figure("curves"),
-        *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common
+        *([] if a.record.get("sizes") else [table(tables.curves(a))]),  # sizes have no steps in common
         figure("learning_rates"),
         *map(table, about_rates),
         table(cost_tables.costs(a)),

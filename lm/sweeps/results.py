@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
+from lm.data.entropy_floor import best_loss_in_windows
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
@@ -33,6 +34,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
             "rate_from": v.rate_from,
             "n_params": v.n_params,
             "flops_per_token": v.flops,
+            "without_embeddings": dict(zip(("n_params", "flops_per_token"), v.without_embeddings, strict=True)),
             "fingerprint": v.fingerprint,
             "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
             "data": {
@@ -40,6 +42,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
                 "fingerprint": v.corpus.fingerprint,
                 "notices": list(v.corpus.notices),
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
+                "best_test_loss": best_loss_in_windows(v.corpus.split("test"), v.config.train.seq_len),
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
             "config": to_dict(v.config),

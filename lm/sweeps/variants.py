@@ -31,6 +31,7 @@ class Variant:
         grid: its learning rates.
         n_params: the number of parameters.
         flops: training FLOPs per token.
+        without_embeddings: both without embeddings and the head.
         fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
         rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
@@ -44,6 +45,7 @@ class Variant:
     fingerprint: str
     warm_starts: dict[int, WarmStart]
     rate_from: str | None = None
+    without_embeddings: tuple[int, float] = (0, 0.0)
 
     @property
     def tuning_grid(self) -> tuple[float, ...]:
@@ -78,7 +80,8 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     for name, (config, corpus) in resolved.items():
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         rate_from = plan.rates_from.get(name)
-        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from)
+        without = _without_embeddings(config)
+        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from, without)
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
@@ -168,6 +171,12 @@ def trained_on(config: Config, tokens: float) -> Config:
 
 def _n_params(config: Config) -> int:
     return parameters.count(parameters.parameter_table(config.model))
+
+
+def _without_embeddings(config: Config) -> tuple[int, float]:
+    """Return the parameters and the training FLOPs per token, both without embeddings and the head."""
+    n_params = parameters.count_without_embeddings(parameters.parameter_table(config.model))
+    return n_params, flops.flops_per_token_without_head(config.model, config.train.seq_len)
 
 
 def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:

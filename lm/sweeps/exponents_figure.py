@@ -1,0 +1,54 @@
+"""The figure of a sweep with sizes and without comparisons: the loss above the irreducible one over the size."""
+
+import math
+import textwrap
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lm.sweeps.exponents import ALL, FLOPS, INNER, INNER_FLOPS, Fall
+from lm.sweeps.figures import LETTERS, _legend, _log_ticks, _look, _panels, _round_numbers
+from lm.sweeps.outcomes import Analysis
+from lm.sweeps.power_laws import PowerLaw
+from lm.sweeps.statistics import interval
+
+PANELS = {"parameters": (ALL, INNER), "training FLOPs per run": (FLOPS, INNER_FLOPS)}
+
+
+def exponents_figure(a: Analysis) -> Figure:
+    """Draw two panels for each variant that has a fit; there must be one."""
+    drawn = [f for f in a.falls if f.is_drawable]
+    figure, axes = _panels(2 * len(drawn), 4 * len(drawn))
+    for i, f in enumerate(drawn):
+        for panel, (label, measures) in zip(axes[2 * i :], PANELS.items(), strict=False):
+            _draw(f, {m: law for m in measures if (law := f.laws[m])}, panel, label)
+    return figure
+
+
+def _draw(f: Fall, laws: dict[str, PowerLaw], axes, label: str) -> None:
+    """Draw the means with their intervals over seeds, and the fits, which are straight lines on these axes."""
+    means = [interval(losses) for losses in f.losses_SN]
+    heights = []
+    for i, (measure, law) in enumerate(laws.items()):
+        look, x = _look(i), f.x[measure]
+        ends = np.array([x.min() / 1.15, x.max() * 1.15])
+        name = f"{measure}: a = {law.exponent.value:.3f}, E = {law.floor.value:.3f}"
+        above = np.array([m.mean for m in means]) - law.floor.value
+        lows = np.array([m.low for m in means]) - law.floor.value
+        highs = np.array([m.high for m in means]) - law.floor.value
+        fitted = law(ends) - law.floor.value
+        lowest = min(above[above > 0].min(initial=math.inf), fitted.min()) / 1.5
+        axes.vlines(x, np.maximum(lows, lowest), np.maximum(highs, lowest), color=look["color"], linewidth=2, alpha=0.5)
+        axes.plot(ends, fitted, **look | {"marker": ""})
+        axes.plot(x[above > 0], above[above > 0], **look | {"linestyle": "", "markersize": 5})
+        axes.plot([], [], label=textwrap.fill(name, LETTERS - 8), **look)
+        heights += [lowest, max(above.max(), fitted.max()) * 1.2]
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="test loss − E (nats per token)", title=f.variant)
+    if not laws:
+        return
+    axes.set_ylim(min(heights), max(heights))
+    _log_ticks(axes, _round_numbers(*axes.get_xlim()))
+    ticks = [tick for tick in _round_numbers(*axes.get_ylim()) if min(heights) <= tick <= max(heights)]
+    axes.minorticks_off()
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    _legend(axes)
