@@ -8,8 +8,8 @@ page itself (PAGE.md) says which pairs were declared, what the margin and the un
 there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
 are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
 
-Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers, which need the FLOPs of
-each run, and runs.csv does not hold them.
+Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers or exponents, which need
+the FLOPs of each run, and runs.csv does not hold them.
 """
 
 import argparse
@@ -24,12 +24,14 @@ from lm.errors import UserError, run_command
 from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
+from lm.sweeps.exponents_table import TITLE
 from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import MARGIN
 from lm.sweeps.tables import AT_EACH_SIZE, to_csv
 from lm.text import markdown_table
 
+OTHER_CLAIMS = {AT_EACH_SIZE: "compute multipliers", TITLE: "exponents"}  # by the title of a table
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 
 
@@ -58,8 +60,9 @@ def claims(directory: Path) -> list[dict]:
     compared, placebos = [], []
     for runs_csv in sorted(directory.glob("*/runs.csv")):
         page = runs_csv.parent.name
-        if AT_EACH_SIZE in (directory / f"{page}.md").read_text(encoding="utf-8"):
-            print(f"WARNING: {page} is left out: its claims are compute multipliers", file=sys.stderr)
+        text = (directory / f"{page}.md").read_text(encoding="utf-8")
+        if others := [claims for title, claims in OTHER_CLAIMS.items() if f"## {title}\n" in text]:
+            print(f"WARNING: {page} is left out: its claims are {others[0]}", file=sys.stderr)
             continue
         record, results = read_page(directory / f"{page}.md", runs_csv)
         moderated = record["moderated"]

@@ -9,7 +9,7 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import looks, moderation, rates, sizes, texts
+from benchmarks.calibration import exponents, looks, moderation, rates, sizes, texts
 from lm.errors import UserError, run_command
 
 SIMULATIONS = {
@@ -18,6 +18,7 @@ SIMULATIONS = {
     "texts": texts.simulate,
     "looks": looks.simulate,
     "sizes": sizes.simulate,
+    "exponents": exponents.simulate,
 }
 
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import synthetic_sizes
-from synthetic_sizes import COMPUTE, SIZES
+from synthetic_sizes import COMPUTE, SIZES, without_comparisons
 from synthetic_sweep import diverge
 
 from lm import report as command
@@ -17,22 +17,8 @@ from lm.sweeps.exponents_figure import exponents_figure
 from lm.sweeps.exponents_table import exponents_table
 
 
-def sweep(noise=0.0005, true_floor=1.4, **changes):
-    """Return sweep.json and runs of "plain" alone, whose loss is 1.4 + 60 C^-0.17."""
-    record, runs = synthetic_sizes.sweep(1.0, noise=noise, **changes)
-    runs = [run for run in runs if run["variant"].startswith("plain")]
-    variants = {name: v for name, v in record["variants"].items() if name.startswith("plain")}
-    for v in variants.values():
-        train = v["config"]["train"]
-        spent = v["flops_per_token"] * train["steps"] * train["batch_size"] * train["seq_len"]
-        v["n_params"] = round((spent / 30) ** 0.5)  # FLOPs at 5 tokens per parameter
-        v["without_embeddings"] = {"n_params": v["n_params"] - 5000, "flops_per_token": v["flops_per_token"] / 2}
-        v["data"] = v["data"] | {"best_test_loss": true_floor}
-    return record | {"comparisons": [], "variants": variants}, runs
-
-
 def analyzed(tmp_path, **changes):
-    return analyze(synthetic_sizes.write(tmp_path / "sweep", *sweep(**changes)))
+    return analyze(synthetic_sizes.write(tmp_path / "sweep", *without_comparisons(**changes)))
 
 
 def test_the_exponents_are_those_of_the_losses(tmp_path):
@@ -84,7 +70,7 @@ def test_sizes_that_do_not_show_a_limit_are_reported_so(tmp_path):
 
 
 def test_losses_that_are_on_no_power_law_cause_a_warning(tmp_path):
-    record, runs = sweep()
+    record, runs = without_comparisons()
     for run in runs:
         if run["phase"] == "final" and run["variant"] == "plain, 48":
             run["test_loss"] += 0.03
@@ -94,7 +80,7 @@ def test_losses_that_are_on_no_power_law_cause_a_warning(tmp_path):
 
 
 def test_losses_that_rise_have_no_exponent(tmp_path):
-    record, runs = sweep()
+    record, runs = without_comparisons()
     for run in runs:
         run["test_loss"] = run["test_loss"] and 4 - run["test_loss"]
     a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
@@ -104,7 +90,7 @@ def test_losses_that_rise_have_no_exponent(tmp_path):
 
 
 def test_runs_that_diverged_give_no_exponent(tmp_path):
-    record, runs = sweep()
+    record, runs = without_comparisons()
     diverge(next(r for r in runs if (r["phase"], r["variant"], r["learning_rate"]) == ("final", "plain, 48", 0.002)))
     a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
     assert a.answers == ["plain: no exponent, because runs of plain, 48 diverged or got stuck."]
@@ -131,7 +117,7 @@ def test_the_figure_shows_both_countings(tmp_path):
 def test_the_report_has_the_section_and_no_empty_comparisons(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS.keys() - {"differences"}))
     monkeypatch.setattr(figures, "to_bytes", lambda figure, kind: b"" if figure is None else b"drawn")
-    workdir = synthetic_sizes.write(tmp_path / "s", *sweep())
+    workdir = synthetic_sizes.write(tmp_path / "s", *without_comparisons())
     assert command.main([str(workdir), "--publish", str(tmp_path / "docs")]) == 0
     page = (tmp_path / "docs" / "gates.md").read_text()
     assert page.index("## How the loss falls with size") < page.index("![exponents](gates/exponents.png)")
@@ -151,7 +137,7 @@ def test_the_report_has_the_section_and_no_empty_comparisons(tmp_path, monkeypat
     ],
 )
 def test_a_damaged_record_is_an_error(tmp_path, changes, expected):
-    record, runs = sweep()
+    record, runs = without_comparisons()
     variant = record["variants"]["plain, 48"]
     for key, value in changes.items():
         variant[key] = variant[key] | value if isinstance(value, dict) else value
