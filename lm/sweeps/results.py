@@ -78,6 +78,8 @@ def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
     old = read_sweep(path) if path.exists() else None
     if old is None or _counts(old["seeds"], old["tuning_seeds"]) != _counts(plan.seeds, plan.tuning_seeds):
         return plan  # a new sweep, or another one, which `open_sweep` refuses
+    if isinstance(old["seeds"], dict) and old["seeds"].keys() != plan.sweep.sizes.keys():
+        return plan
     return dataclasses.replace(plan, recorded=(_from_json(old["seeds"]), _from_json(old["tuning_seeds"])))
 
 

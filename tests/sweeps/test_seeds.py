@@ -71,6 +71,9 @@ def test_seeds_of_sizes_are_trained_recorded_analyzed_and_kept(tmp_path):
 
     plan = load_sweep(str(ROOT / "configs" / "sweeps" / "scale_swiglu.py"), "full")
     assert seeds_of(keep_seeds(plan, workdir).seeds, "SiLU, 64") == tuple(fresh["64"])
+    sizes = {f"{size} wide": values for size, values in plan.sweep.sizes.items()}
+    other = dataclasses.replace(plan, sweep=dataclasses.replace(plan.sweep, sizes=sizes))
+    assert keep_seeds(other, workdir) == other  # another sweep, which `open_sweep` refuses
     of_older_version = keep_seeds(plan, tmp_path / "same")
     assert (
         seeds_of(of_older_version.seeds, "SiLU, 64") == seeds_of(of_older_version.seeds, "SiLU, 96") == tuple(range(5))
