@@ -3,10 +3,13 @@
     python -m lm.sweep --config configs/sweeps/scaling.py --budget quick
     python -m lm.sweep --config configs/sweeps/scaling.py --budget full --dry-run
 
-One model at five sizes with 20 training tokens per parameter, on Markov text of order 3, whose entropy is known. There
+One model at five sizes with 50 training tokens per parameter, on Markov text of order 3, whose entropy is known. There
 is nothing to compare: without comparisons a sweep with sizes reports exponents and the irreducible loss, in both
 countings of parameters and FLOPs, with embeddings and without (Pearce and Song 2024, arXiv:2406.12907). The best
 learning rate falls about as 1 / d_model; at the largest size it is extrapolated.
+
+With 8 tokens per parameter there was no fit: the smallest models stayed at 2.31, the loss of a model that knows one
+letter of the context, and the loss then fell faster at larger sizes.
 
 Another text is one line: add "data.source": "tfds:tiny_shakespeare" to `values` in place of the Markov text.
 """
@@ -33,7 +36,7 @@ def get_sweep():
             "model.n_layers": 2,
             "model.n_heads": 2,
             "train.batch_size": 8,
-            "train.steps": match_tokens(20),
+            "train.steps": match_tokens(50),
         },
         variants={"Transformer": {}},
         sizes=sizes,
@@ -41,7 +44,7 @@ def get_sweep():
         comparisons=(),
         learning_rates=RATES,
         budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(8)}),
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(20)}),
             "full": Budget(tuning_seeds=2, seeds=5),
         },
     )
