@@ -16,7 +16,8 @@ def exponents_table(a: Analysis) -> Table:
         "arXiv:2406.12907).",
         "exponent a [95 % CI]": "Least squares over the mean test losses of the sizes"
         + (", at the estimated optima of the learning rate" if all(f.at_optimum for f in a.falls) else "")
-        + ". The interval has all values that the losses allow, given their variance over seeds (profile likelihood).",
+        + ". The interval has all values that the losses allow, given their variance over seeds (profile likelihood)."
+        + f" None: {NO_LAW}." * any(None in f.laws.values() for f in a.falls),
         "irreducible loss E [95 % CI]": "The limit of the fit for models without bound, in nats per token. −∞: these "
         "sizes do not show that there is a limit.",
         "true E": "The loss of the best possible model of this very test text, which sees as few tokens as the models "
@@ -34,6 +35,6 @@ def _rows(f: Fall) -> list[list[str]]:
     true = "unknown" if f.true_floor is None else f"{f.true_floor:.4f}"
     rows = []
     for measure, law in f.laws.items():
-        found = [exponent(law), floor(law), true, p_value(law.p_misfit)] if law else [f"none: {NO_LAW}", "–", true, "–"]
+        found = [exponent(law), floor(law), true, p_value(law.p_misfit)] if law else ["none", "none", true, "–"]
         rows.append([f.variant, measure, *found])
     return rows

@@ -86,7 +86,8 @@ def test_losses_that_rise_have_no_exponent(tmp_path):
     a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
     assert a.answers[0].startswith("plain: no exponent over the parameters, because the losses determine no exponent")
     assert "exponents" not in report.captions(a)
-    assert "none: the losses" in report.to_markdown(a, "")
+    assert exponents_table(a).rows[0] == ["plain", "parameters", "none", "none", "1.4000", "–"]
+    assert "None: the losses determine no exponent: they do not fall" in report.to_markdown(a, "")
 
 
 def test_runs_that_diverged_give_no_exponent(tmp_path):
