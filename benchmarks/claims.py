@@ -8,8 +8,9 @@ page itself (PAGE.md) says which pairs were declared, what the margin and the un
 there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
 are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
 
-Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers, which need the FLOPs of
-each run, and runs.csv does not hold them. So are pages of several texts, because runs.csv does not name the text.
+Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers or exponents, which need
+the FLOPs of each run, and runs.csv does not hold them. So are pages of several texts, because runs.csv does not name
+the text.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
+from lm.sweeps.exponents_table import TITLE
 from lm.sweeps.interaction_report import INTERACTIONS
 from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
@@ -32,7 +34,11 @@ from lm.sweeps.tables import AT_EACH_SIZE, to_csv
 from lm.text import markdown_table
 
 # The reasons why a page is left out, by the title of one of its tables.
-LEFT_OUT = {AT_EACH_SIZE: "its claims are compute multipliers", INTERACTIONS: "it compares on several texts"}
+LEFT_OUT = {
+    AT_EACH_SIZE: "its claims are compute multipliers",
+    TITLE: "its claims are exponents",
+    INTERACTIONS: "it compares on several texts",
+}
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 
 

@@ -36,6 +36,20 @@ def sweep(multiplier: dict[str, float] | float, noise: float = 0.004, **changes)
     return record | {"sizes": SIZES, "baseline": "plain, 96", "comparisons": comparisons}, runs
 
 
+def without_comparisons(noise: float = 0.0005, true_floor: float | None = 1.4, **changes) -> tuple[dict, list[dict]]:
+    """Return sweep.json and the runs of "plain" alone, whose loss is 1.4 + 60 C^-0.17."""
+    record, runs = sweep(1.0, noise=noise, **changes)
+    runs = [run for run in runs if run["variant"].startswith("plain")]
+    variants = {name: v for name, v in record["variants"].items() if name.startswith("plain")}
+    for v in variants.values():
+        train = v["config"]["train"]
+        spent = v["flops_per_token"] * train["steps"] * train["batch_size"] * train["seq_len"]
+        v["n_params"] = round((spent / 30) ** 0.5)  # FLOPs at 5 tokens per parameter
+        v["without_embeddings"] = {"n_params": v["n_params"] - 5000, "flops_per_token": v["flops_per_token"] / 2}
+        v["data"] = v["data"] | {"best_test_loss": true_floor}
+    return record | {"comparisons": [], "variants": variants}, runs
+
+
 def write(workdir, record: dict, runs: list[dict]):
     synthetic_sweep.write(workdir, record, runs)
     speeds = dict.fromkeys(record["variants"], 1000.0)

@@ -12,6 +12,7 @@ import pytest
 from running import ROOT
 
 from lm import sweep
+from lm.data.markov import MarkovChain
 from lm.sweeps.seeds import fresh_seeds, tuning_seeds
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
@@ -212,6 +213,48 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):
     done = run(bench, "--workdir", tmp_path / "full")
     assert done.returncode == 2
     assert "is not empty (something) and holds no sweep" in done.stderr
+
+
+SIZES = """
+from lm.sweeps import Budget, Sweep
+
+def get_sweep():
+    return Sweep(
+        question="How does the loss fall?",
+        base=BASE,
+        values={"data.source": "markov", "model.dropout": 0.0, "train.steps": 80, "eval.every": 0},
+        variants={"tiny": {}},
+        sizes={str(d): {"model.d_model": d} for d in (8, 16, 24, 32)},
+        baseline="tiny",
+        comparisons=(),
+        learning_rates=(3e-2,),
+        budgets={"quick": Budget(tuning_seeds=1, seeds=2)},
+    )
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_with_sizes_and_without_comparisons_reports_exponents(bench, tmp_path):
+    """The true irreducible loss is that of the source on the test text, and each size has seeds of its own."""
+    (tmp_path / "falls.py").write_text(SIZES.replace("BASE", repr(str(SWEEP.with_name("tiny.py")))))
+    dry = run(bench, "--dry-run", config=tmp_path / "falls.py")
+    assert dry.returncode == 0, dry.stdout + dry.stderr
+    seeds = {d: fresh_seeds(f"falls, {d}", 2) for d in (8, 16, 24, 32)}
+    for d, (first, last) in seeds.items():
+        assert f"size {d}: seeds {first} to {last}, tuning seeds {tuning_seeds(f'falls, {d}', 1)[0]}" in dry.stdout
+    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "falls.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {key[1:] for key in results(tmp_path / "sweep")} == {
+        (f"tiny, {d}", 3e-2, seed) for d, of_size in seeds.items() for seed in of_size
+    }
+    reported = run(bench, tmp_path / "sweep", module="lm.report", config=None)
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "sweep" / "report.md").read_text()
+    text = MarkovChain().text()[950_000:]
+    assert f"| {MarkovChain().surprisal(text)[1:].mean():.4f} |" in page
+    assert "| tiny | training FLOPs without embeddings | " in page
+    assert (tmp_path / "sweep" / "figures" / "exponents.png").stat().st_size > 10_000
+    assert "seeds " + str(list(seeds[8])) in page
 
 
 @pytest.mark.slow

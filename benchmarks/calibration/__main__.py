@@ -9,7 +9,7 @@ Each simulation is a module of this directory.
 import argparse
 import sys
 
-from benchmarks.calibration import answers, looks, moderated_looks, moderation, rates, search, sizes, texts
+from benchmarks.calibration import answers, exponents, looks, moderated_looks, moderation, rates, search, sizes, texts
 from lm.errors import UserError, with_exit_code
 
 SIMULATIONS = {
@@ -21,6 +21,7 @@ SIMULATIONS = {
     "moderated_looks": moderated_looks.simulate,
     "answers": answers.simulate,
     "sizes": sizes.simulate,
+    "exponents": exponents.simulate,
 }
 
 

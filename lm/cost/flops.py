@@ -13,11 +13,19 @@ def matmul_params(config) -> int:
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
     """
     if config.fixed_window:
-        inputs, hidden = config.fixed_window * config.d_model, config.d_ff
-        return inputs * config.vocab_size if config.n_layers == 1 else hidden * (inputs + config.vocab_size)
+        hidden = 0 if config.n_layers == 1 else config.fixed_window * config.d_model * config.d_ff
+        return hidden + head_params(config)
     attention = config.d_model * config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads)
     feed_forward = config.d_model * config.d_ff * {"mlp": 2, "glu": 3}[config.ffn]
-    return config.n_layers * (attention + feed_forward) + config.d_model * config.vocab_size
+    return config.n_layers * (attention + feed_forward) + head_params(config)
+
+
+def head_params(config) -> int:
+    """Count the weights of the head, tied to the embedding or not, without its bias."""
+    width = config.d_model
+    if config.fixed_window:
+        width = config.fixed_window * config.d_model if config.n_layers == 1 else config.d_ff
+    return width * config.vocab_size
 
 
 def mean_attended_keys(seq_len: int, window: int) -> float:
@@ -49,6 +57,15 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
         return 6 * matmul_params(config)
     keys = sum(seq_len if full_square else mean_attended_keys(seq_len, w) for w in layer_windows(config))
     return 6 * matmul_params(config) + 12 * config.n_heads * config.d_head * keys
+
+
+def flops_per_token_without_head(config, seq_len: int) -> float:
+    """Return `flops_per_token` without the product with the head.
+
+    Scaling laws that do not count embeddings do not count the head either (Kaplan et al. 2020, arXiv:2001.08361). The
+    lookup of an embedding has no floating-point operations.
+    """
+    return flops_per_token(config, seq_len) - 6 * head_params(config)
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:

@@ -23,6 +23,8 @@ class Split:
             loss * n_tokens / n_bytes / ln 2 in bits per byte.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
         surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
+        surprisal_in_windows: maps consecutive ids (n,) and the seq_len of an evaluation to -ln P of each, given the ids
+            of its window only; None if the source is not known.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Split:
     n_bytes: int | None
     segments: np.ndarray | ConcatenatedArray | None = None
     surprisal: Callable[[np.ndarray], np.ndarray] | None = None
+    surprisal_in_windows: Callable[[np.ndarray, int], np.ndarray] | None = None
 
     @property
     def packed(self) -> bool:
@@ -86,6 +89,7 @@ class Corpus:
             None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
             ConcatenatedArray([part.segments for part in parts]) if self.packed else None,
             parts[0].surprisal,
+            parts[0].surprisal_in_windows,
         )
 
 

@@ -71,7 +71,11 @@ def open_corpus(
 
 
 def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> Split:
-    return dataclasses.replace(split, surprisal=lambda ids: chain.surprisal(tokenizer.decode(ids)))
+    return dataclasses.replace(
+        split,
+        surprisal=lambda ids: chain.surprisal(tokenizer.decode(ids)),
+        surprisal_in_windows=lambda ids, seq_len: chain.surprisal_in_windows(tokenizer.decode(ids), seq_len),
+    )
 
 
 def _entry(cache_dir: Path, fingerprint: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.answers import describe_answer, describe_placebo_answer
+from lm.sweeps.exponents import falls
 from lm.sweeps.interaction_report import describe_interaction
 from lm.sweeps.interactions import interactions
 from lm.sweeps.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
@@ -32,6 +33,7 @@ from lm.sweeps.results import (
 )
 from lm.sweeps.scope import describe_scope
 from lm.sweeps.search import run_length
+from lm.sweeps.seeds import seeds_of
 from lm.sweeps.statistics import CrossedInterval, Difference
 
 
@@ -69,13 +71,21 @@ def analyze(workdir: Path) -> Analysis:
         for pair, test in zip(record["comparisons"], pair_tests(record, results), strict=True)
     ]
     placebo = _placebo(record, results, failed) if record["placebo"] else None
-    warnings = list(dict.fromkeys(warnings))
     by_text = [
         dataclasses.replace(x, answer=describe_interaction(x, record))
         for x in interactions(record, comparisons, variants)
     ]
     return Analysis(
-        record, results, variants, failed, comparisons, warnings, savings(record, variants), by_text, placebo
+        record,
+        results,
+        variants,
+        failed,
+        comparisons,
+        list(dict.fromkeys(warnings)),
+        savings(record, variants),
+        falls(record, variants),
+        by_text,
+        placebo,
     )
 
 
@@ -156,7 +166,7 @@ def _variant(name: str, record: dict, results: Results) -> VariantResult:
     grid = described["grid"]
     rate = best_rate(results, record, name)
     steps, batch_size = run_length(record, name, rate)
-    runs = [results.runs["final", name, rate, seed] for seed in record["seeds"]]
+    runs = [results.runs["final", name, rate, seed] for seed in seeds_of(record["seeds"], name)]
     losses = [run["test_loss"] for run in runs]
     errors = [statistics.sampling_error(run["test_sums"], run["test_counts"]) for run in runs if run["test_sums"]]
     bytes_per_token = described["data"].get("test_bytes_per_token")  # sweeps of older versions lack it

@@ -16,8 +16,9 @@ from lm.sweeps.results import tuning_result
 
 
 def figures(a: Analysis) -> dict[str, Figure]:
-    """Return the figures by name that every sweep has, and that of the learning rates where they are a grid."""
-    found = {"differences": differences(a), "curves": learning_curves(a)}
+    """Return the figures that every sweep has, by name, and those that depend on its design."""
+    found = {"differences": differences(a)} if a.comparisons else {}
+    found["curves"] = learning_curves(a)
     return found if a.record["search"] else found | {"learning_rates": learning_rates(a)}
 
 

@@ -17,6 +17,7 @@ from lm.sweeps.margins import p_beyond, p_equivalent
 from lm.sweeps.moderation import NO_PRIOR, Prior, fit_prior
 from lm.sweeps.optimum import estimate_optimum
 from lm.sweeps.results import Results, best_rate, missing_runs, stuck_above
+from lm.sweeps.seeds import first_seeds, seeds_of
 from lm.sweeps.statistics import Difference
 
 
@@ -82,7 +83,7 @@ def is_significant(d: Difference | None, p: float, at_optimum: Difference | None
 
 def at_look(record: dict, n: int) -> dict:
     """Return the record of a sweep with its first n fresh seeds only."""
-    return record | {"seeds": record["seeds"][:n]}
+    return record | {"seeds": first_seeds(record["seeds"], n)}
 
 
 def pair_tests(record: dict, results: Results, *, moderated: bool = True) -> list[PairTest]:
@@ -171,7 +172,7 @@ def _losses(record: dict, results: Results, name: str, n: int) -> _Losses | None
     if missing_runs(results, record, {name: n}):
         return None
     rate, seen = best_rate(results, record, name), at_look(record, n)
-    losses = [results.runs["final", name, rate, seed]["test_loss"] for seed in seen["seeds"]]
+    losses = [results.runs["final", name, rate, seed]["test_loss"] for seed in seeds_of(seen["seeds"], name)]
     stuck = [loss is not None and loss > stuck_above(record, name, "test") for loss in losses]
     usable = None not in losses and not all(stuck)
     return _Losses(losses if usable else None, estimate_optimum(results, seen, name, rate).losses, any(stuck))

@@ -45,6 +45,11 @@ class Saving:
         return self.at_optimum or self.at_best
 
     @property
+    def has_no_p(self) -> bool:
+        """Return whether a pooled multiplier is the same for all seeds, so that there is no test."""
+        return any(math.isnan(m.pooled.p) for m in (self.at_best, self.at_optimum) if m)
+
+    @property
     def is_significant(self) -> bool:
         """Return whether the pooled multiplier is significant, and also that at the optima if there is one."""
         if self.missing or not self.p_adjusted < 1 - statistics.LEVEL:
@@ -154,6 +159,11 @@ def answer(s: Saving, record: dict) -> str:
         return f"No conclusion about {s.variant} and {s.against}: budget {budget} only checks that the sweep runs."
     if s.missing:
         return f"{s.variant} against {s.against}: no compute multiplier, because {s.missing}."
+    if s.has_no_p:
+        return (
+            f"{s.variant} saves {percent_saved(s.estimate.pooled)} of the training compute that {s.against} needs for "
+            f"the same loss: without variation over seeds there is no p-value. {_scope(s, record)}"
+        )
     p, both = s.p_adjusted, ""
     if s.at_optimum:
         p = s.p_at_optimum

@@ -12,6 +12,7 @@ import numpy as np
 
 from lm.sweeps import statistics
 from lm.sweeps.results import Results, neighbors, stuck_above
+from lm.sweeps.seeds import seeds_of
 
 MAX_STEP = 2.0  # between neighboring rates; on coarser grids the loss is not close to a parabola
 
@@ -42,7 +43,8 @@ def estimate_optimum(results: Results, record: dict, variant: str, best: float) 
         reason = "a random search has no rates next to the best one at which all else is equal"
         return Optimum(None, float("nan"), reason)
     rates = neighbors(record["variants"][variant]["grid"], best)
-    losses = [[results.runs["final", variant, rate, seed]["test_loss"] for rate in rates] for seed in record["seeds"]]
+    seeds = seeds_of(record["seeds"], variant)
+    losses = [[results.runs["final", variant, rate, seed]["test_loss"] for rate in rates] for seed in seeds]
     if missing := _missing(rates, losses, stuck_above(record, variant, "test")):
         return Optimum(None, float("nan"), missing)
     losses, x = np.array(losses), np.log2(rates)

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from lm.sweeps import exponents
+from lm.sweeps.exponents import Fall
 from lm.sweeps.interactions import Interaction
 from lm.sweeps.looks import is_significant
 from lm.sweeps.multipliers import Saving, answer
@@ -142,6 +144,7 @@ class Analysis:
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
         savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
+        falls: how the loss of each variant falls with the size, if the sweep has sizes and no comparisons.
         interactions: how the differences depend on the text, if the sweep has texts.
         placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
     """
@@ -153,6 +156,7 @@ class Analysis:
     comparisons: list[Comparison]
     warnings: list[str]
     savings: list[Saving] = ()
+    falls: list[Fall] = ()
     interactions: list[Interaction] = ()
     placebo: Comparison | None = None
 
@@ -160,9 +164,11 @@ class Analysis:
     def answers(self) -> list[str]:
         """Return one answer per claim, and those of the interactions and of the placebo.
 
-        There is a claim per pair of variants if the sweep has sizes, else per comparison.
+        There is a claim per pair of variants if the sweep has sizes, per variant if it also has no comparisons, else
+        per comparison.
         """
         claims = [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
+        claims += [exponents.answer(f, self.record) for f in self.falls]
         claims += [x.answer for x in self.interactions]
         return [*claims, self.placebo.answer] if self.placebo else claims
 

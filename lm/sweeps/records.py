@@ -8,6 +8,7 @@ from lm.errors import UserError
 from lm.files import COUNT, check_shape, read_json, to_json
 from lm.sweeps.axes import LEARNING_RATE
 from lm.sweeps.search import BATCH_SIZE
+from lm.sweeps.seeds import count
 from lm.sweeps.spec import MARGIN
 
 # Shapes; see `lm.files.read_json`.
@@ -26,6 +27,7 @@ _VARIANT = {
     "data": _DATA,
     "config": _CONFIG,
 }
+_WITHOUT_EMBEDDINGS = {"n_params": COUNT, "flops_per_token": float}
 _GIT = ({"commit": str, "dirty": bool}, None)
 _START = {
     "time": str,
@@ -40,8 +42,8 @@ _SWEEP = {
     "budget": str,
     "baseline": str,
     "comparisons": [[str]],
-    "tuning_seeds": [COUNT],
-    "seeds": [COUNT],
+    "tuning_seeds": ([COUNT], {str: [COUNT]}),  # by size if there are sizes; older versions: the same for all
+    "seeds": ([COUNT], {str: [COUNT]}),
     "question": str,
     "background": str,
     "base": str,
@@ -103,12 +105,15 @@ def read_sweep(path: Path) -> dict:
     advice = "restore it, or use another --workdir"
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
-    record = {"looks": [len(record["seeds"])], "placebo": None, "search": None} | record  # of older versions
+    if not _fit_sizes(record):
+        raise UserError(f"{path} is corrupted: its seeds are not those of its sizes; {advice}")
+    n_seeds = count(record["seeds"])
+    record = {"looks": [n_seeds], "placebo": None, "search": None} | record  # of older versions
     _check_key(record, "search", ({"space": {str: str}, "trials": [{LEARNING_RATE: float}]}, None), path, advice)
     if not _is_search_of(record):
         raise UserError(f"{path} is corrupted: its trials are not those of its search and its variants; {advice}")
     looks = record["looks"]
-    if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, len(record["seeds"]))):
+    if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, n_seeds)):
         raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
     if record["placebo"] not in (None, *record["variants"]):
         raise UserError(f"{path} is corrupted: its placebo is no variant; {advice}")
@@ -119,11 +124,16 @@ def read_sweep(path: Path) -> dict:
     if type(record["margin"]) not in (int, float) or not record["margin"] > 0:
         raise UserError(f"{path} is corrupted: its margin is {short(record['margin'])}, not above 0; {advice}")
     names = {record["baseline"], *(name for pair in record["comparisons"] for name in pair)}
-    pairs_of_two = record["comparisons"] and all(len(pair) == 2 for pair in record["comparisons"])
-    if not (record["starts"] and record["seeds"] and pairs_of_two and names <= record["variants"].keys()):
+    pairs_of_two = all(len(pair) == 2 for pair in record["comparisons"])
+    pairs_of_two = pairs_of_two and bool(record["comparisons"] or record.get("sizes"))  # without, exponents are fitted
+    if not (record["starts"] and n_seeds and pairs_of_two and names <= record["variants"].keys()):
         raise UserError(f"{path} is corrupted: its starts, seeds, comparisons or variants are incomplete; {advice}")
     if not all(variant["grid"] and variant["flops_per_token"] > 0 for variant in record["variants"].values()):
         raise UserError(f"{path} is corrupted: a variant has no learning rate or no FLOPs; {advice}")
+    if not record["comparisons"]:  # older versions recorded less, but all of their sweeps had comparisons
+        for variant in record["variants"].values():
+            _check_key({"without_embeddings": None} | variant, "without_embeddings", _WITHOUT_EMBEDDINGS, path, advice)
+            _check_key({"best_test_loss": None} | variant["data"], "best_test_loss", (float, None), path, advice)
     return record
 
 
@@ -139,6 +149,16 @@ def _is_search_of(record: dict) -> bool:
         and all(variant["grid"] == rates for variant in record["variants"].values())
         and all(type(size) is int and size > 0 for size in sizes)
     )
+
+
+def _fit_sizes(record: dict) -> bool:
+    """Return whether the seeds are the same for all variants, or equally many for each size."""
+    both = record["seeds"], record["tuning_seeds"]
+    if not any(isinstance(seeds, dict) for seeds in both):
+        return True
+    sizes = record.get("sizes")
+    by_size = isinstance(sizes, list) and sizes and all(isinstance(s, dict) and set(s) == set(sizes) for s in both)
+    return bool(by_size) and all(len({len(own) for own in seeds.values()}) == 1 for seeds in both)
 
 
 def _ends_at(looks: list[int], last: int) -> bool:

@@ -13,6 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import cost_tables, rate_tables, search_tables, tables
+from lm.sweeps.exponents_table import exponents_table
 from lm.sweeps.interaction_report import interaction_table
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
@@ -39,6 +40,11 @@ BEST_OF_K_CAPTION = (
     "Expected best validation loss after so many random trials, for the mean over the tuning seeds. Lines that cross: "
     "which variant is better depends on how much it is tuned."
 )
+EXPONENTS_CAPTION = (
+    "Test loss above the fitted irreducible loss E over the parameters and over the training FLOPs, with and without "
+    "embeddings, on logarithmic axes. Points: means over seeds, with their 95 % intervals; lines: the fits, which are "
+    "straight here. Each fit has its own E."
+)
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
 
@@ -55,11 +61,12 @@ def check_publishable(a: Analysis) -> None:
 def write_report(a: Analysis, workdir: Path) -> None:
     """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
     from lm.sweeps.best_of_k_figure import best_of_k_figure
+    from lm.sweeps.exponents_figure import exponents_figure
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
     from lm.sweeps.savings_figure import savings_figure
 
-    drawn = figures(a) | ({"savings": savings_figure(a)} if _has_multipliers(a) else {})
-    drawn |= {"best_of_k": best_of_k_figure(a)} if a.record["search"] else {}
+    of_designs = {"savings": savings_figure, "exponents": exponents_figure, "best_of_k": best_of_k_figure}
+    drawn = figures(a) | {name: draw(a) for name, draw in of_designs.items() if name in captions(a)}
     (workdir / "figures").mkdir(exist_ok=True)
     for name, figure in drawn.items():
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
@@ -84,12 +91,16 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
 
 def captions(a: Analysis) -> dict[str, str]:
     """Return the captions of the figures by name."""
-    found = CAPTIONS | ({"savings": SAVINGS_CAPTION} if _has_multipliers(a) else {})
+    drawn = {name: caption for name, caption in CAPTIONS.items() if a.comparisons or name != "differences"}
+    if _has_multipliers(a):
+        drawn["savings"] = SAVINGS_CAPTION
+    if any(f.is_drawable for f in a.falls):
+        drawn["exponents"] = EXPONENTS_CAPTION
     if a.record["search"]:
-        del found["learning_rates"]
-        in_trial = found["curves"].replace("at the best learning rate", "in the best trial")
-        found |= {"curves": in_trial, "best_of_k": BEST_OF_K_CAPTION}
-    return found
+        del drawn["learning_rates"]
+        drawn["curves"] = drawn["curves"].replace("at the best learning rate", "in the best trial")
+        drawn["best_of_k"] = BEST_OF_K_CAPTION
+    return drawn
 
 
 def _has_multipliers(a: Analysis) -> bool:
@@ -101,12 +112,13 @@ def _results(a: Analysis, table: Callable[[Table], str], figure: Callable[[str],
     return [
         *([table(savings_table(a))] if a.savings else []),
         *([figure("savings")] if _has_multipliers(a) else []),
-        table(tables.comparisons(a)),
-        figure("differences"),
+        *([table(exponents_table(a))] if a.falls else []),
+        *([figure("exponents")] if "exponents" in captions(a) else []),
+        *([table(tables.comparisons(a)), figure("differences")] if a.comparisons else []),
         *([table(interaction_table(a))] if a.interactions else []),
         table(tables.losses(a)),
         figure("curves"),
-        *([] if a.savings else [table(tables.curves(a))]),  # sizes have no steps in common
+        *([] if a.record.get("sizes") else [table(tables.curves(a))]),  # sizes have no steps in common
         *_tuning(a, table, figure),
         table(cost_tables.costs(a)),
     ]

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
+from lm.data.entropy_floor import best_loss_in_windows
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.search import search_record, summary
-from lm.sweeps.seeds import PLACEBO
+from lm.sweeps.seeds import PLACEBO, Seeds, count, first_seeds, seeds_of
 from lm.sweeps.spec import SweepPlan
 from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
@@ -35,6 +36,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
             "rate_from": v.rate_from,
             "n_params": v.n_params,
             "flops_per_token": v.flops,
+            "without_embeddings": dict(zip(("n_params", "flops_per_token"), v.without_embeddings, strict=True)),
             "fingerprint": v.fingerprint,
             "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
             "data": {
@@ -42,6 +44,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
                 "fingerprint": v.corpus.fingerprint,
                 "notices": list(v.corpus.notices),
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
+                "best_test_loss": best_loss_in_windows(v.corpus.split("test"), v.config.train.seq_len),
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
             "config": to_dict(v.config),
@@ -54,8 +57,8 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "baseline": plan.sweep.baseline,
         "comparisons": [list(pair) for pair in plan.sweep.comparisons],
         "margin": float(plan.sweep.margin),
-        "tuning_seeds": list(plan.tuning_seeds),
-        "seeds": list(plan.seeds),
+        "tuning_seeds": _as_json(plan.tuning_seeds),
+        "seeds": _as_json(plan.seeds),
         "looks": list(plan.looks),
         "placebo": PLACEBO if plan.sweep.placebo else None,
         "question": plan.sweep.question,
@@ -71,12 +74,29 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
 
 
 def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
-    """Return the plan with the seeds that a directory has used: in older versions they did not follow from the name."""
+    """Return the plan with the seeds that a directory has used.
+
+    In older versions they did not follow from the name, or were the same for all sizes.
+    """
     path = workdir / "sweep.json"
     old = read_sweep(path) if path.exists() else None
-    if old is None or (len(old["seeds"]), len(old["tuning_seeds"])) != (len(plan.seeds), len(plan.tuning_seeds)):
+    if old is None or _counts(old["seeds"], old["tuning_seeds"]) != _counts(plan.seeds, plan.tuning_seeds):
         return plan  # a new sweep, or another one, which `open_sweep` refuses
-    return dataclasses.replace(plan, recorded=(tuple(old["seeds"]), tuple(old["tuning_seeds"])))
+    if isinstance(old["seeds"], dict) and old["seeds"].keys() != plan.sweep.sizes.keys():
+        return plan
+    return dataclasses.replace(plan, recorded=(_from_json(old["seeds"]), _from_json(old["tuning_seeds"])))
+
+
+def _counts(*seeds: Seeds) -> list[int]:
+    return [count(found) for found in seeds]
+
+
+def _as_json(seeds: Seeds) -> list[int] | dict[str, list[int]]:
+    return {size: list(own) for size, own in seeds.items()} if isinstance(seeds, dict) else list(seeds)
+
+
+def _from_json(seeds: list[int] | dict[str, list[int]]) -> Seeds:
+    return {size: tuple(own) for size, own in seeds.items()} if isinstance(seeds, dict) else tuple(seeds)
 
 
 def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:
@@ -248,19 +268,20 @@ def ordered(runs: dict[tuple, dict], record: dict) -> dict[tuple, dict]:
     return {key: runs[key] for key in keys}
 
 
-def tuning_runs(grids: dict[str, tuple], seeds) -> list[tuple[str, float, int]]:
+def tuning_runs(grids: dict[str, tuple], seeds: Seeds) -> list[tuple[str, float, int]]:
     """Return (variant, rate, seed) of all tuning runs; a variant with one learning rate needs none."""
-    return [(name, rate, seed) for name, grid in grids.items() if len(grid) > 1 for rate in grid for seed in seeds]
+    tuned = {name: grid for name, grid in grids.items() if len(grid) > 1}
+    return [(name, rate, seed) for name, grid in tuned.items() for rate in grid for seed in seeds_of(seeds, name)]
 
 
-def final_runs(results: Results, record: dict, variant: str, seeds) -> list[tuple[str, float, int]]:
+def final_runs(results: Results, record: dict, variant: str, seeds: Seeds) -> list[tuple[str, float, int]]:
     """Return (variant, rate, seed) of a tuned variant's runs on fresh seeds: at its best rate and the neighbors.
 
     The best trial of a random search has no neighbors.
     """
     best = best_rate(results, record, variant)
     rates = [best] if record.get("search") else neighbors(record["variants"][variant]["grid"], best)
-    return [(variant, rate, seed) for rate in rates for seed in seeds]
+    return [(variant, rate, seed) for rate in rates for seed in seeds_of(seeds, variant)]
 
 
 def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dict[str, set[tuple]]:
@@ -276,7 +297,7 @@ def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dic
         grid = record["variants"][tuned]["grid"]
         wanted = [("tuning", *run) for run in tuning_runs({tuned: grid}, record["tuning_seeds"])]
         if results.runs.keys() >= set(wanted):
-            wanted = [("final", *run) for run in final_runs(results, record, name, record["seeds"][:n])]
+            wanted = [("final", *run) for run in final_runs(results, record, name, first_seeds(record["seeds"], n))]
         if missing := set(wanted) - results.runs.keys():
             found[name] = missing
     return found
@@ -300,7 +321,8 @@ class TuningResult(NamedTuple):
 
 def tuning_result(results: Results, record: dict, variant: str, rate: float) -> TuningResult:
     """Summarize the tuning runs of a variant at one learning rate."""
-    losses = [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
+    seeds = seeds_of(record["tuning_seeds"], variant)
+    losses = [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in seeds]
     finite = [loss for loss in losses if loss is not None]
     learned = [loss for loss in finite if loss <= stuck_above(record, variant, "validation")]
     used = learned or finite

@@ -36,6 +36,7 @@ from lm.sweeps.results import (
     tuning_runs,
 )
 from lm.sweeps.search import describe_trial, describe_trials, trial_of
+from lm.sweeps.seeds import seeds_of
 from lm.sweeps.spec import SweepPlan
 from lm.sweeps.stacked import StackedRuns, group_by_program, program_of, runs_that_fit
 from lm.sweeps.throughput import Workload, measure, measure_variants
@@ -148,11 +149,12 @@ class _Runner:
 
     def runs_of_look(self, tuned: list[str], before: int, n: int) -> list[Key]:
         """Return the final runs that a look at n seeds adds to one at `before` seeds."""
-        needed, seeds = seeds_needed(self.record, self.results), self.record["seeds"][before:n]
+        needed = seeds_needed(self.record, self.results)
         names = [name for name in tuned if needed[name] >= n]
         if before and names:
             self.say(f"undecided at {before} seeds, so up to {n}: {', '.join(names)}")
-        return [key for name in names for key in final_runs(self.results, self.record, name, seeds)]
+        seeds = {name: seeds_of(self.record["seeds"], name)[before:n] for name in names}
+        return [key for name in names for key in final_runs(self.results, self.record, name, seeds[name])]
 
     def warn_of_identical_variants(self, phase: str) -> None:
         for warning in identical_variants(self.results, list(self.variants), phase):

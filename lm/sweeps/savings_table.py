@@ -2,7 +2,7 @@
 
 from lm.sweeps.multipliers import Saving, factor, percent_saved
 from lm.sweeps.outcomes import Analysis
-from lm.sweeps.tables import Table
+from lm.sweeps.tables import Table, p_value
 
 
 def savings_table(a: Analysis) -> Table:
@@ -15,7 +15,8 @@ def savings_table(a: Analysis) -> Table:
         "needs for the same test loss. ln m is the difference of their losses, divided by the fall of the loss with "
         "ln(FLOPs). This slope is that of the parabola through the mean losses of both variants at all sizes. "
         "Intervals leave out one seed of one size at a time (jackknife). Negative: the first variant needs more.",
-        "p": f'Two-sided t test of "m is 1" after Holm\'s correction for {n} pair{"s" * (n > 1)} of variants.',
+        "p": f'Two-sided t test of "m is 1" after Holm\'s correction for {n} pair{"s" * (n > 1)} of variants; '
+        "undefined if ln m does not vary over seeds.",
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. A saving is significant "
         "if both p-values are below 0.05 and the signs agree.",
     }
@@ -34,10 +35,10 @@ def _rows(s: Saving) -> list[list[str]]:
         flops = " and ".join(dict.fromkeys(f"{flops:.3g}" for flops in s.compute_S2[i]))
         at_optimum = percent_saved(optimum.at_sizes[i]) if optimum else "no estimate"
         rows.append([name, size, flops, percent_saved(best.at_sizes[i]), "–", at_optimum])
-    pooled = f"{percent_saved(optimum.pooled)}, {s.p_at_optimum:.2g}" if optimum else "no estimate"
+    pooled = f"{percent_saved(optimum.pooled)}, {p_value(s.p_at_optimum)}" if optimum else "no estimate"
     trend = f"m × {factor(optimum.trend)}" if optimum else "no estimate"
     return [
         *rows,
-        [name, "mean over sizes", "–", percent_saved(best.pooled), f"{s.p_adjusted:.2g}", pooled],
+        [name, "mean over sizes", "–", percent_saved(best.pooled), p_value(s.p_adjusted), pooled],
         [name, "trend, per 10 × FLOPs", "–", f"m × {factor(best.trend)}", "–", trend],
     ]

@@ -19,7 +19,10 @@ from lm.sweeps.statistics import LEVEL
 
 
 class Estimate(NamedTuple):
-    """An estimate, its confidence interval, and the two-sided p-value of "it is 0"."""
+    """An estimate, its confidence interval, and the two-sided p-value of "it is 0".
+
+    Without variation over the data the interval is a point, and p is not a number: there is nothing to test with.
+    """
 
     value: float
     low: float
@@ -103,18 +106,20 @@ def jackknife(estimate: Callable[[np.ndarray], np.ndarray], data_SN: np.ndarray)
     True
     """
     means_S, n = data_SN.mean(axis=1), data_SN.shape[1]
-    variances = []
+    variances = [np.zeros(len(estimate(means_S)))]
     for s, group in enumerate(data_SN):
+        if not np.ptp(group, axis=0).any():
+            continue  # rounding would give a constant group a variance
         without = [means_S.copy() for _ in range(n)]
         for i in range(n):
             without[i][s] = np.delete(group, i, axis=0).mean(axis=0)
         variances.append((n - 1) ** 2 / n * np.var([estimate(means) for means in without], axis=0, ddof=1))
     variance_K = np.sum(variances, axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):  # without variation there is no p-value
+    with np.errstate(invalid="ignore", divide="ignore"):  # without variation p is nan
         df_K = variance_K**2 / np.sum(np.square(variances) / (n - 1), axis=0)
         error_K, value_K = np.sqrt(variance_K), estimate(means_S)
         half_K = np.where(variance_K == 0, 0, stats.t.ppf((1 + LEVEL) / 2, df_K) * error_K)
-        p_K = 2 * stats.t.sf(np.abs(value_K) / error_K, df_K)
+        p_K = np.where(variance_K == 0, np.nan, 2 * stats.t.sf(np.abs(value_K) / error_K, df_K))
     columns = zip(value_K, value_K - half_K, value_K + half_K, p_K, strict=True)
     return [Estimate(*map(float, column)) for column in columns]
 

@@ -1,15 +1,22 @@
 """Which seeds a sweep uses, and after how many of them it looks at the results. This module does not import jax.
 
-The seeds follow from the sweep's name, so that two sweeps share none and their results are independent.
+The seeds follow from the sweep's name, so that two sweeps share none and their results are independent. In a sweep with
+sizes they follow from the name and the size, for the same reason: variants are paired at each size, and the sizes are
+independent.
 """
 
 import hashlib
+from collections.abc import Callable, Iterable
 
 from lm.config.values import short
+from lm.sweeps.axes import at_size, size_of
 
 MAX_SEEDS = 1000  # of a sweep: for the final runs, and for tuning
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
+
+# The seeds of all variants, or by size; in sweeps with sizes of older versions, all sizes had the same.
+Seeds = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def fresh_seeds(name: str, n: int) -> tuple[int, ...]:
@@ -25,6 +32,50 @@ def fresh_seeds(name: str, n: int) -> tuple[int, ...]:
 def tuning_seeds(name: str, n: int) -> tuple[int, ...]:
     """Return the seeds with which a sweep tunes its learning rates; no final run uses them."""
     return tuple(FIRST_TUNING_SEED + seed for seed in fresh_seeds(name, n))
+
+
+def by_size(draw: Callable[[str, int], tuple[int, ...]], name: str, sizes: Iterable[str], n: int) -> Seeds:
+    """Return n seeds of a sweep, or n for each of its sizes.
+
+    Args:
+        draw: `fresh_seeds` or `tuning_seeds`.
+        name: the sweep's name.
+        sizes: the names of its sizes, if any.
+        n: how many seeds.
+
+    >>> by_size(fresh_seeds, "norms", [], 2)
+    (168696000, 168696001)
+    >>> by_size(fresh_seeds, "norms", ["32", "64"], 2)
+    {'32': (437897000, 437897001), '64': (69182000, 69182001)}
+    """
+    return {size: draw(at_size(name, size), n) for size in sizes} or draw(name, n)
+
+
+def seeds_of(seeds: Seeds, variant: str) -> tuple[int, ...]:
+    """Return the seeds of a variant.
+
+    >>> seeds_of((7, 8), "SwiGLU"), seeds_of({"32": (7, 8), "64": (3, 4)}, "SwiGLU, 64")
+    ((7, 8), (3, 4))
+    """
+    return seeds[size_of(variant, seeds)] if isinstance(seeds, dict) else seeds
+
+
+def first_seeds(seeds: Seeds, n: int) -> Seeds:
+    """Return the first n seeds, of each size if there are sizes.
+
+    >>> first_seeds((7, 8, 9), 2), first_seeds({"32": (7, 8, 9), "64": (3, 4, 5)}, 1)
+    ((7, 8), {'32': (7,), '64': (3,)})
+    """
+    return {size: own[:n] for size, own in seeds.items()} if isinstance(seeds, dict) else seeds[:n]
+
+
+def count(seeds: Seeds) -> int:
+    """Return the number of seeds of each variant.
+
+    >>> count((7, 8, 9)), count({"32": (7, 8), "64": (3, 4)})
+    (3, 2)
+    """
+    return len(next(iter(seeds.values()))) if isinstance(seeds, dict) else len(seeds)
 
 
 def wrong_types(budget):

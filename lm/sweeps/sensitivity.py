@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lm.sweeps import statistics
 from lm.sweeps.results import Results, rate_from, stuck_above
+from lm.sweeps.seeds import seeds_of
 
 
 class RateDifference(NamedTuple):
@@ -37,7 +38,7 @@ def rate_differences(results: Results, record: dict, a: str, b: str) -> list[Rat
     if len({record["variants"][name]["data"]["fingerprint"] for name in (a, b)}) > 1:
         return []
     rates = sorted(set(record["variants"][a]["grid"]) & set(record["variants"][b]["grid"]))
-    phases = (("final", record["seeds"]), ("tuning", record["tuning_seeds"]))
+    phases = [(phase, seeds_of(record[key], a)) for phase, key in (("final", "seeds"), ("tuning", "tuning_seeds"))]
     found = []
     for rate in rates:
         of_rate = [_rate_difference(results, record, (a, b), rate, phase) for phase in phases]
@@ -71,9 +72,7 @@ def sensitivity(results: Results, record: dict, variant: str) -> float:
     described = record["variants"][variant]
     if len(described["grid"]) < 2 or rate_from(record, variant) or record.get("search"):
         return math.nan
-    losses = [
-        [results.runs["tuning", variant, rate, seed]["val_loss"] for seed in record["tuning_seeds"]]
-        for rate in described["grid"]
-    ]
+    seeds = seeds_of(record["tuning_seeds"], variant)
+    losses = [[results.runs["tuning", variant, rate, seed]["val_loss"] for seed in seeds] for rate in described["grid"]]
     losses = [[math.nan if loss is None else loss for loss in row] for row in losses]
     return statistics.learning_rate_sensitivity(losses, described["data"]["unigram"]["validation"])

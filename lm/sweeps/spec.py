@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import sys
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
@@ -17,13 +18,23 @@ from lm.errors import UserError
 from lm.sweeps import search
 from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
 from lm.sweeps.search import Search
-from lm.sweeps.seeds import PLACEBO, fresh_seeds, tuning_seeds, wrong_numbers, wrong_placebo, wrong_types
+from lm.sweeps.seeds import (
+    PLACEBO,
+    Seeds,
+    by_size,
+    fresh_seeds,
+    tuning_seeds,
+    wrong_numbers,
+    wrong_placebo,
+    wrong_types,
+)
 from lm.sweeps.texts import wrong_texts
 
 BUDGETS = ("quick", "full")
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
+MIN_SIZES_OF_FIT = 4  # one more than a power law has numbers
 MARGIN = 0.005  # nats per token
 MARGINS = (0.0001, 1)  # rounding alone could exceed a smaller margin, and no difference a larger one
 
@@ -60,7 +71,8 @@ class Sweep:
         variants: by name, the config values that each variant changes. The value of `optimizer.learning_rate` may be a
             grid of the variant's own, and that of `model.d_ff` may be `match_params` or `match_flops`.
         baseline: the variant whose speed is reported.
-        comparisons: pairs (variant, against). p-values are corrected for their number.
+        comparisons: pairs (variant, against). p-values are corrected for their number. With sizes there may be none:
+            then the report fits how the loss of each variant falls with the size.
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
         budgets: "quick", "full" or both.
         values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
@@ -122,7 +134,7 @@ class SweepPlan:
     lengths: dict[str, Match] = dataclasses.field(default_factory=dict)
     rates_from: dict[str, str] = dataclasses.field(default_factory=dict)
     trials: tuple[Values, ...] = ()
-    recorded: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    recorded: tuple[Seeds, Seeds] | None = None
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -130,12 +142,15 @@ class SweepPlan:
         return tuple(self.budget.looks or (self.budget.seeds,))
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.recorded[0] if self.recorded else fresh_seeds(self.name, self.looks[-1])
+    def seeds(self) -> Seeds:
+        return self.recorded[0] if self.recorded else self._draw(fresh_seeds, self.looks[-1])
 
     @property
-    def tuning_seeds(self) -> tuple[int, ...]:
-        return self.recorded[1] if self.recorded else tuning_seeds(self.name, self.budget.tuning_seeds)
+    def tuning_seeds(self) -> Seeds:
+        return self.recorded[1] if self.recorded else self._draw(tuning_seeds, self.budget.tuning_seeds)
+
+    def _draw(self, draw: Callable[[str, int], tuple[int, ...]], n: int) -> Seeds:
+        return by_size(draw, self.name, self.sweep.sizes, n)
 
 
 def load_sweep(path: str, budget_name: str) -> SweepPlan:
@@ -278,7 +293,7 @@ def _problems(sweep: Sweep, budget_name: str):
 
 def _wrong_names(sweep: Sweep):
     names = list(sweep.variants)
-    if len(names) < 2:
+    if len(names) < (2 if sweep.comparisons or not sweep.sizes else 1):
         yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
     where = [("baseline", sweep.baseline)]
     where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
@@ -291,7 +306,7 @@ def _wrong_names(sweep: Sweep):
 
 
 def _wrong_comparisons(sweep: Sweep):
-    if not sweep.comparisons:
+    if not sweep.comparisons and not sweep.sizes:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
     pairs = [frozenset(pair) for pair in sweep.comparisons]
@@ -303,6 +318,11 @@ def _wrong_sizes(sweep: Sweep):
     """Yield the mistakes in the sizes, without which the variants cannot be listed."""
     if 0 < len(sweep.sizes) < MIN_SIZES:
         yield f"sizes: there are {len(sweep.sizes)}, and a trend needs at least {MIN_SIZES}"
+    elif sweep.sizes and not sweep.comparisons and len(sweep.sizes) < MIN_SIZES_OF_FIT:
+        yield (
+            f"sizes: there are {len(sweep.sizes)}; without comparisons a sweep fits loss = E + A N^-a, whose 3 numbers "
+            f"need at least {MIN_SIZES_OF_FIT}"
+        )
     if "" in sweep.sizes:
         yield "sizes: a size must have a name"
     if sweep.sizes and sweep.placebo:

@@ -89,11 +89,19 @@ def _comparison_row(c: Comparison) -> list[str]:
         name += " (different numbers of tokens)"
     if d is None:
         return [name, *[c.missing] * 8]
-    at_optimum = f"{with_interval(c.at_optimum)}, {_p(c.p_at_optimum)}" if c.at_optimum else "no estimate"
+    at_optimum = f"{with_interval(c.at_optimum)}, {p_value(c.p_at_optimum)}" if c.at_optimum else "no estimate"
     over_text = with_interval(c.over_text) if c.over_text else "other tokens"
     detectable = "{} [{}, {}]".format(*map(_loss, (d.detectable, *d.detectable_range)))
     pairing = "–" if math.isnan(c.pairing) else f"{c.pairing:.2f}"
-    numbers = [with_interval(d), _p(c.p_adjusted), at_optimum, detectable, pairing, _loss(c.sampling_error), over_text]
+    numbers = [
+        with_interval(d),
+        p_value(c.p_adjusted),
+        at_optimum,
+        detectable,
+        pairing,
+        _loss(c.sampling_error),
+        over_text,
+    ]
     return [name, c.verdict, *numbers]
 
 
@@ -118,7 +126,12 @@ def with_interval(d: Difference | CrossedInterval) -> str:
     return f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]"
 
 
-def _p(p: float) -> str:
+def p_value(p: float) -> str:
+    """Format a p-value; it is not a number where nothing varies over seeds.
+
+    >>> p_value(0.0123), p_value(math.nan)
+    ('0.012', 'undefined')
+    """
     return "undefined" if math.isnan(p) else f"{p:.2g}"
 
 
@@ -313,7 +326,6 @@ def reproduction(a: Analysis) -> list[str]:
     """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
     r, last = a.record, a.record["starts"][-1]
     lengths = collections.Counter(_length(r, run) for run in a.results.runs.values())
-    looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}
     return [
         format_command("lm.sweep", last["argv"][1:]),
@@ -321,8 +333,17 @@ def reproduction(a: Analysis) -> list[str]:
         *dict.fromkeys(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in r["starts"]),
         "data " + ", ".join(f"{name} (fingerprint {digest}...)" for name, digest in sorted(data)),
         *(f"{n} runs of {length}" for length, n in lengths.items()),
-        f"seeds {r['seeds']},{looks} tuning seeds {r['tuning_seeds']}",
+        *_seeds(r),
     ]
+
+
+def _seeds(r: dict) -> list[str]:
+    """Return the seeds and looks of a sweep, a line for each size that has seeds of its own."""
+    fresh, tuning = r["seeds"], r["tuning_seeds"]
+    if isinstance(fresh, dict):
+        return [f"size {size}: seeds {fresh[size]}, tuning seeds {tuning[size]}" for size in fresh]
+    looks = f" looks {r['looks']}," * (len(r["looks"]) > 1)
+    return [f"seeds {fresh},{looks} tuning seeds {tuning}"]
 
 
 def _length(record: dict, run: dict) -> str:

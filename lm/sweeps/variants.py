@@ -15,6 +15,7 @@ from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.sweeps.fingerprint import differing_keys, fingerprint
 from lm.sweeps.results import tuning_runs
 from lm.sweeps.search import BATCH_SIZE, describe_space
+from lm.sweeps.seeds import Seeds, count, seeds_of
 from lm.sweeps.spec import SweepPlan
 from lm.text import plural, table
 from lm.training.memory import check_memory
@@ -32,6 +33,7 @@ class Variant:
         grid: its learning rates.
         n_params: the number of parameters.
         flops: training FLOPs per token.
+        without_embeddings: both without embeddings and the head.
         fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
         warm_starts: by seed, the parameters that a run starts from; empty where they are random.
         rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
@@ -47,6 +49,7 @@ class Variant:
     warm_starts: dict[int, WarmStart]
     rate_from: str | None = None
     trials: dict[float, Values] = dataclasses.field(default_factory=dict)
+    without_embeddings: tuple[int, float] = (0, 0.0)
 
     @property
     def tuning_grid(self) -> tuple[float, ...]:
@@ -83,8 +86,9 @@ def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, V
     for name, (config, corpus) in resolved.items():
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         rate_from = plan.rates_from.get(name)
+        without = _without_embeddings(config)
         trials = {trial[LEARNING_RATE]: trial for trial in plan.trials}
-        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from, trials)
+        variant = Variant(config, corpus, plan.grids[name], _n_params(config), cost, "", {}, rate_from, trials, without)
         variant = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, plan, say))
         variants[name] = dataclasses.replace(variant, fingerprint=_traced(name, variant, plan, say))
     check_distinct(variants, plan.sweep.variants)
@@ -111,7 +115,7 @@ def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
     """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
     try:
         config = variant.run_config(variant.grid[0], variant.config.train.seed)
-        return fingerprint(config, variant.corpus, variant.warm_starts.get(plan.seeds[0]))
+        return fingerprint(config, variant.corpus, variant.warm_starts.get(seeds_of(plan.seeds, name)[0]))
     except UserError:
         raise
     except Exception as error:
@@ -141,7 +145,7 @@ def _warm_starts(name: str, variant: Variant, plan: SweepPlan, say) -> dict[int,
     """Return by seed the parameters that the variant's runs start from."""
     if variant.config.init_from is None:
         return {}
-    seeds = [*plan.seeds, *(plan.tuning_seeds if len(variant.tuning_grid) > 1 else ())]
+    seeds = [*seeds_of(plan.seeds, name), *(seeds_of(plan.tuning_seeds, name) if len(variant.tuning_grid) > 1 else ())]
     configs = {seed: variant.run_config(variant.grid[0], seed) for seed in seeds}
     warm_starts = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
     for alike in _same_parameters(warm_starts):
@@ -210,6 +214,12 @@ def _n_params(config: Config) -> int:
     return parameters.count(parameters.parameter_table(config.model))
 
 
+def _without_embeddings(config: Config) -> tuple[int, float]:
+    """Return the parameters and the training FLOPs per token, both without embeddings and the head."""
+    n_params = parameters.count_without_embeddings(parameters.parameter_table(config.model))
+    return n_params, flops.flops_per_token_without_head(config.model, config.train.seq_len)
+
+
 def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
@@ -254,7 +264,7 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
     t = base.config.train
     length = f"{t.steps} steps of {t.batch_size * t.seq_len:,} tokens each" if same_tokens else "tokens as listed above"
     tuning = len(tuning_runs({name: v.tuning_grid for name, v in variants.items()}, plan.tuning_seeds))
-    final = sum(v.n_final_rates for v in variants.values()) * len(plan.seeds)
+    final = sum(v.n_final_rates for v in variants.values()) * count(plan.seeds)
     texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
     *smaller, largest = map(str, plan.looks)
     fresh = " or ".join([", ".join(smaller), largest]) if smaller else largest
@@ -265,11 +275,18 @@ def describe_variants(plan: SweepPlan, variants: dict[str, Variant]) -> str:
             table(rows, right=(1, 2) if same_tokens else (1, 2, 3)),
             *describe_space(plan.sweep.search, len(plan.trials)),
             f"{plural(tuning, 'run')} to tune {'by random search' if plan.trials else 'the learning rate'} "
-            f"({plural(len(plan.tuning_seeds), 'tuning seed')}), then at most {final} runs at the best {best} "
+            f"({plural(count(plan.tuning_seeds), 'tuning seed')}), then at most {final} runs at the best {best} "
             f"({fresh} fresh seeds); {length}",
-            f"seeds {_range(plan.seeds)}, tuning seeds {_range(plan.tuning_seeds)}",
+            *_describe_seeds(plan.seeds, plan.tuning_seeds),
         ]
     )
+
+
+def _describe_seeds(fresh: Seeds, tuning: Seeds) -> list[str]:
+    """Return the seeds of a sweep, a line for each size if there are sizes with seeds of their own."""
+    if not isinstance(fresh, dict):
+        return [f"seeds {_range(fresh)}, tuning seeds {_range(tuning)}"]
+    return [f"size {size}: seeds {_range(fresh[size])}, tuning seeds {_range(tuning[size])}" for size in fresh]
 
 
 def _range(seeds: tuple[int, ...]) -> str:
@@ -291,7 +308,7 @@ def _changes(name: str, plan: SweepPlan, variants: dict[str, Variant]) -> str:
 def total_flops(plan: SweepPlan, variants: dict[str, Variant]) -> float:
     """Return an upper bound on the FLOPs of all training runs, evaluations not included."""
     total = 0.0
-    for v in variants.values():
-        n_runs = len(tuning_runs({"": v.tuning_grid}, plan.tuning_seeds)) + v.n_final_rates * len(plan.seeds)
+    for name, v in variants.items():
+        n_runs = len(tuning_runs({name: v.tuning_grid}, plan.tuning_seeds)) + v.n_final_rates * count(plan.seeds)
         total += n_runs * v.flops * v.tokens
     return total

@@ -61,16 +61,20 @@ def publish(directory, name: str, record: dict, runs: list[dict]) -> None:
     (directory / name / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
 
 
-def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("found", "claimed"),
+    [(synthetic_sizes.sweep(1.2), "compute multipliers"), (synthetic_sizes.without_comparisons(), "exponents")],
+)
+def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys, found, claimed):
     """Their comparisons at each size are no claims."""
     publish(tmp_path, "fixed", *sweep())
-    workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2))
+    workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *found)
     a = analyze(workdir)
     (tmp_path / "sizes").mkdir()
     (tmp_path / "sizes.md").write_text(report.to_markdown(a, ""))
     (tmp_path / "sizes" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
     assert {row["page"] for row in claims.claims(tmp_path)} == {"fixed"}
-    assert "WARNING: sizes is left out: its claims are compute multipliers" in capsys.readouterr().err
+    assert f"WARNING: sizes is left out: its claims are {claimed}" in capsys.readouterr().err
 
 
 def test_pages_with_looks_and_a_placebo(tmp_path, capsys):

@@ -84,6 +84,19 @@ def test_pairs_are_corrected_for_their_number(tmp_path):
     assert len(savings_figure(a).axes) == 4
 
 
+def test_without_variation_over_seeds_there_is_no_p_value(tmp_path):
+    a = analyzed(tmp_path, 1.25, noise=0.0)
+    assert not a.savings[0].is_significant
+    assert re.match(
+        r"gated saves 20 % \[20, 20\] of the training compute that plain needs for the same loss: without variation "
+        r"over seeds there is no p-value\. At these sizes",
+        a.answers[0],
+    )
+    row = next(row for row in savings_table(a).rows if row[1] == "mean over sizes")
+    assert row[-2:] == ["undefined", "20 % [20, 20], undefined"]
+    assert "nan" not in report.to_markdown(a, "")
+
+
 def test_without_optima_the_best_rates_are_used(tmp_path):
     a = analyzed(tmp_path, 1.25, best=0.004)
     s = a.savings[0]

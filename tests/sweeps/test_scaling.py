@@ -62,8 +62,9 @@ def test_groups_of_unequal_variance_are_pooled_as_by_welch():
 
 def test_runs_without_variation_have_no_p_value():
     found = scaling.multipliers(BOTH, losses(1.2))
-    assert found.pooled.low == found.pooled.high == found.pooled.value
-    assert found.pooled.p == 0 or np.isnan(found.pooled.p)
+    for e in (*found.at_sizes, found.pooled, found.trend):
+        assert e.low == e.high == e.value
+        assert np.isnan(e.p)
 
 
 def test_intervals_cover_the_truth():

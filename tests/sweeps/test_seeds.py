@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import synthetic_sizes
 from running import ROOT
 from synthetic_sweep import sweep as synthetic
 from synthetic_sweep import write
@@ -13,11 +14,12 @@ from tiny import tiny
 
 from lm.config import to_dict
 from lm.errors import UserError
-from lm.sweeps import spec
+from lm.sweeps import spec, tables
 from lm.sweeps.analysis import analyze
+from lm.sweeps.axes import at_size
 from lm.sweeps.records import read_sweep
-from lm.sweeps.results import keep_seeds, open_sweep
-from lm.sweeps.seeds import FIRST_TUNING_SEED, MAX_SEEDS, fresh_seeds, tuning_seeds
+from lm.sweeps.results import final_runs, keep_seeds, open_sweep
+from lm.sweeps.seeds import FIRST_TUNING_SEED, MAX_SEEDS, by_size, fresh_seeds, seeds_of, tuning_seeds
 from lm.sweeps.spec import MARGIN, Budget, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
@@ -26,10 +28,76 @@ WITHOUT_SIZES = [path for path in SWEEPS if "sizes=" not in path.read_text(encod
 
 
 def test_no_two_sweeps_of_configs_share_a_seed():
-    used = [seed for path in SWEEPS for seeds in (fresh_seeds, tuning_seeds) for seed in seeds(path.stem, MAX_SEEDS)]
-    assert len(set(used)) == len(used) == 2 * MAX_SEEDS * len(SWEEPS)
+    used = []
+    for path in SWEEPS:
+        sizes = load_sweep(str(path), "full").sweep.sizes
+        for draw in (fresh_seeds, tuning_seeds):
+            seeds = by_size(draw, path.stem, sizes, MAX_SEEDS)
+            used += [seed for size in sizes or [""] for seed in seeds_of(seeds, at_size("some variant", size))]
+    assert len(set(used)) == len(used) >= 2 * MAX_SEEDS * len(SWEEPS)
     assert max(used) < 2**31
     assert max(fresh_seeds("norms", MAX_SEEDS)) < FIRST_TUNING_SEED <= min(tuning_seeds("norms", MAX_SEEDS))
+
+
+def test_sizes_are_independent_and_variants_of_a_size_are_paired(tmp_path):
+    """With the same seeds at all sizes, the mean over sizes would have a larger variance than the jackknife takes."""
+    plan = load_sweep(str(ROOT / "configs" / "sweeps" / "scale_swiglu.py"), "full")
+    for seeds, n in ((plan.seeds, 5), (plan.tuning_seeds, 2)):
+        used = {name: seeds_of(seeds, name) for name in plan.configs}
+        assert {len(own) for own in used.values()} == {n}
+        assert len({seed for own in used.values() for seed in own}) == len(plan.sweep.sizes) * n
+        assert all(used[f"SwiGLU, {size}"] == used[f"SiLU, {size}"] for size in plan.sweep.sizes)
+    quick = load_sweep(str(ROOT / "configs" / "sweeps" / "scale_swiglu.py"), "quick")
+    assert seeds_of(quick.seeds, "SiLU, 96") == seeds_of(plan.seeds, "SiLU, 96")[:2]
+
+
+def test_seeds_of_sizes_are_trained_recorded_analyzed_and_kept(tmp_path):
+    record, runs = synthetic_sizes.sweep(1.25)
+    fresh = {size: [100 * i + k for k in range(5)] for i, size in enumerate(synthetic_sizes.SIZES, start=1)}
+    tuning = {size: [10**6 + 100 * i, 10**6 + 100 * i + 1] for i, size in enumerate(synthetic_sizes.SIZES, start=1)}
+    for run in runs:
+        own, first = (fresh, 0) if run["phase"] == "final" else (tuning, 10**6)
+        run["seed"] = own[run["variant"].split(", ")[1]][run["seed"] - first]
+    workdir = synthetic_sizes.write(tmp_path / "s", record | {"seeds": fresh, "tuning_seeds": tuning}, runs)
+    a = analyze(workdir)
+    alike = analyze(synthetic_sizes.write(tmp_path / "same", *synthetic_sizes.sweep(1.25)))
+    assert a.savings[0].at_optimum == alike.savings[0].at_optimum  # the same losses under other seeds
+    lines = tables.reproduction(a)
+    assert "size 48: seeds [200, 201, 202, 203, 204], tuning seeds [1000200, 1000201]" in lines
+    assert f"seeds {[0, 1, 2, 3, 4]}, tuning seeds {[1000000, 1000001]}" in tables.reproduction(alike)
+    assert set(final_runs(a.results, a.record, "plain, 32", a.record["seeds"])) == {
+        ("plain, 32", rate, seed) for rate in (0.001, 0.002, 0.004) for seed in fresh["32"]
+    }
+
+    plan = load_sweep(str(ROOT / "configs" / "sweeps" / "scale_swiglu.py"), "full")
+    assert seeds_of(keep_seeds(plan, workdir).seeds, "SiLU, 64") == tuple(fresh["64"])
+    sizes = {f"{size} wide": values for size, values in plan.sweep.sizes.items()}
+    other = dataclasses.replace(plan, sweep=dataclasses.replace(plan.sweep, sizes=sizes))
+    assert keep_seeds(other, workdir) == other  # another sweep, which `open_sweep` refuses
+    of_older_version = keep_seeds(plan, tmp_path / "same")
+    assert (
+        seeds_of(of_older_version.seeds, "SiLU, 64") == seeds_of(of_older_version.seeds, "SiLU, 96") == tuple(range(5))
+    )
+    assert seeds_of(of_older_version.tuning_seeds, "SiLU, 96") == (1_000_000, 1_000_001)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeds": {}},
+        {"seeds": {size: [1] for size in synthetic_sizes.SIZES}},  # the tuning seeds are not by size
+        {"seeds": {"32": [1]}, "tuning_seeds": {"32": [1]}},
+        {
+            key: {size: [1] * (1 + (size == "64")) for size in synthetic_sizes.SIZES}
+            for key in ("seeds", "tuning_seeds")
+        },
+    ],
+)
+def test_seeds_that_do_not_fit_the_sizes_are_a_corrupted_record(tmp_path, changes):
+    record, runs = synthetic_sizes.sweep(1.25)
+    workdir = synthetic_sizes.write(tmp_path / "s", record | changes, runs)
+    with pytest.raises(UserError, match="its seeds are not those of its sizes"):
+        read_sweep(workdir / "sweep.json")
 
 
 def test_a_larger_budget_begins_with_the_seeds_of_a_smaller_one(monkeypatch):
