@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -10,21 +9,12 @@ import time
 
 import pytest
 from running import ROOT
+from sweeping import EAGER, SWEEP, changed, results, run
 
 from lm import sweep
-from lm.data.markov import MarkovChain
 from lm.sweeps.seeds import fresh_seeds, tuning_seeds
 
-SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 SEEDS, (TUNING_SEED,) = fresh_seeds("tiny_sweep", 2), tuning_seeds("tiny_sweep", 1)
-# Save a checkpoint after every dispatch, so that a kill at any moment finds one.
-EAGER = """
-import sys
-from lm import sweep
-from lm.sweeps import stacked
-stacked.SAVE_EVERY = 0
-sys.exit(sweep.main(sys.argv[1:]))
-"""
 # All runs of one variant fail.
 FAILING = """
 import sys
@@ -38,24 +28,6 @@ def failing(sweep, phase, keys):
 runner.train_group = failing
 sys.exit(sweep.main(sys.argv[1:]))
 """
-
-
-def run(bench, *arguments, module="lm.sweep", config=SWEEP):
-    config = [f"--config={config}"] if config else []
-    command = [sys.executable, "-m", module, *config, *map(str, arguments)]
-    return subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
-
-
-def results(workdir) -> dict:
-    """Return the finished runs by (phase, variant, learning rate, seed), without times, checksums and provenance."""
-    found = {}
-    for path in (workdir / "results").glob("*.json"):
-        for run in json.loads(path.read_text()):
-            key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            assert key not in found, "a run was trained twice"
-            left_out = ("seconds", "seconds_of", "sha256", "provenance")
-            found[key] = {name: value for name, value in run.items() if name not in left_out}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +59,11 @@ def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
     final = [("final", n, r, s) for (_, n, r, _), s in itertools.product(tuning, SEEDS)]
     zero, one = SEEDS
     assert set(found) == {*tuning, *final}
-    for (_, variant, rate, _), run in found.items():
+    for (_, variant, rate, _), trained in found.items():
         diverged = rate == 1e30
-        assert run["status"] == ("diverged" if diverged else "finished"), (variant, rate)
-        assert (run["test_loss"] is None) == diverged
-        assert len(run["train_loss"]) == 8
+        assert trained["status"] == ("diverged" if diverged else "finished"), (variant, rate)
+        assert (trained["test_loss"] is None) == diverged
+        assert len(trained["train_loss"]) == 8
     assert found["final", "wild", 1e30, zero]["diverged_at"] in (1, 2)
     assert found["final", "mlp", 1e-2, zero]["train_loss"][0] == found["final", "mlp", 1e-3, zero]["train_loss"][0]
     assert found["final", "mlp", 1e-2, zero]["train_loss"] != found["final", "mlp", 1e-2, one]["train_loss"]
@@ -202,9 +174,9 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):
     assert "holds another sweep" in done.stderr
     assert "budget: quick -> full (sweep -> now)" in done.stderr
     assert f"seeds: {list(SEEDS)} -> {list(fresh_seeds('tiny_sweep', 5))} (sweep -> now)" in done.stderr
-    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP))).replace("(0.1, 1e30)", "(0.2, 1e30)")
-    (tmp_path / "tiny_sweep.py").write_text(text.replace('"train.steps": 8', '"train.steps": 9'))
-    done = run(bench, "--workdir", finished[0], config=tmp_path / "tiny_sweep.py")
+    wild = '{"wild": tiny.variants["wild"] | {"optimizer.learning_rate": (0.2, 1e30)}}'
+    fields = f'values=tiny.values | {{"train.steps": 9}}, variants=tiny.variants | {wild}'
+    done = run(bench, "--workdir", finished[0], config=changed(tmp_path / "tiny_sweep.py", fields))
     assert done.returncode == 2
     assert "variant 'glu': config.train.steps: 8 -> 9 (sweep -> now)" in done.stderr
     assert "variant 'wild': learning rates: [0.1, 1e+30] -> [0.2, 1e+30] (sweep -> now)" in done.stderr
@@ -215,48 +187,6 @@ def test_another_sweep_is_refused(bench, finished, tmp_path):
     assert "is not empty (something) and holds no sweep" in done.stderr
 
 
-SIZES = """
-from lm.sweeps import Budget, Sweep
-
-def get_sweep():
-    return Sweep(
-        question="How does the loss fall?",
-        base=BASE,
-        values={"data.source": "markov", "model.dropout": 0.0, "train.steps": 80, "eval.every": 0},
-        variants={"tiny": {}},
-        sizes={str(d): {"model.d_model": d} for d in (8, 16, 24, 32)},
-        baseline="tiny",
-        comparisons=(),
-        learning_rates=(3e-2,),
-        budgets={"quick": Budget(tuning_seeds=1, seeds=2)},
-    )
-"""
-
-
-@pytest.mark.slow
-def test_a_sweep_with_sizes_and_without_comparisons_reports_exponents(bench, tmp_path):
-    """The true irreducible loss is that of the source on the test text, and each size has seeds of its own."""
-    (tmp_path / "falls.py").write_text(SIZES.replace("BASE", repr(str(SWEEP.with_name("tiny.py")))))
-    dry = run(bench, "--dry-run", config=tmp_path / "falls.py")
-    assert dry.returncode == 0, dry.stdout + dry.stderr
-    seeds = {d: fresh_seeds(f"falls, {d}", 2) for d in (8, 16, 24, 32)}
-    for d, (first, last) in seeds.items():
-        assert f"size {d}: seeds {first} to {last}, tuning seeds {tuning_seeds(f'falls, {d}', 1)[0]}" in dry.stdout
-    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "falls.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {key[1:] for key in results(tmp_path / "sweep")} == {
-        (f"tiny, {d}", 3e-2, seed) for d, of_size in seeds.items() for seed in of_size
-    }
-    reported = run(bench, tmp_path / "sweep", module="lm.report", config=None)
-    assert reported.returncode == 0, reported.stderr
-    page = (tmp_path / "sweep" / "report.md").read_text()
-    text = MarkovChain().text()[950_000:]
-    assert f"| {MarkovChain().surprisal(text)[1:].mean():.4f} |" in page
-    assert "| tiny | training FLOPs without embeddings | " in page
-    assert (tmp_path / "sweep" / "figures" / "exponents.png").stat().st_size > 10_000
-    assert "seeds " + str(list(seeds[8])) in page
-
-
 @pytest.mark.slow
 def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
     done = run(bench, finished[0], module="lm.report", config=None)
@@ -265,100 +195,9 @@ def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
     assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
 
 
-GROWING = {
-    "budgets={": 'placebo={"model.rope_pairing": "halves"},\n        budgets={',
-    "Budget(tuning_seeds=2, seeds=5)": "Budget(tuning_seeds=1, looks=(5, 6, 8))",
-}
-
-
-@pytest.mark.slow
-def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
-    """Also with two processes of which one is killed; the placebo stays at the first look."""
-    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
-    for old, new in GROWING.items():
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "growing.py").write_text(text)
-    arguments = [f"--config={tmp_path / 'growing.py'}", "--budget=full", f"--workdir={tmp_path / 'both'}"]
-    command = [sys.executable, "-c", EAGER, *arguments]
-    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
-    for line in killed.stdout:
-        if line.startswith("undecided at 5 seeds"):
-            killed.kill()
-            break
-    killed.communicate(timeout=600)
-    output = other.communicate(timeout=900)[0]
-    assert other.returncode == 0, output
-    done = run(bench, "--budget=full", "--workdir", tmp_path / "one", config=tmp_path / "growing.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = results(tmp_path / "both")
-    assert found == results(tmp_path / "one")
-    seeds = fresh_seeds("growing", 8)
-    used = {name: {key[3] for key in found if key[:2] == ("final", name)} for name in ("mlp", "glu", "wild", "placebo")}
-    assert used == {"mlp": set(seeds), "glu": set(seeds), "wild": set(seeds[:5]), "placebo": set(seeds[:5])}
-    reported = run(bench, tmp_path / "one", module="lm.report", config=None)
-    assert reported.returncode == 0, reported.stderr
-    page = (tmp_path / "one" / "report.md").read_text()
-    assert "| glu − mlp | 8 (look 3) |" in page
-    assert "| wild − mlp | 5 (look 1) |" in page
-    assert "| placebo − mlp | 5 |" in page
-
-
-SEARCH = {
-    "from lm.sweeps import Budget,": "from lm.sweeps import choice, log_uniform, Search, Budget,",
-    "learning_rates=(1e-3, 1e-2)": """search=Search(3, {
-            "optimizer.learning_rate": log_uniform(1e-3, 1e-1), "train.batch_size": choice(4, 8),
-        })""",
-    '("wild", "mlp")': "",
-}
-
-
-@pytest.mark.slow
-def test_a_random_search_divided_among_processes_equals_that_of_one(bench, tmp_path):
-    """One of two processes is killed in a run. Every variant tries the same trials, and trains the best one again."""
-    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
-    text = re.sub(r'"wild": {.*?},', "", text, flags=re.DOTALL)
-    for old, new in SEARCH.items():
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "drawn.py").write_text(text)
-    command = [sys.executable, "-c", EAGER, f"--config={tmp_path / 'drawn.py'}", f"--workdir={tmp_path / 'both'}"]
-    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
-    for line in killed.stdout:
-        if line.startswith(("step", "waiting")):
-            killed.kill()
-            break
-    killed.communicate(timeout=600)
-    output = other.communicate(timeout=900)[0]
-    assert other.returncode == 0, output
-    done = run(bench, "--workdir", tmp_path / "one", config=tmp_path / "drawn.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = results(tmp_path / "both")
-    assert found == results(tmp_path / "one")
-    trials = json.loads((tmp_path / "one" / "sweep.json").read_text())["search"]["trials"]
-    by_rate = {trial["optimizer.learning_rate"]: trial for trial in trials}
-    assert {trial["train.batch_size"] for trial in trials} == {4, 8}
-    tuned = {
-        (name, rate): trained["val_loss"] for (phase, name, rate, _), trained in found.items() if phase == "tuning"
-    }
-    assert set(tuned) == set(itertools.product(("mlp", "glu"), by_rate))
-    assert all(trained["steps"] == 32 // by_rate[key[2]]["train.batch_size"] for key, trained in found.items())
-    best = {name: min(by_rate, key=lambda rate, name=name: tuned[name, rate]) for name in ("mlp", "glu")}
-    final = {key[1:] for key in found if key[0] == "final"}
-    assert final == {(name, rate, seed) for name, rate in best.items() for seed in fresh_seeds("drawn", 2)}
-    reported = run(bench, tmp_path / "one", module="lm.report", config=None)
-    assert reported.returncode == 0, reported.stderr
-    assert "Best of k trials" in (tmp_path / "one" / "report.md").read_text()
-
-
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
-    text = SWEEP.read_text().replace("__file__", repr(str(SWEEP)))
-    text = text.replace('{"model.ffn": "mlp"}', '{"model.window_pattern": (16,)}')
-    text = text.replace('"model.d_ff": match_params("mlp")', '"model.norm_bias": False')
-    (tmp_path / "idle.py").write_text(text)
-    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "idle.py")
+    idle = 'variants=tiny.variants | {"mlp": {"model.window_pattern": (16,)}, "glu": {"model.norm_bias": False}}'
+    done = run(bench, "--workdir", tmp_path / "sweep", config=changed(tmp_path / "idle.py", idle))
     assert done.returncode == 2
     assert "variants 'mlp' and 'glu' are the same experiment" in done.stderr
     assert "model.norm_bias, model.window_pattern have no effect here" in done.stderr
@@ -382,33 +221,3 @@ def test_help_needs_no_jax(bench):
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--dry-run" in done.stdout
-
-
-@pytest.mark.slow
-def test_variants_that_start_from_other_runs(bench, tmp_path):
-    """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate needs no tuning."""
-    for seed in SEEDS:
-        done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
-        assert done.returncode == 0
-    start = {"init_from": str(tmp_path / "start-{seed}"), "optimizer.learning_rate": (1e-3,)}
-    text = (
-        SWEEP.read_text()
-        .replace("__file__", repr(str(SWEEP)))
-        .replace('(("glu", "mlp"), ("wild", "mlp"))', '(("wild", "mlp"),)')
-    )
-    first, rest = text.split("variants={")
-    _, rest = rest.split("baseline=")
-    variants = {"mlp": start | {"train.steps": 0}, "wild": start | {"train.steps": 4}}
-    (tmp_path / "tiny_sweep.py").write_text(f"{first}variants={variants!r},\n        baseline={rest}")
-    done = run(bench, "--workdir", tmp_path / "sweep", config=tmp_path / "tiny_sweep.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "not used: -" in done.stdout
-    found = results(tmp_path / "sweep")
-    assert {key[:1] + key[1:2] for key in found} == {("final", "mlp"), ("final", "wild")}
-    for seed in SEEDS:
-        summary = json.loads((tmp_path / f"start-{seed}" / "summary.json").read_text())
-        untouched, tuned = (found["final", name, 1e-3, seed] for name in ("mlp", "wild"))
-        assert untouched["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
-        assert abs(tuned["test_loss"] - summary["test_loss"]) > 1e-4
-        assert (untouched["steps"], tuned["steps"]) == (0, 4)
-    assert run(bench, tmp_path / "sweep", module="lm.report", config=None).returncode == 0
