@@ -8,7 +8,9 @@ import numpy as np
 from lm.sweeps.axes import at_size, size_of
 from lm.sweeps.power_laws import Bounded, PowerLaw, fit
 from lm.sweeps.scope import describe_scope_of_sizes
+from lm.sweeps.spec import MIN_SIZES_OF_FIT
 from lm.sweeps.statistics import LEVEL
+from lm.text import plural
 
 ALL, INNER = "parameters", "parameters without embeddings"
 FLOPS, INNER_FLOPS = "training FLOPs", "training FLOPs without embeddings"
@@ -70,8 +72,12 @@ def _fall(variant: str, sizes: list[str], record: dict, variants: dict) -> Fall:
         FLOPS: [v.flops * v.tokens for v in results],
         INNER_FLOPS: [e["flops_per_token"] * v.tokens for e, v in zip(inner, results, strict=True)],
     }
-    if wrong := [measure for measure, values in x.items() if not 0 < min(values) <= max(values) > min(values)]:
-        return dataclasses.replace(found, missing=f"the {wrong[0]} are 0 or equal at all sizes")
+    for measure, values in x.items():
+        if min(values) <= 0:
+            return dataclasses.replace(found, missing=f"the {measure} are 0 at a size")
+        if (n := len(set(values))) < MIN_SIZES_OF_FIT:
+            missing = f"the {measure} have only {plural(n, 'different value')}, and a fit needs {MIN_SIZES_OF_FIT}"
+            return dataclasses.replace(found, missing=missing)
     at_optimum = not any(v.optimum.missing for v in results)
     losses_SN = np.array([v.optimum.losses if at_optimum else v.losses for v in results], float)
     floors = {entry["data"].get("best_test_loss") for entry in entries}

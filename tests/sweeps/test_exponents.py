@@ -98,6 +98,17 @@ def test_runs_that_diverged_give_no_exponent(tmp_path):
     assert exponents_table(a).rows == [["plain", "–", "runs of plain, 48 diverged or got stuck", "–", "–", "–"]]
 
 
+@pytest.mark.parametrize(
+    ("n_params", "expected"), [(52735, "have only 3 different values, and a fit needs 4"), (0, "are 0 at a size")]
+)
+def test_sizes_without_different_parameters_give_no_exponent(tmp_path, n_params, expected):
+    record, runs = without_comparisons()
+    for size in SIZES[:2]:
+        record["variants"][f"plain, {size}"]["without_embeddings"]["n_params"] = n_params
+    a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
+    assert a.answers == [f"plain: no exponent, because the parameters without embeddings {expected}."]
+
+
 def test_a_quick_budget_makes_no_claim(tmp_path):
     a = analyzed(tmp_path, budget="quick")
     assert a.answers == ["No conclusion about plain: budget quick only checks that the sweep runs."]
