@@ -1,10 +1,12 @@
 """The answers and the table of a sweep with texts: how much each difference depends on the text."""
 
+import math
+
 from lm.sweeps.answers import difference
 from lm.sweeps.interactions import Interaction
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.statistics import Difference
-from lm.sweeps.tables import Table, with_interval
+from lm.sweeps.tables import Table, p_value, with_interval
 
 INTERACTIONS = "Dependence on the text"  # the title of the table
 
@@ -33,8 +35,8 @@ def _row(x: Interaction) -> list[str]:
     names = [f"{x.variant} − {x.against}", f"{x.text} − {x.first}"]
     if x.missing:
         return [*names, x.missing, "–", "–", "–"]
-    optimum = f"{with_interval(x.at_optimum)}, {x.p_at_optimum:.2g}" if x.at_optimum else "no estimate"
-    return [*names, with_interval(x.at_best), f"{x.p_adjusted:.2g}", optimum, f"{x.sampling_error:.4f}"]
+    optimum = f"{with_interval(x.at_optimum)}, {p_value(x.p_at_optimum)}" if x.at_optimum else "no estimate"
+    return [*names, with_interval(x.at_best), p_value(x.p_adjusted), optimum, f"{x.sampling_error:.4f}"]
 
 
 def describe_interaction(x: Interaction, record: dict) -> str:
@@ -44,6 +46,11 @@ def describe_interaction(x: Interaction, record: dict) -> str:
         return f"No conclusion about {names} on two texts: budget {budget} only checks that the sweep runs."
     if x.missing:
         return f"{names} on {x.text} and on {x.first}: no interaction, because {x.missing}."
+    if math.isnan(x.p_adjusted) or (x.at_optimum and math.isnan(x.p_at_optimum)):
+        return (
+            f"{names} on {x.text}, minus that on {x.first}, is {difference(x.at_best.mean)} for every seed: without "
+            "variation over seeds there is no p-value."
+        )
     numbers = f"n = {x.at_best.n} paired seeds, {_shown(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"
     if x.at_optimum:
         numbers += f"; at the estimated optima {_shown(x.at_optimum)}, p = {x.p_at_optimum:.2g}"

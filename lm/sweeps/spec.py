@@ -16,7 +16,7 @@ from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps import search
-from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand
+from lm.sweeps.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand, size_of
 from lm.sweeps.search import Search
 from lm.sweeps.seeds import (
     PLACEBO,
@@ -325,6 +325,9 @@ def _wrong_sizes(sweep: Sweep):
         )
     if "" in sweep.sizes:
         yield "sizes: a size must have a name"
+    for size in sweep.sizes:
+        if (other := size_of(size, sweep.sizes)) and size:
+            yield f"sizes: {size!r} ends with {at_size('', other)!r}, so names would be ambiguous; rename it"
     if sweep.sizes and sweep.placebo:
         yield "sizes and placebo are both given: with sizes there is no check by a placebo; remove one of them"
     for name, budget in sweep.budgets.items() if sweep.sizes else ():
@@ -346,8 +349,9 @@ def _wrong_values(sweep: Sweep):
         if any(isinstance(v, Match) and v.what != "tokens" for v in values.values()) or LEARNING_RATE in values:
             yield f"{place}: learning rates and matched widths belong in learning_rates and in variants"
     sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
+    texts = {f"text {name!r}": values for name, values in sweep.texts.items()}
     variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
-    for place, values in (places | sizes | variants).items():
+    for place, values in (places | sizes | texts | variants).items():
         if "train.seed" in values:
             yield f"{place}: train.seed is set by the sweep; remove it"
         for key, value in values.items():

@@ -12,8 +12,8 @@ from benchmarks import claims
 from lm.errors import UserError
 from lm.sweeps import figures, report, spec, tables
 from lm.sweeps.analysis import analyze
-from lm.sweeps.axes import Match
-from lm.sweeps.interaction_report import interaction_table
+from lm.sweeps.axes import Match, match_tokens
+from lm.sweeps.interaction_report import describe_interaction, interaction_table
 from lm.sweeps.moderation import fit_prior
 from lm.sweeps.spec import Budget, load_sweep
 from lm.sweeps.statistics import holm, paired_difference
@@ -113,6 +113,17 @@ def test_runs_without_a_mean_give_no_interaction(tmp_path, how):
     assert wide.at_best.df == 4  # two variants give no prior
 
 
+def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
+    a = analyze(write(tmp_path))
+    alike = paired_difference([0.25] * 5, [0.0] * 5)
+    x = dataclasses.replace(a.interactions[0], at_best=alike, p_adjusted=alike.p, at_optimum=None)
+    assert describe_interaction(x, a.record) == (
+        "gated − plain on docs, minus that on plays, is +0.2500 for every seed: without variation over seeds there is "
+        "no p-value."
+    )
+    assert interaction_table(dataclasses.replace(a, interactions=[x])).rows[0][3] == "undefined"
+
+
 def test_a_quick_budget_supports_no_conclusion_about_texts(tmp_path):
     answers = analyze(write(tmp_path, budget="quick")).answers
     assert answers[4] == "No conclusion about gated − plain on two texts: budget quick only checks that the sweep runs."
@@ -144,6 +155,7 @@ def test_every_variant_is_planned_on_every_text(monkeypatch):
         ({"texts": TEXTS, "placebo": {"model.rope_pairing": "adjacent"}}, "texts and placebo are both given"),
         ({"texts": TEXTS, "sizes": {str(n): {"model.d_model": n} for n in (8, 16, 32)}}, "texts and sizes are both"),
         ({"texts": TEXTS, "budgets": {"full": Budget(1, looks=(5, 8))}}, "a sweep with texts needs a fixed number"),
+        ({"texts": {"a": {}, "b": {"data.source": match_tokens(8)}}}, "only train.steps can be matched this way"),
         ({"texts": ("docs",)}, "texts: .* must be a dictionary, by name"),
         (
             {"texts": {"x, y": {}, "y": {}}, "variants": {"a": {}, "a, x": {"model.d_model": 8}}},
