@@ -26,7 +26,7 @@ def best_trials(a: Analysis) -> Table:
         f"diverged or stuck runs, then the lowest validation loss. Drawn: {space}.",
         "validation loss": "Mean over the tuning seeds at the end of training. As the lowest of all trials it is "
         "lower than fresh seeds find it.",
-        "lost": "Trials of which a run diverged or got stuck.",
+        "lost": "Trials in which a run diverged or got stuck.",
     }
     header = ["variant", "best trial", *names, "validation loss", "lost"]
     return Table("Tuning", header, rows, notes)

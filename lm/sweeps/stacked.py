@@ -148,7 +148,7 @@ class StackedRuns:
         self._sources = [source.with_seed(seed) for seed in self._seeds]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
         self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
-        self._called = set()  # programs, of which the first call returns once they are compiled
+        self._called = set()  # programs whose first call, which compiles them, has returned
         self._seconds_of = dict.fromkeys(("compilation", "evaluation", "saving"), 0.0)  # all other seconds: steps
 
     def _put(self, tree):
