@@ -60,7 +60,9 @@ def _product(a, b, transposed):
     product = jax.lax.dot_general(
         _row_major(a), _row_major(b), (contracted, (batch, batch)), preferred_element_type=jnp.float32
     )
-    return _row_major(product)
+    # Behind a barrier: with a constraint as the last operation, jax.vmap outside of jit would return the numbers in the
+    # wrong order (jax 0.10.2).
+    return jax.lax.optimization_barrier(_row_major(product))
 
 
 def _is_plain(a) -> bool:

@@ -126,6 +126,19 @@ def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, 
         np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
+    a_NBTK, b_BKS, g_BTS = (jnp.asarray(normal(*shape), dtype) for shape in ((2, 3, 5, 8), (3, 8, 7), (3, 5, 7)))
+
+    def both(a_BTK):
+        y_BTS, vjp = jax.vjp(lambda a, b: cpu_products.matmul(a, b, False), a_BTK, b_BKS)
+        return y_BTS, *vjp(g_BTS.astype(y_BTS.dtype))
+
+    for n, one in enumerate(map(both, a_NBTK)):
+        for x, expected in zip(jax.vmap(both)(a_NBTK), one, strict=True):
+            np.testing.assert_allclose(np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2)
+
+
 def test_products_accumulate_in_float32():
     # A sum of ones in bfloat16 would stop at 256.
     x, w = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 1))
