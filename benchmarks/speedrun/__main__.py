@@ -64,13 +64,16 @@ def speedrun(a: argparse.Namespace, overrides: list[str]) -> int:
         "text": tracks.sha256(text), "config": tracks.describe(config), "overrides": overrides, "caveat": a.caveat,
         "machine": machine(), "runs": [],
     }  # fmt: skip
-    for seed in range(a.runs):
-        with tempfile.TemporaryDirectory() as directory:
-            run = train_and_score(str(Path(a.config).resolve()), overrides, text, seed, Path(directory))
-        attempt["runs"].append(run)
-        print("seed {seed}: loss {loss:.4f}, {cpu:.1f} CPU s, {wall:.1f} s, load {load}".format(**run), flush=True)
     log = a.log or Path(a.config).parent / ("tuning.json" if a.tune else "log.json")
-    records.append_attempt(log, attempt)
+    try:
+        for seed in range(a.runs):
+            with tempfile.TemporaryDirectory() as directory:
+                run = train_and_score(str(Path(a.config).resolve()), overrides, text, seed, Path(directory))
+            attempt["runs"].append(run)
+            print("seed {seed}: loss {loss:.4f}, {cpu:.1f} CPU s, {wall:.1f} s, load {load}".format(**run), flush=True)
+    finally:  # a log has every attempt, also one with a run that failed
+        if attempt["runs"]:
+            records.append_attempt(log, attempt)
     print("mean loss {:.4f}, {:.1f} CPU s, {:.1f} s".format(*(
         statistics.mean(records.column(attempt, key)) for key in ("loss", "cpu", "wall"))))  # fmt: skip
     if not a.tune:

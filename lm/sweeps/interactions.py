@@ -14,7 +14,7 @@ import numpy as np
 from lm.sweeps import statistics
 from lm.sweeps.axes import at_size
 from lm.sweeps.looks import is_significant
-from lm.sweeps.moderation import NO_PRIOR, Prior, fit_prior
+from lm.sweeps.moderation import NO_PRIOR, ROUNDING, Prior, fit_prior
 from lm.sweeps.statistics import Difference
 
 
@@ -87,6 +87,8 @@ def _tested(x: Interaction, record: dict, variants: dict, n_tests: int) -> Inter
     if _fingerprints(record, x.variant, x) != _fingerprints(record, x.against, x):
         return dataclasses.replace(x, missing="losses on different data or tokens cannot be compared")
     contrasts = [_contrasts(*(variants[name] for name in on_both)) for on_both in names]
+    if np.abs(contrasts[0][0] - contrasts[1][0]).max() <= ROUNDING:
+        return dataclasses.replace(x, missing="the differences on the two texts are equal but for rounding")
     found = [
         None if a is None or b is None else statistics.paired_difference(a, b, n_tests, prior)
         for a, b, prior in zip(*contrasts, _priors(x, record, variants), strict=True)

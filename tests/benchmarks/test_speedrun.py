@@ -186,6 +186,21 @@ def test_a_table_has_the_last_attempt_of_each_record_the_fastest_first(tmp_path)
     assert table.track_table("nanogpt-cpu", tmp_path) == "None yet."
 
 
+def test_an_attempt_whose_second_run_fails_is_in_the_log(tmp_path, monkeypatch):
+    def train_and_score(config, overrides, text, seed, directory):
+        if seed == 1:
+            raise RuntimeError("out of memory")
+        return {"seed": seed, "loss": 1.9, "cpu": 2.0, "wall": 3.0, "load": 0.5}
+
+    monkeypatch.setattr(command, "use_cores", lambda n: None)
+    monkeypatch.setattr(command, "train_and_score", train_and_score)
+    log = tmp_path / "tuning.json"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        command.main(["--track", "nanogpt-cpu", "--config", TINY, "--tune", "--runs", "2", "--log", str(log)])
+    (attempt,) = records.read_attempts(log)
+    assert records.column(attempt, "loss") == [1.9]
+
+
 @pytest.mark.slow
 def test_a_tuning_run_from_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "use_cores", lambda n: None)  # pins the process for good

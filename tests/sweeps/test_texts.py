@@ -113,6 +113,21 @@ def test_runs_without_a_mean_give_no_interaction(tmp_path, how):
     assert wide.at_best.df == 4  # two variants give no prior
 
 
+def test_differences_that_are_equal_but_for_rounding_give_no_interaction(tmp_path):
+    def change(record, runs):
+        plain = {
+            (run["phase"], run["variant"].replace("plain", "gated"), run["learning_rate"], run["seed"]): run
+            for run in runs
+            if run["variant"].startswith("plain")
+        }
+        for i, run in enumerate(runs):
+            if same := plain.get((run["phase"], run["variant"], run["learning_rate"], run["seed"])):
+                run |= {"val_loss": same["val_loss"], "test_loss": same["test_loss"] + 1e-7 + 1e-9 * (i % 7)}
+
+    gated, _ = analyze(write(tmp_path, change=change)).interactions
+    assert (gated.at_best, gated.missing) == (None, "the differences on the two texts are equal but for rounding")
+
+
 def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
     a = analyze(write(tmp_path))
     alike = paired_difference([0.25] * 5, [0.0] * 5)
