@@ -88,10 +88,10 @@ def claims(directory: Path) -> list[dict]:
 
 def _row(page: str, variant: str, against: str, test: PairTest, p_all=math.nan, p_all_at_optimum=math.nan) -> dict:
     d, o = test.difference, test.at_optimum
-    if is_significant(d, p_all, o, p_all_at_optimum):
-        significant = "all pages"
+    if test.verdict not in ("beyond the margin", "different"):  # a difference within the margin is no finding
+        significant = "no"
     else:
-        significant = "page" if test.is_significant else "no"
+        significant = "all pages" if is_significant(d, p_all, o, p_all_at_optimum) else "page"
     return {
         "page": page,
         "variant": variant,
@@ -106,6 +106,7 @@ def _row(page: str, variant: str, against: str, test: PairTest, p_all=math.nan, 
         "at_optimum": _number(o and o.mean),
         "p_at_optimum": _number(o and o.p),
         "significant": significant,
+        "answer": test.verdict,
     }
 
 

@@ -14,6 +14,8 @@ from lm.sweeps.figure_parts import COLOURS, LETTERS, LOSS, WIDTH, add_legend, la
 from lm.sweeps.outcomes import Analysis, Comparison, VariantResult, curve
 from lm.sweeps.results import tuning_result
 
+MAX_BANDS = 5  # in one panel; more would hide each other
+
 
 def figures(a: Analysis) -> dict[str, Figure]:
     """Return the figures that every sweep has, by name, and those that depend on its design."""
@@ -108,7 +110,11 @@ def learning_curves(a: Analysis) -> Figure:
                 if name in curves:
                     steps, losses = curves[name]
                     part = steps >= first
-                    _draw_curve(axes, a.variants[name], steps[part], losses[:, part], line_look(i))
+                    v, look = a.variants[name], line_look(i)
+                    label = textwrap.fill(v.label, LETTERS - 8)
+                    axes.plot(steps[part], v.center(losses)[part], label=label, **look)
+                    if len(drawn) <= MAX_BANDS:
+                        _draw_variation(axes, v, steps[part], losses[:, part], look["color"])
             middles = [a.variants[n].center(curves[n][1])[curves[n][0] >= first] for n in drawn]
             _fit(axes, np.concatenate(middles) if middles else np.zeros(0))
         low, high = whole.get_ylim()
@@ -130,20 +136,19 @@ def _name_diverged(a: Analysis, names: list[str], axes) -> None:
             axes.plot([], [], " ", label=textwrap.fill(label, LETTERS - 8))
 
 
-def _draw_curve(axes, v: VariantResult, steps: np.ndarray, losses: np.ndarray, look: dict) -> None:
-    """Draw the center of the runs, and their variation: a band for three seeds or more, else the single runs.
+def _draw_variation(axes, v: VariantResult, steps: np.ndarray, losses: np.ndarray, color: str) -> None:
+    """Draw the variation of the runs: a band for three seeds or more, else the single runs.
 
     With two seeds a t interval is 12.7 standard errors wide and would fill the panel. A stuck run would do the same.
     """
-    axes.plot(steps, v.center(losses), label=textwrap.fill(v.label, LETTERS - 8), **look)
     if v.n_stuck or not len(steps):
         return
     if len(losses) < 3:
-        axes.plot(steps, losses.T, color=look["color"], alpha=0.4, linewidth=0.8)
+        axes.plot(steps, losses.T, color=color, alpha=0.4, linewidth=0.8)
         return
     intervals = [statistics.interval(losses[:, i]) for i in range(losses.shape[1])]
     low, high = [i.low for i in intervals], [i.high for i in intervals]
-    axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _fit(axes, values: np.ndarray) -> None:

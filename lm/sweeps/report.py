@@ -26,7 +26,8 @@ CAPTIONS = {
     "(Bonferroni); gray ticks: single seeds. Shaded: the margin. Left of 0 the first variant is better. An arrow marks "
     "an interval that leaves the axis; the numbers of the thick bar are above it.",
     "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
-    "seeds; with two seeds, thin lines: the single runs. Dotted: the unigram baseline, if within the axis.",
+    "seeds, in panels of at most 5 variants; with two seeds, thin lines: the single runs. Dotted: the unigram "
+    "baseline, if within the axis.",
     "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
     "dots: runs on fresh seeds.",
 }

@@ -123,6 +123,13 @@ def test_simultaneous_intervals_are_thinner_and_wider_than_plain_ones(tmp_path):
     assert (shaded.get_x(), shaded.get_width()) == pytest.approx((-0.01, 0.02))
 
 
+def test_bands_are_drawn_for_few_variants_only(tmp_path, monkeypatch):
+    a = analyze(write(tmp_path / "sweep", *sweep()))
+    assert [len(axes.collections) for axes in figures.learning_curves(a).axes] == [3, 3]
+    monkeypatch.setattr(figures, "MAX_BANDS", 2)
+    assert [len(axes.collections) for axes in figures.learning_curves(a).axes] == [0, 0]
+
+
 def test_two_seeds_are_drawn_as_single_curves(tmp_path):
     """A t interval of two values is 12.7 standard errors wide and would fill the panel."""
     record, runs = sweep({name: losses[:2] for name, losses in LOSSES.items()}, n=2)
