@@ -13,8 +13,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def enabled(x) -> bool:
-    """Return whether products of `x` should use this module: bfloat16 or float32 on a CPU."""
-    return x.dtype in (jnp.bfloat16, jnp.float32) and jax.default_backend() == "cpu"
+    """Return whether products of `x` should use this module: on a CPU in bfloat16, and in float32 on one device.
+
+    On several devices the derivative of `matmul` would keep the gathered parameters for the backward pass.
+    """
+    one_device = math.prod(jax.sharding.get_abstract_mesh().shape.values()) == 1
+    return jax.default_backend() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and one_device))
 
 
 def project(x, w, n_in):
