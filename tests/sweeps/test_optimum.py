@@ -15,7 +15,7 @@ from lm.sweeps.optimum import estimate_optimum
 
 
 def published(name: str) -> tuple[SimpleNamespace, dict, dict]:
-    """Return the results and the record of a sweep that was published on 2026-11-22, and the best rate of each variant."""
+    """Return results and record of a sweep as it was published on 2026-11-22, and the best rate of each variant."""
     with open(ROOT / "tests" / "references" / "runs" / f"{name}.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["phase"] == "final"]
     runs, grids = {}, {}
