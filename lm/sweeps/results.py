@@ -17,7 +17,7 @@ from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
 from lm.sweeps.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.sweeps.search import search_record, summary
-from lm.sweeps.seeds import PLACEBO, Seeds, count, first_seeds, seeds_of
+from lm.sweeps.seeds import PLACEBO, Seeds, count, first_seeds, seeds_from_json, seeds_of, seeds_to_json
 from lm.sweeps.spec import SweepPlan
 from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
@@ -57,8 +57,8 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "baseline": plan.sweep.baseline,
         "comparisons": [list(pair) for pair in plan.sweep.comparisons],
         "margin": float(plan.sweep.margin),
-        "tuning_seeds": _as_json(plan.tuning_seeds),
-        "seeds": _as_json(plan.seeds),
+        "tuning_seeds": seeds_to_json(plan.tuning_seeds),
+        "seeds": seeds_to_json(plan.seeds),
         "looks": list(plan.looks),
         "placebo": PLACEBO if plan.sweep.placebo else None,
         "question": plan.sweep.question,
@@ -84,19 +84,11 @@ def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
         return plan  # a new sweep, or another one, which `open_sweep` refuses
     if isinstance(old["seeds"], dict) and old["seeds"].keys() != plan.sweep.sizes.keys():
         return plan
-    return dataclasses.replace(plan, recorded=(_from_json(old["seeds"]), _from_json(old["tuning_seeds"])))
+    return dataclasses.replace(plan, recorded=(seeds_from_json(old["seeds"]), seeds_from_json(old["tuning_seeds"])))
 
 
 def _counts(*seeds: Seeds) -> list[int]:
     return [count(found) for found in seeds]
-
-
-def _as_json(seeds: Seeds) -> list[int] | dict[str, list[int]]:
-    return {size: list(own) for size, own in seeds.items()} if isinstance(seeds, dict) else list(seeds)
-
-
-def _from_json(seeds: list[int] | dict[str, list[int]]) -> Seeds:
-    return {size: tuple(own) for size, own in seeds.items()} if isinstance(seeds, dict) else tuple(seeds)
 
 
 def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> None:

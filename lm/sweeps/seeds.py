@@ -78,6 +78,16 @@ def count(seeds: Seeds) -> int:
     return len(next(iter(seeds.values()))) if isinstance(seeds, dict) else len(seeds)
 
 
+def seeds_to_json(seeds: Seeds) -> list[int] | dict[str, list[int]]:
+    """Return the seeds as lists, as sweep.json has them."""
+    return {size: list(own) for size, own in seeds.items()} if isinstance(seeds, dict) else list(seeds)
+
+
+def seeds_from_json(seeds: list[int] | dict[str, list[int]]) -> Seeds:
+    """Return the seeds of sweep.json."""
+    return {size: tuple(own) for size, own in seeds.items()} if isinstance(seeds, dict) else tuple(seeds)
+
+
 def wrong_types(budget):
     """Yield the numbers of seeds of a budget that are missing, given twice, or of another type."""
     looks = budget.looks
