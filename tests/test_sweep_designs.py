@@ -55,7 +55,7 @@ GROWING = """
 
 @pytest.mark.slow
 def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
-    """Also with two processes of which one is killed; the placebo stays at the first look."""
+    """The same with two processes, one of them killed; the placebo stays at the first look."""
     config = changed(tmp_path / "growing.py", GROWING)
     arguments = [f"--config={config}", "--budget=full", f"--workdir={tmp_path / 'both'}"]
     command = [sys.executable, "-c", EAGER, *arguments]

@@ -1,6 +1,6 @@
 """The one table of accelerators: speed, memory, links, and what GKE calls them. Imports no jax.
 
-All figures are the vendors'. Where a figure is an assumption of this project, the comment says so.
+All figures are the vendors'. Where a figure is an assumption of this project, a comment marks it.
 """
 
 import dataclasses

@@ -132,7 +132,7 @@ for case in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_every_mesh_measures_the_same():
-    """Packed documents, scanned layers of which one has a window, and examples, heads or positions over devices."""
+    """Packed documents, scanned layers, one of them with a window, and examples, heads or positions over devices."""
     sections = {"model": {"scan_layers": True, "window_pattern": [0, 3]}, "data": {"packing": "documents"}}
     cases = [{"mesh": mesh, "sections": sections} for mesh in (None, [2, 2, 2, 1], [2, 1, 1, 4])]
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
