@@ -3,7 +3,7 @@
     python3 -m benchmarks.calibration            # all simulations
     python3 -m benchmarks.calibration rates      # one of them
 
-Each simulation is a module of this directory.
+Each simulation is a module of this directory. docs/calibration.md has the tables and explains them.
 """
 
 import argparse
