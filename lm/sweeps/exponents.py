@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from lm.sweeps.axes import at_size, size_of
+from lm.sweeps.multipliers import incomparable
 from lm.sweeps.power_laws import Bounded, PowerLaw, fit
 from lm.sweeps.scope import describe_scope_of_sizes
 from lm.sweeps.spec import MIN_SIZES_OF_FIT
@@ -62,7 +63,7 @@ def falls(record: dict, variants: dict) -> list[Fall]:
 
 def _fall(variant: str, sizes: list[str], record: dict, variants: dict) -> Fall:
     names, found = [at_size(variant, size) for size in sizes], Fall(variant, sizes)
-    if missing := _missing(names, record, variants):
+    if missing := incomparable(names, record, variants):
         return dataclasses.replace(found, missing=missing)
     results, entries = [variants[name] for name in names], [record["variants"][name] for name in names]
     inner = [entry["without_embeddings"] for entry in entries]
@@ -89,17 +90,6 @@ def _fall(variant: str, sizes: list[str], record: dict, variants: dict) -> Fall:
         laws={measure: fit(values, losses_SN) for measure, values in x.items()},
         true_floor=floors.pop() if len(floors) == 1 else None,
     )
-
-
-def _missing(names: list[str], record: dict, variants: dict) -> str:
-    """Return why these variants give no fit, or ""."""
-    if failed := [name for name in names if name not in variants]:
-        return f"runs of {' and '.join(failed)} failed"
-    if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
-        return f"runs of {' and '.join(lost)} diverged or got stuck"
-    if len({record["variants"][name]["data"]["fingerprint"] for name in names}) > 1:
-        return "losses on different data or tokens cannot be compared"
-    return ""
 
 
 def answer(f: Fall, record: dict) -> str:

@@ -85,7 +85,7 @@ def savings(record: dict, variants: dict) -> list[Saving]:
 def _saving(variant: str, against: str, sizes: list[str], record: dict, variants: dict) -> Saving:
     names = [(at_size(variant, size), at_size(against, size)) for size in sizes]
     saving = Saving(variant, against, sizes)
-    if missing := _missing([name for pair in names for name in pair], record, variants):
+    if missing := incomparable([name for pair in names for name in pair], record, variants):
         return dataclasses.replace(saving, missing=missing)
     results = [[variants[name] for name in pair] for pair in names]
     compute_S2 = np.array([[v.flops * v.tokens for v in pair] for pair in results])
@@ -106,8 +106,8 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
     )
 
 
-def _missing(names: list[str], record: dict, variants: dict) -> str:
-    """Return why these variants give no multipliers, or ""."""
+def incomparable(names: list[str], record: dict, variants: dict) -> str:
+    """Return why the losses of these variants cannot be compared over sizes, or ""."""
     if failed := [name for name in names if name not in variants]:
         return f"runs of {' and '.join(failed)} failed"
     if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
