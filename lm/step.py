@@ -193,58 +193,47 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
     return state.replace(step=step, params=params, opt_state=opt_state, skipped=skipped, halted=halted), metrics
 
 
-def take_batch(resident: dict | None, feed: dict, seq_len: int) -> dict:
-    """Return the batch that a feed of `BatchSource` describes.
+def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:
+    """Return the batch that one step's inputs from `BatchSource` describe.
 
     Args:
-        resident: the split's arrays on the device (see `batches.gather`), None if the feed has the gathered tokens.
-        feed: {"starts": (B,)} of the windows in `resident`, or the batch itself; the rest (weights) is passed on.
+        resident: the split's arrays on the device (see `batches.gather`), None if the inputs are the gathered tokens.
+        inputs: {"starts": (B,)} of the windows in `resident`, or the batch itself; the rest (weights) is passed on.
         seq_len: T.
     """
     if resident is None:
-        return feed
-    rest = {name: value for name, value in feed.items() if name != "starts"}
-    return gather(resident, feed["starts"], seq_len) | rest
+        return inputs
+    rest = {name: value for name, value in inputs.items() if name != "starts"}
+    return gather(resident, inputs["starts"], seq_len) | rest
 
 
-def train_steps(state: TrainState, corpus: dict | None, feeds: dict, n_steps, config: Config):
-    """Take the first n_steps of the k steps whose feeds are stacked in `feeds`.
+def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps, config: Config):
+    """Take the first n_steps of the k steps whose inputs are given.
 
     Args:
         state: the state before the first step.
-        corpus: see `take_batch`.
-        feeds: arrays (k, B, ...).
+        resident: see `take_batch`.
+        inputs: of `BatchSource.train`, arrays (k, B, ...).
         n_steps: a traced number, at most k. One compiled program runs any number of steps, each in the same way.
         config: a resolved config.
 
     Returns:
         The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
     """
-    feeds = _with_one_more(feeds)
-    n = len(jax.tree.leaves(feeds)[0])
+    k = len(jax.tree.leaves(inputs)[0])
 
     def step(state, i):
-        feed = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), feeds)
-        return train_step(state, take_batch(corpus, feed, config.train.seq_len), config)
+        own = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), inputs)
+        return train_step(state, take_batch(resident, own, config.train.seq_len), config)
 
     def body(i, carry):
         state, metrics = step(carry[0], i)
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), carry[1], metrics)
 
-    stacked = jax.tree.map(lambda m: jnp.zeros((n, *m.shape), m.dtype), jax.eval_shape(step, state, 0)[1])
-    state, stacked = jax.lax.fori_loop(0, n_steps, body, (state, stacked))
-    return state, jax.tree.map(lambda m: m[:-1], stacked)
+    metrics = jax.tree.map(lambda m: jnp.zeros((k, *m.shape), m.dtype), jax.eval_shape(step, state, 0)[1])
+    return jax.lax.fori_loop(0, n_steps, body, (state, metrics))
 
 
-def _with_one_more(feeds: dict) -> dict:
-    """Append an entry that no step reads to stacked feeds, so that they have at least two.
-
-    With a single entry XLA knows the batch before the loop, moves work on it out of the loop, and the loss rounds
-    differently: runs with steps_per_dispatch = 1 and 10 would not be bit-identical.
-    """
-    return jax.tree.map(lambda a: jnp.concatenate([a, a[:1]]), feeds)
-
-
-def eval_step(params: dict, corpus: dict | None, feed: dict, config: Config):
+def eval_step(params: dict, resident: dict | None, inputs: dict, config: Config):
     """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout."""
-    return loss_sum(params, take_batch(corpus, feed, config.train.seq_len), config)
+    return loss_sum(params, take_batch(resident, inputs, config.train.seq_len), config)

@@ -34,7 +34,7 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
             act(action)
 
     open_corpus = data.open_corpus
-    write, eval_feeds, save, rename = (
+    write, eval_inputs, save, rename = (
         metrics.MetricsWriter.write,
         batch_source.BatchSource.evaluation,
         checkpoints.Checkpoints.save,
@@ -49,10 +49,10 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
         maybe_act()
         write(self, line)
 
-    def acting_feeds(*args, **kwargs):
-        for feed in eval_feeds(*args, **kwargs):
+    def acting_inputs(*args, **kwargs):
+        for inputs in eval_inputs(*args, **kwargs):
             maybe_act()
-            yield feed
+            yield inputs
 
     def acting_rename(source, target, **kwargs):
         if os.path.basename(target).isdigit():  # checkpoints are named by their steps
@@ -73,7 +73,7 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
     if moment == "log":
         metrics.MetricsWriter.write = acting_write
     if moment == "evaluation":
-        batch_source.BatchSource.evaluation = acting_feeds
+        batch_source.BatchSource.evaluation = acting_inputs
     return train.main(list(arguments))
 
 

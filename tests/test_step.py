@@ -153,9 +153,9 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
 
 def test_training_overfits_one_batch():
     config, losses = tiny(**HALTING), []
-    state, feed = state_of(config), stacked([batch_of(config)] * 4)
+    state, inputs = state_of(config), stacked([batch_of(config)] * 4)
     for _ in range(20):
-        state, metrics = jit_steps(state, None, feed, 4, config)
+        state, metrics = jit_steps(state, None, inputs, 4, config)
         losses.append(metrics["loss"])
     assert losses[0][0] > 2
     assert losses[-1][-1] < 0.05
@@ -248,7 +248,7 @@ def test_a_new_metric_of_train_step_is_stacked_over_a_dispatch(monkeypatch):
     monkeypatch.setattr(step, "train_step", with_one_more)
     config = tiny(model=ONE)
     _, metrics = jax.eval_shape(
-        lambda state, feed: step.train_steps(state, None, feed, 2, config),
+        lambda state, inputs: step.train_steps(state, None, inputs, 2, config),
         state_of(config),
         stacked([batch_of(config)] * 2),
     )
@@ -271,8 +271,8 @@ def trained_on_markov(n_steps=300):
     train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # not cached: a test patches the mask
     state, _ = train_steps(state_of(config), source.resident, source.train(0, n_steps), n_steps)
     source = BatchSource(held_out, config)
-    (feed,) = source.evaluation()
-    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, source.resident, feed)
+    (inputs,) = source.evaluation()
+    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, source.resident, inputs)
     best = MarkovChain().surprisal(text[80_000:])[1:]
     return float(loss / count), best.std() / math.sqrt(len(best))
 

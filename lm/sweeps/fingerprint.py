@@ -38,16 +38,16 @@ def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -
     program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
-    feed, evaluation = source.train(0, 1), next(source.evaluation())
+    inputs, evaluation = source.train(0, 1), next(source.evaluation())
     init = jax.jit(functools.partial(init_state, program))
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
-    training = jax.jit(lambda state, resident, feed, n: train_steps(state, resident, feed, n, program))
-    evaluating = jax.jit(lambda params, resident, feed: eval_step(params, resident, feed, program))
+    training = jax.jit(lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program))
+    evaluating = jax.jit(lambda params, resident, inputs: eval_step(params, resident, inputs, program))
     found = hashlib.sha256()
     for lowered in (
         init.lower(jnp.uint32(0)),
-        training.lower(state, source.resident, feed, jnp.int32(1)),
+        training.lower(state, source.resident, inputs, jnp.int32(1)),
         evaluating.lower(state.params, source.resident, evaluation),
     ):
         found.update(lowered.as_text().encode())

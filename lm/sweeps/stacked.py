@@ -66,8 +66,8 @@ class Programs(NamedTuple):
     """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings of their arrays."""
 
     init: Callable  # (seeds_R) -> states
-    steps: Callable  # (states, corpus, feeds, values, n_steps) -> (states, metrics (R, k))
-    evaluate: Callable  # (params, corpus, feeds (n, ...)) -> (sums (R, n), counts (R, n))
+    steps: Callable  # (states, resident, inputs, values, n_steps) -> (states, metrics (R, k))
+    evaluate: Callable  # (params, resident, inputs (n, ...)) -> (sums (R, n), counts (R, n))
     by_run: NamedSharding
     replicated: NamedSharding
 
@@ -92,14 +92,14 @@ def make_programs(program: Config, runs_per_device: int, n_devices: int | None =
     def init(seeds):
         return over_runs(functools.partial(init_state, program))(seeds)
 
-    def steps(states, corpus, feeds, values, n_steps):
-        def one_run(state, feed, own):
-            return train_steps(state, corpus, feed, n_steps, with_values(program, own))
+    def steps(states, resident, inputs, values, n_steps):
+        def one_run(state, inputs, own):
+            return train_steps(state, resident, inputs, n_steps, with_values(program, own))
 
-        return over_runs(one_run)(states, feeds, values)
+        return over_runs(one_run)(states, inputs, values)
 
-    def evaluate(params, corpus, feeds):
-        return over_runs(lambda p: jax.lax.map(lambda feed: eval_step(p, corpus, feed, program), feeds))(params)
+    def evaluate(params, resident, inputs):
+        return over_runs(lambda p: jax.lax.map(lambda batch: eval_step(p, resident, batch, program), inputs))(params)
 
     return Programs(
         jax.jit(over_devices(init, runs)),
@@ -226,12 +226,12 @@ class StackedRuns:
 
         step = first
         for done in pipeline(
-            lambda states, feeds, n: self._call(
-                "steps", self._programs.steps, states, self._resident, feeds, self._values, n
+            lambda states, inputs, n: self._call(
+                "steps", self._programs.steps, states, self._resident, inputs, self._values, n
             ),
             states,
             dispatches(first, self.config),
-            self._feeds,
+            self._inputs,
             pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
             stop=lambda: signals.received is not None,
         ):
@@ -256,10 +256,10 @@ class StackedRuns:
         lines = read_metrics(self.workdir / "metrics.jsonl")
         return [self._result(i, int(halted_at), lines) | times for i, halted_at in enumerate(halted_at_R)]
 
-    def _feeds(self, step: int, n_steps: int):
-        """Return the feeds of a dispatch, stacked over the runs."""
-        feeds = [source.train(step, n_steps) for source in self._sources]
-        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *feeds), self._programs.by_run)
+    def _inputs(self, step: int, n_steps: int):
+        """Return the inputs of a dispatch, stacked over the runs."""
+        inputs = [source.train(step, n_steps) for source in self._sources]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *inputs), self._programs.by_run)
 
     def _write_losses(self, done: Done, halted_at_R: np.ndarray, writer: MetricsWriter, speed: "_Speed") -> None:
         """Write the losses of a dispatch, and record in halted_at_R which runs stopped in it."""
@@ -283,10 +283,10 @@ class StackedRuns:
         """
         if (split, max_batches) not in self._evaluated:
             source = BatchSource(self.corpus.split(split), self.config)
-            feeds = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
-            self._evaluated[split, max_batches] = jax.device_put((source.resident, feeds), self._programs.replicated)
-        resident, feeds = self._evaluated[split, max_batches]
-        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, feeds)
+            inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
+            self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
+        resident, inputs = self._evaluated[split, max_batches]
+        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, inputs)
         with self._timed("evaluation"):
             sums, counts = jax.device_get(found)
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
@@ -358,7 +358,7 @@ def runs_that_fit(config: Config, corpus: Corpus) -> int:
     program, values = split_config(config)
     source = BatchSource(corpus.split("train"), program)
     state = jax.eval_shape(functools.partial(init_state, program), 0)
-    one_run = lambda state, feed, own: train_steps(state, source.resident, feed, 1, with_values(program, own))  # noqa: E731
+    one_run = lambda state, inputs, own: train_steps(state, source.resident, inputs, 1, with_values(program, own))  # noqa: E731
     memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
     per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
     return max(1, int(0.8 * limit / max(per_run, 1)))

@@ -33,15 +33,15 @@ def make_timer(workload: Workload) -> Callable[[], float]:
     source = BatchSource(workload.corpus.split("train"), program)
     resident = jax.device_put(source.resident, programs.replicated)
     k = t.steps_per_dispatch
-    feeds = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, k))
+    inputs = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, k))
     values = {name: np.full(n, value, np.float32) for name, value in values.items()}
-    feeds, values, seeds = jax.device_put((feeds, values, np.zeros(n, np.uint32)), programs.by_run)
+    inputs, values, seeds = jax.device_put((inputs, values, np.zeros(n, np.uint32)), programs.by_run)
     states = programs.init(seeds)
 
     def dispatch() -> float:
         nonlocal states
         began = time.monotonic()
-        states, metrics = programs.steps(states, resident, feeds, values, np.int32(k))
+        states, metrics = programs.steps(states, resident, inputs, values, np.int32(k))
         jax.block_until_ready(metrics)
         return n * k * t.batch_size * t.seq_len / (time.monotonic() - began)
 

@@ -1,4 +1,4 @@
-"""Make the inputs ("feeds") that the host sends to the device for each dispatch.
+"""Make the inputs that the host sends to the device for each dispatch.
 
 A split that fits on the device is sent there once, and each dispatch only needs the starts of its windows. Otherwise
 the host gathers the tokens. The batch of a step is the same either way: see `lm/data/batches.py`.
@@ -20,15 +20,15 @@ class BatchSource:
 
     Make it once per split and pass it down: the constructor copies the split to the devices if it fits.
 
-    A feed is a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the
-    gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns it
+    Inputs are a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the
+    gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns them
     into a batch.
 
     Args:
         split: the split's tokens.
         config: the run's resolved config.
-        mesh: the device mesh, None for one device. Passed explicitly because a background thread makes the feeds, in
-            which no mesh is set.
+        mesh: the device mesh, None for one device. Passed explicitly because a background thread, in which no mesh is
+            set, makes the inputs.
 
     Attributes:
         resident: the split's arrays on every device; None if they take more than config.data.device_bytes, or are too
@@ -50,24 +50,26 @@ class BatchSource:
         return source
 
     def train(self, step: int, n_steps: int) -> dict:
-        """Return the feeds of n_steps training steps from `step` on, stacked to (steps_per_dispatch, B, ...).
+        """Return the inputs of n_steps training steps from `step` on, stacked to (max(2, steps_per_dispatch), B, ...).
 
-        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on.
+        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on. There
+        are at least two: given the inputs of one step, XLA moves work out of the loop over steps, where it rounds
+        differently, and runs with steps_per_dispatch = 1 and 10 would not be bit-identical.
         """
         t = self.config.train
-        starts = np.zeros((t.steps_per_dispatch, t.batch_size), np.int64)
+        starts = np.zeros((max(2, t.steps_per_dispatch), t.batch_size), np.int64)
         starts[:n_steps] = batches.window_starts(self.split, self.config, np.arange(step, step + n_steps))
-        return self._feed(starts)
+        return self._inputs(starts)
 
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
-        """Yield the feeds of an evaluation in consecutive windows; at most max_batches of them if not 0."""
+        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of them if not 0."""
         n_batches = batches.n_eval_batches(self.split, self.config)
         for batch in range(min(n_batches, max_batches or n_batches)):
             starts, weights = batches.eval_windows(self.split, self.config, batch)
             weights = sharding.shard_examples(self.mesh, weights.shape, 0, weights.__getitem__)
-            yield self._feed(starts) | {"weights": weights}
+            yield self._inputs(starts) | {"weights": weights}
 
-    def _feed(self, starts: np.ndarray) -> dict:
+    def _inputs(self, starts: np.ndarray) -> dict:
         """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its devices' share."""
         axis, seq_len = starts.ndim - 1, self.config.train.seq_len
         if self.resident is not None:

@@ -56,8 +56,8 @@ class Diagnostics:
         return lines
 
     def _measure_next_step(self, state: TrainState) -> dict:
-        feed = {name: array[0] for name, array in self._source.train(int(state.step), 1).items()}
-        arguments = state, self._source.resident, feed
+        inputs = {name: array[0] for name, array in self._source.train(int(state.step), 1).items()}
+        arguments = state, self._source.resident, inputs
         if self._program is None:
             # Compiled ahead: jit would compile once more for the state that the training program returns, because its
             # arrays are committed to a device and those of a new state are not.
@@ -93,6 +93,6 @@ class Diagnostics:
         self._progress.say(f"profile of steps {first} to {last}: {self._workdir / 'profile'}")
 
 
-def _measure(state: TrainState, corpus: dict | None, feed: dict, config: Config) -> dict:
+def _measure(state: TrainState, resident: dict | None, inputs: dict, config: Config) -> dict:
     """Return the `layer_statistics` of a batch, given as for `take_batch`."""
-    return layer_statistics(state, take_batch(corpus, feed, config.train.seq_len), config)
+    return layer_statistics(state, take_batch(resident, inputs, config.train.seq_len), config)

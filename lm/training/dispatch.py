@@ -61,7 +61,7 @@ def pipeline(
     program: Callable[[Any, Any, np.int32], tuple[Any, dict]],
     state: Any,
     plan: Iterable[Dispatch],
-    feed: Callable[[int, int], Any],
+    inputs_of: Callable[[int, int], Any],
     *,
     pause: Callable[[Dispatch], bool],
     stop: Callable[[], bool],
@@ -69,10 +69,10 @@ def pipeline(
     """Run dispatches and yield each one when its metrics have been read, while the device works on the next one.
 
     Args:
-        program: (state, feed, n_steps) -> (state, metrics). It may donate its state.
+        program: (state, inputs, n_steps) -> (state, metrics). It may donate its state.
         state: the train state before the first dispatch.
         plan: the dispatches, in order.
-        feed: (step, n_steps) -> the input of that dispatch. A background thread calls it ahead of time.
+        inputs_of: (step, n_steps) -> the inputs of that dispatch. A background thread calls it ahead of time.
         pause: (dispatch) -> whether the host needs the state after it. The next dispatch is then sent only when the
             caller asks for it.
         stop: polled before each dispatch; once true, no other dispatch is sent.
@@ -81,8 +81,8 @@ def pipeline(
         Every dispatch that was sent, in order. The last one always has its state.
     """
     unread = None
-    with contextlib.closing(prefetch(lambda d: (d, feed(*d)), plan)) as fed:
-        for dispatch, given in fed:
+    with contextlib.closing(prefetch(lambda d: (d, inputs_of(*d)), plan)) as prefetched:
+        for dispatch, given in prefetched:
             if stop():
                 break
             state, metrics = program(state, given, np.int32(dispatch.n_steps))

@@ -34,10 +34,10 @@ def evaluate(
         BelowEntropy: the loss is below that of the best possible model.
     """
     sums = []
-    for feed in source.evaluation(max_batches):
+    for inputs in source.evaluation(max_batches):
         if stop():
             return None
-        sums.append(_eval_step(params, source.resident, feed, source.config))
+        sums.append(_eval_step(params, source.resident, inputs, source.config))
     # Summed on the host in float64: a float32 sum over a full split would lose digits.
     total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
     loss, split = total / count, source.split

@@ -38,7 +38,7 @@ class Loop:
     """The parts of a run's training loop; the train state is passed from call to call.
 
     Attributes:
-        program: the compiled (state, feed, n_steps) -> (state, metrics).
+        program: the compiled (state, inputs, n_steps) -> (state, metrics).
         sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
         seconds_before: seconds that earlier starts of this run took.
@@ -64,8 +64,8 @@ class Loop:
             return status is not None or signals.to_stop()
 
         plan = dispatches(int(state.step), config)
-        feed = self.sources["train"].train
-        for done in pipeline(self.program, state, plan, feed, pause=self._pauses_after, stop=stop):
+        inputs_of = self.sources["train"].train
+        for done in pipeline(self.program, state, plan, inputs_of, pause=self._pauses_after, stop=stop):
             if status != "nonfinite" and log.write(done) is not None:
                 status = "nonfinite"
             if done.state is not None:
@@ -149,14 +149,14 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     """Compile the training program ahead of the first step.
 
     Returns:
-        The program (state, feed, n_steps) -> (state, metrics), which donates its state, and the compiled object (None
+        The program (state, inputs, n_steps) -> (state, metrics), which donates its state, and the compiled object (None
         with train.debug, which does not compile).
     """
     config = run.config
     if config.train.debug:
-        return lambda state, feed, n: train_steps(state, source.resident, feed, n, config), None
+        return lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config), None
     shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
     jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings)
-    feed = source.train(int(state.step), 1)
-    compiled = jitted.lower(state, source.resident, feed, np.int32(1), config).compile()
-    return lambda state, feed, n: compiled(state, source.resident, feed, n), compiled
+    inputs = source.train(int(state.step), 1)
+    compiled = jitted.lower(state, source.resident, inputs, np.int32(1), config).compile()
+    return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled

@@ -29,7 +29,7 @@ def members(rule: str, dtype: str = "float32"):
     return [with_values(base, change, seed=3 * i) for i, change in enumerate(changes)]
 
 
-def feeds_of(config):
+def inputs_of(config):
     draw = np.random.default_rng(config.train.seed)
     shape = (N_STEPS, config.train.batch_size, config.train.seq_len + 1)
     return {"tokens": draw.integers(0, config.model.vocab_size, shape).astype(np.int32)}
@@ -37,16 +37,16 @@ def feeds_of(config):
 
 def one_by_one(configs):
     run = jax.jit(train_steps, static_argnames="config")
-    return [run(init_state(c, c.train.seed), None, feeds_of(c), np.int32(N_STEPS), c) for c in configs]
+    return [run(init_state(c, c.train.seed), None, inputs_of(c), np.int32(N_STEPS), c) for c in configs]
 
 
 def all_together(configs, dtype):
     program, values = split_config(configs[0])
     programs = make_programs(program, len(configs))
     values = {name: jnp.array([split_config(c)[1][name] for c in configs], dtype) for name in values}
-    feeds = jax.tree.map(lambda *a: np.stack(a), *map(feeds_of, configs))
+    inputs = jax.tree.map(lambda *a: np.stack(a), *map(inputs_of, configs))
     states = programs.init(np.array([c.train.seed for c in configs], np.uint32))
-    return programs.steps(states, None, feeds, values, np.int32(N_STEPS))
+    return programs.steps(states, None, inputs, values, np.int32(N_STEPS))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Feeds: equal batches whether the device or the host gathers them, and no array is copied or read twice."""
+"""Inputs: equal batches whether the device or the host gathers them, and no array is copied or read twice."""
 
 import dataclasses
 
@@ -45,10 +45,10 @@ def test_feeds_are_the_batches_of_the_steps(split, device_bytes):
     config = config_of(device_bytes, order="epochs")
     source = BatchSource(split, config)
     assert (source.resident is None) == (device_bytes == 0)
-    feed = source.train(5, 2)
-    assert {len(array) for array in feed.values()} == {3}  # steps_per_dispatch
+    inputs = source.train(5, 2)
+    assert {len(array) for array in inputs.values()} == {3}  # steps_per_dispatch
     for i in range(2):
-        batch = take_batch(source.resident, {name: array[i] for name, array in feed.items()}, 8)
+        batch = take_batch(source.resident, {name: array[i] for name, array in inputs.items()}, 8)
         expected = batches.train_batch(split, config, 5 + i)
         assert batch.keys() == expected.keys()
         for name in batch:
@@ -92,4 +92,6 @@ def test_max_batches_limits_an_evaluation():
     source = BatchSource(PLAIN, config_of())
     assert len(list(source.evaluation())) == batches.n_eval_batches(PLAIN, source.config)
     assert len(list(source.evaluation(2))) == 2
-    assert all(isinstance(array, np.ndarray | jax.Array) for feed in source.evaluation(1) for array in feed.values())
+    assert all(
+        isinstance(array, np.ndarray | jax.Array) for inputs in source.evaluation(1) for array in inputs.values()
+    )
