@@ -1,44 +1,28 @@
-"""List every published comparison, with p-values corrected over all pages: docs/results/claims.csv and the index.
+"""List every published claim, with p-values corrected over all pages: docs/results/claims.csv and the index.
 
     python3 -m benchmarks.claims
 
-Each page corrects for its own comparisons. A reader of all pages sees more of them, so the index prints p-values after
-Holm's correction over all. Everything is computed again from the runs of each page (docs/results/PAGE/runs.csv); the
-page itself (PAGE.md) says which pairs were declared, what the margin and the unigram baseline are, after how many seeds
-there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
-are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
-
-Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers or exponents, which need
-the FLOPs of each run, and runs.csv does not hold them. So are pages of several texts, because runs.csv does not name
-the text.
+Each page corrects for its own claims. A reader of all pages sees more of them, so the index prints p-values after
+Holm's correction over all: differences, interactions with the text, and compute multipliers. They are read from the
+claims.csv of each page, which `python3 -m lm.report --publish` writes. Placebos are listed too. They are not corrected
+and not counted: how many are significant is the rate of false positives of the whole procedure.
 """
 
 import argparse
 import csv
 import math
-import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.answers import difference
-from lm.sweeps.exponents_table import TITLE
-from lm.sweeps.interaction_report import INTERACTIONS
-from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
+from lm.sweeps.claims import INTERACTION, MULTIPLIER
 from lm.sweeps.seeds import PLACEBO
-from lm.sweeps.spec import MARGIN
-from lm.sweeps.tables import AT_EACH_SIZE, to_csv
+from lm.sweeps.tables import to_csv
 from lm.text import markdown_table
 
-# The reasons why a page is left out, by the title of one of its tables.
-LEFT_OUT = {
-    AT_EACH_SIZE: "its claims are compute multipliers",
-    TITLE: "its claims are exponents",
-    INTERACTIONS: "it compares on several texts",
-}
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 
 
@@ -63,102 +47,33 @@ def write(directory: Path) -> int:
 
 
 def claims(directory: Path) -> list[dict]:
-    """Return a row for each declared comparison and each placebo of all pages."""
-    compared, placebos = [], []
-    for runs_csv in sorted(directory.glob("*/runs.csv")):
-        page = runs_csv.parent.name
-        text = (directory / f"{page}.md").read_text(encoding="utf-8")
-        if found := [reason for title, reason in LEFT_OUT.items() if f"## {title}\n" in text]:
-            print(f"WARNING: {page} is left out: {found[0]}", file=sys.stderr)
-            continue
-        record, results = read_page(directory / f"{page}.md", runs_csv)
-        moderated = record["moderated"]
-        tests = zip(record["comparisons"], pair_tests(record, results, moderated=moderated), strict=True)
-        compared += [(page, *pair, test) for pair, test in tests]
-        if record["placebo"]:
-            test = placebo_test(record, results, moderated=moderated)
-            placebos.append((page, record["placebo"], record["baseline"], test))
-    corrected = (
-        statistics.holm([math.nan if d is None else d.p for d in ds])
-        for ds in ([test.difference for *_, test in compared], [test.at_optimum for *_, test in compared])
-    )
-    rows = [_row(*claim, *p_values) for claim, *p_values in zip(compared, *corrected, strict=True)]
-    return rows + [_row(*claim) for claim in placebos]
+    """Return the claims of all pages, and after them the placebos.
 
-
-def _row(page: str, variant: str, against: str, test: PairTest, p_all=math.nan, p_all_at_optimum=math.nan) -> dict:
-    d, o = test.difference, test.at_optimum
-    if test.verdict not in ("beyond the margin", "different"):  # a difference within the margin is no finding
-        significant = "no"
-    else:
-        significant = "all pages" if is_significant(d, p_all, o, p_all_at_optimum) else "page"
-    return {
-        "page": page,
-        "variant": variant,
-        "against": against,
-        "seeds": test.n_seeds,
-        "difference": _number(d and d.mean),
-        "low": _number(d and d.low),
-        "high": _number(d and d.high),
-        "p": _number(d and d.p),
-        "p_page": "" if variant == PLACEBO else _number(test.p_adjusted),
-        "p_all_pages": _number(p_all),
-        "at_optimum": _number(o and o.mean),
-        "p_at_optimum": _number(o and o.p),
-        "significant": significant,
-        "answer": test.verdict,
-    }
-
-
-def _number(x: float | None) -> str:
-    """Format a number with six digits, so that another version of SciPy gives the same text; "" for None and nan."""
-    return "" if x is None or math.isnan(x) else f"{x:.6g}"
-
-
-def read_page(page: Path, runs_csv: Path) -> tuple[dict, SimpleNamespace]:
-    """Return the record and the results of a published sweep, as far as the tests of its comparisons need them."""
-    text = page.read_text(encoding="utf-8")
-    names = re.findall(r"^\| (.+? − .+?) \|", text, re.MULTILINE)  # also those of the differences at each rate
-    pairs = list(dict.fromkeys(map(_pair, names)))
-    unigram = re.search(r"([\d.]+) on validation, ([\d.]+) on test", text)
-    if not (pairs and unigram):
-        raise UserError(f"{page} has no table of comparisons or no unigram baseline; publish it again")
-    runs, rates = {}, {}
-    with open(runs_csv, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            key = row["phase"], row["variant"], float(row["learning_rate"]), int(row["seed"])
-            runs[key] = {name: float(row[name]) if row[name] else None for name in ("val_loss", "test_loss")}
-            rates.setdefault(key[1], {}).setdefault(key[0], set()).add(key[2])
-    grids = {name: sorted(by_phase.get("tuning", by_phase["final"])) for name, by_phase in rates.items()}
-    data = {"unigram": dict(zip(("validation", "test"), map(float, unigram.groups()), strict=True)), "fingerprint": ""}
-    seeds = {phase: sorted({key[3] for key in runs if key[0] == phase}) for phase in ("tuning", "final")}
-    looks = re.search(r"looks \[([\d, ]+)\]", text)
-    margin = re.search(r"([\d.e-]+) nats per token, the margin of this sweep", text)
-    placebo = [against for variant, against in pairs if variant == PLACEBO]
-    record = {
-        "comparisons": [pair for pair in pairs if pair[0] != PLACEBO],
-        "placebo": PLACEBO if placebo else None,
-        "baseline": placebo[0] if placebo else None,
-        "margin": float(margin[1]) if margin else MARGIN,
-        "moderated": "The variance is moderated" in text,
-        "tuning_seeds": seeds["tuning"],
-        "seeds": seeds["final"],
-        "looks": [int(n) for n in looks[1].split(",")] if looks else [len(seeds["final"])],
-        "search": "## Best of k trials" in text,
-        "variants": {name: {"grid": grid, "data": data} for name, grid in grids.items()},
-    }
-    return record, SimpleNamespace(runs=runs)
-
-
-def _pair(cell: str) -> tuple[str, str]:
-    variant, _, against = cell.removesuffix(" (different numbers of tokens)").replace("\\|", "|").partition(" − ")
-    return variant, against
+    Returns:
+        Rows as in `lm.sweeps.claims`, with two more columns: page, and p_all_pages, the p-value after Holm's correction
+        for all claims. significant is "all pages" if the claim is significant with that correction too, "page" if only
+        with that of its page, else "no".
+    """
+    rows = []
+    for path in sorted(directory.glob("*/claims.csv")):
+        with open(path, newline="", encoding="utf-8") as file:
+            rows += [{"page": path.parent.name, **row} for row in csv.DictReader(file)]
+    compared = [row for row in rows if row["kind"] != PLACEBO]
+    at_best, at_optimum = (statistics.holm([float(row[p] or "nan") for row in compared]) for p in ("p", "p_at_optimum"))
+    level = 1 - statistics.LEVEL
+    for row, p, p_at_optimum in zip(compared, at_best, at_optimum, strict=True):
+        row["p_all_pages"] = "" if math.isnan(p) else f"{p:.6g}"
+        everywhere = p < level and (p_at_optimum < level or not row["at_optimum"])
+        if row["significant"] == "yes":
+            row["significant"] = "all pages" if everywhere else "page"
+    placebos = [row | {"p_all_pages": ""} for row in rows if row["kind"] == PLACEBO]
+    return compared + placebos
 
 
 def summary(rows: list[dict]) -> str:
-    """Return the part of the index that counts the comparisons and lists those that are significant on their page."""
-    compared = [row for row in rows if row["variant"] != PLACEBO]
-    placebos = [row for row in rows if row["variant"] == PLACEBO]
+    """Return the part of the index that counts the claims and lists those that are significant on their page."""
+    compared = [row for row in rows if row["kind"] != PLACEBO]
+    placebos = [row for row in rows if row["kind"] == PLACEBO]
     listed = sorted((row for row in compared if row["significant"] != "no"), key=lambda row: float(row["p_all_pages"]))
     n_all = sum(row["significant"] == "all pages" for row in listed)
     n_wrong = sum(row["significant"] != "no" for row in placebos)
@@ -177,9 +92,17 @@ def summary(rows: list[dict]) -> str:
 
 
 def _cells(row: dict) -> list[str]:
-    middle, low, high = (difference(float(row[name])) for name in ("difference", "low", "high"))
-    p_values = [f"{float(row[name]):.3g}" for name in ("p_page", "p_all_pages")]
+    numbers = (float(row[name]) for name in ("estimate", "low", "high"))
     names = f"{row['variant']} − {row['against']}"
+    if row["kind"] == MULTIPLIER:
+        names = f"{row['variant']} over {row['against']}"
+        middle, low, high = (f"{math.exp(x):.2f}" for x in numbers)
+        middle = f"compute multiplier {middle}"
+    else:
+        middle, low, high = map(difference, numbers)
+    if row["kind"] == INTERACTION:
+        names = f"({names}) on {row['on']}"
+    p_values = [f"{float(row[name]):.3g}" for name in ("p_page", "p_all_pages")]
     return [names, f"{middle} [{low}, {high}]", *p_values, f"[{row['page']}]({row['page']}.md)"]
 
 

@@ -10,7 +10,7 @@ from lm.sweeps.report import check_publishable, publish, write_report
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,
-variants.csv and runs.csv. docs/reports.md explains how to read it.
+variants.csv, runs.csv and claims.csv. docs/reports.md explains how to read it.
 """
 
 
@@ -32,7 +32,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--publish",
         metavar="DIR",
         type=Path,
-        help="also copy the Markdown, the figures and runs.csv to DIR (docs/results); needs a complete full budget",
+        help="also copy the Markdown, the figures, runs.csv and claims.csv to DIR (docs/results); needs a complete "
+        "full budget",
     )
     return parser.parse_args(argv)
 

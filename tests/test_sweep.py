@@ -12,6 +12,7 @@ from running import ROOT
 from sweeping import EAGER, SWEEP, changed, results, run
 
 from lm import sweep
+from lm.sweeps.report import WRITTEN
 from lm.sweeps.seeds import fresh_seeds, tuning_seeds
 
 SEEDS, (TUNING_SEED,) = fresh_seeds("tiny_sweep", 2), tuning_seeds("tiny_sweep", 1)
@@ -192,7 +193,7 @@ def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
     done = run(bench, finished[0], module="lm.report", config=None)
     assert done.returncode == 0, done.stderr
     assert "No conclusion" in done.stdout
-    assert {"report.html", "report.md", "variants.csv", "runs.csv"} <= {path.name for path in finished[0].iterdir()}
+    assert set(WRITTEN) <= {path.name for path in finished[0].iterdir()}
 
 
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):

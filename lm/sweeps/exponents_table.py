@@ -4,8 +4,6 @@ from lm.sweeps.exponents import NO_LAW, Fall, exponent, floor
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.tables import Table, p_value
 
-TITLE = "How the loss falls with size"
-
 
 def exponents_table(a: Analysis) -> Table:
     """Return the exponents and irreducible losses over each measure of the size, and the true irreducible loss."""
@@ -26,7 +24,7 @@ def exponents_table(a: Analysis) -> Table:
         "loss does not follow this power law, and the intervals, which are over seeds alone, are too narrow.",
     }
     rows = [row for f in a.falls for row in _rows(f)]
-    return Table(TITLE, ["variant", *notes], rows, notes)
+    return Table("How the loss falls with size", ["variant", *notes], rows, notes)
 
 
 def _rows(f: Fall) -> list[list[str]]:

@@ -8,8 +8,6 @@ from lm.sweeps.outcomes import Analysis
 from lm.sweeps.statistics import Difference
 from lm.sweeps.tables import Table, p_value, with_interval
 
-INTERACTIONS = "Dependence on the text"  # the title of the table
-
 
 def interaction_table(a: Analysis) -> Table:
     """Return the interaction of each comparison with each text but the first."""
@@ -28,7 +26,7 @@ def interaction_table(a: Analysis) -> Table:
         "sampling error": "Standard error over blocks of both test texts: how much other texts of the same kinds would "
         "change it. The interval does not include it.",
     }
-    return Table(INTERACTIONS, ["comparison", "texts", *notes], [_row(x) for x in a.interactions], notes)
+    return Table("Dependence on the text", ["comparison", "texts", *notes], [_row(x) for x in a.interactions], notes)
 
 
 def _row(x: Interaction) -> list[str]:

@@ -86,17 +86,13 @@ def at_look(record: dict, n: int) -> dict:
     return record | {"seeds": first_seeds(record["seeds"], n)}
 
 
-def pair_tests(record: dict, results: Results, *, moderated: bool = True) -> list[PairTest]:
+def pair_tests(record: dict, results: Results) -> list[PairTest]:
     """Return the tests of the declared comparisons, each at the look at which it stopped.
 
     A comparison whose runs are not finished stays at the look that needs them.
-
-    Args:
-        record, results: the sweep.
-        moderated: whether to moderate the variances; reports of older versions did not.
     """
     pairs, looks = record["comparisons"], record["looks"]
-    priors = _priors(record, results) if moderated else {}
+    priors = _priors(record, results)
 
     def test(k: int, i: int) -> PairTest:
         return _pair_test(record, results, pairs[k], i, priors)
@@ -147,10 +143,10 @@ def _correct(tests: list[PairTest], margin: float) -> list[PairTest]:
     return [t._replace(**dict(zip(names, p_values, strict=True))) for t, *p_values in rows]
 
 
-def placebo_test(record: dict, results: Results, *, moderated: bool = True) -> PairTest:
+def placebo_test(record: dict, results: Results) -> PairTest:
     """Return the test of the placebo against the baseline, at the first look and without correction."""
     fixed = record | {"looks": record["looks"][:1], "comparisons": [(record["placebo"], record["baseline"])]}
-    return pair_tests(fixed, results, moderated=moderated)[0]
+    return pair_tests(fixed, results)[0]
 
 
 class _Losses(NamedTuple):

@@ -13,6 +13,7 @@ from lm.config import flatten
 from lm.errors import UserError
 from lm.files import write_text
 from lm.sweeps import cost_tables, rate_tables, search_tables, tables
+from lm.sweeps.claims import claim_rows
 from lm.sweeps.exponents_table import exponents_table
 from lm.sweeps.interaction_report import interaction_table
 from lm.sweeps.outcomes import Analysis
@@ -46,6 +47,7 @@ EXPONENTS_CAPTION = (
     "embeddings, on logarithmic axes. Points: means over seeds, with their 95 % intervals; lines: the fits, which are "
     "straight here. Each fit has its own E."
 )
+WRITTEN = ("report.html", "report.md", "variants.csv", "runs.csv", "claims.csv")
 NO_CLAIM = "No conclusions: budget {}, which only checks that the sweep runs."
 
 
@@ -60,7 +62,7 @@ def check_publishable(a: Analysis) -> None:
 
 
 def write_report(a: Analysis, workdir: Path) -> None:
-    """Write report.html, report.md, figures/, variants.csv and runs.csv, and print the answers."""
+    """Write figures/ and the files of WRITTEN, and print the answers."""
     from lm.sweeps.best_of_k_figure import best_of_k_figure
     from lm.sweeps.exponents_figure import exponents_figure
     from lm.sweeps.figures import figures, to_bytes  # imports matplotlib
@@ -73,10 +75,11 @@ def write_report(a: Analysis, workdir: Path) -> None:
         (workdir / "figures" / f"{name}.png").write_bytes(to_bytes(figure, "png"))
     write_text(workdir / "variants.csv", tables.to_csv(tables.variant_rows(a)))
     write_text(workdir / "runs.csv", tables.to_csv(tables.run_rows(a)))
+    write_text(workdir / "claims.csv", tables.to_csv(claim_rows(a)))
     write_text(workdir / "report.md", to_markdown(a, "figures/"))
     write_text(workdir / "report.html", to_html(a, {name: to_bytes(figure, "svg") for name, figure in drawn.items()}))
     print("\n".join(a.answers))
-    print("\n".join(str(workdir / name) for name in ("report.html", "report.md", "variants.csv", "runs.csv")))
+    print("\n".join(str(workdir / name) for name in WRITTEN))
 
 
 def publish(a: Analysis, workdir: Path, directory: Path) -> None:
@@ -84,7 +87,8 @@ def publish(a: Analysis, workdir: Path, directory: Path) -> None:
     name = a.record["name"]
     (directory / name).mkdir(parents=True, exist_ok=True)
     write_text(directory / f"{name}.md", to_markdown(a, f"{name}/"))
-    shutil.copyfile(workdir / "runs.csv", directory / name / "runs.csv")
+    for table in ("runs.csv", "claims.csv"):
+        shutil.copyfile(workdir / table, directory / name / table)
     for figure in captions(a):
         shutil.copyfile(workdir / "figures" / f"{figure}.png", directory / name / f"{figure}.png")
     print(directory / f"{name}.md")

@@ -15,7 +15,6 @@ from lm.sweeps.sensitivity import sensitivity
 from lm.sweeps.statistics import CrossedInterval, Difference
 from lm.training.provenance import format_command
 
-AT_EACH_SIZE = "Comparisons at each size (no claims)"  # the title of the comparisons of a sweep with sizes
 UNCERTAIN_TRIALS = " Another draw of the trials would change the difference, too; p does not include that."
 MAX_STEPS = 10  # columns of the table of validation losses
 
@@ -80,7 +79,7 @@ def comparisons(a: Analysis) -> Table:
         name, *cells = _comparison_row(a.placebo)
         rows.append([name, *[f"{a.placebo.n_seeds}"] * (len(looks) > 1), *cells])
         notes = {"comparison": describe_placebo(a.record)} | notes
-    return Table(AT_EACH_SIZE if a.savings else "Comparisons", header, rows, notes)
+    return Table("Comparisons at each size (no claims)" if a.savings else "Comparisons", header, rows, notes)
 
 
 def _comparison_row(c: Comparison) -> list[str]:
@@ -302,6 +301,9 @@ def _machine(run: dict) -> dict:
 
 
 def to_csv(rows: list[dict]) -> str:
+    """Return rows as CSV text; "" without rows."""
+    if not rows:
+        return ""
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
     writer.writeheader()

@@ -1,17 +1,22 @@
-"""The list of published comparisons: it is what the committed runs give, and corrects over all pages."""
+"""The list of published claims: it is what the pages claim, and corrects over all of them."""
 
 import csv
+import itertools
+import math
 import re
 import shutil
 
+import numpy as np
 import pytest
 import synthetic_sizes
 from running import ROOT
 from synthetic_sweep import sweep, write
 
 from benchmarks import claims
-from lm.sweeps import report, statistics, tables
-from lm.sweeps.analysis import analyze
+from lm.sweeps import statistics
+from lm.sweeps.analysis import Analysis, analyze
+from lm.sweeps.claims import DIFFERENCE, MULTIPLIER, claim_rows
+from lm.sweeps.tables import to_csv
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -23,12 +28,11 @@ def rows() -> list[dict]:
 
 def test_the_committed_files_are_what_the_command_writes(tmp_path, rows):
     """If this fails: python3 -m benchmarks.claims."""
-    assert (RESULTS / "claims.csv").read_text(encoding="utf-8") == tables.to_csv(rows)
+    assert (RESULTS / "claims.csv").read_text(encoding="utf-8") == to_csv(rows)
     assert claims.summary(rows) in (RESULTS / "README.md").read_text(encoding="utf-8")
-    for page in RESULTS.glob("*/runs.csv"):
+    for page in RESULTS.glob("*/claims.csv"):
         (tmp_path / page.parent.name).mkdir()
         shutil.copy(page, tmp_path / page.parent.name)
-        shutil.copy(RESULTS / f"{page.parent.name}.md", tmp_path)
     shutil.copy(RESULTS / "README.md", tmp_path)
     assert claims.main([str(tmp_path)]) == 0
     for name in ("claims.csv", "README.md"):
@@ -36,14 +40,42 @@ def test_the_committed_files_are_what_the_command_writes(tmp_path, rows):
 
 
 def test_the_p_values_are_those_that_the_pages_print(rows):
-    for row in rows:
+    for row in (row for row in rows if row["kind"] != MULTIPLIER):
         text = (RESULTS / f"{row['page']}.md").read_text(encoding="utf-8")
-        found = re.findall(rf"^\| {re.escape(row['variant'])} − {re.escape(row['against'])} \|(.*)$", text, re.M)[0]
-        cells = [cell.strip() for cell in found.split("|")]
-        if not re.match(r"[+-]", cells[0]):  # newer pages have the answer first
-            assert cells.pop(0) == row["answer"]
+        found = re.findall(rf"^\| {re.escape(row['variant'])} − {re.escape(row['against'])} \|(.*)$", text, re.M)
+        lines = [[cell.strip() for cell in line.split("|")] for line in found]
+        cells = next(cells for cells in lines if not row["on"] or row["on"] in cells)
+        if not re.match(r"[+-]", cells[0]):  # newer pages have the answer, or the texts, first
+            assert cells.pop(0) == (row["on"] or row["answer"])
         assert cells[1] == f"{float(row['p_page'] or row['p']):.2g}"
-        assert float(cells[0].split()[0]) == pytest.approx(float(row["difference"]), abs=5e-5)
+        assert float(cells[0].split()[0]) == pytest.approx(float(row["estimate"]), abs=5e-5)
+
+
+def best_losses(page: str, n_seeds: int) -> dict[str, list[float]]:
+    """Return the test losses of the first fresh seeds of each variant, at the best rate of its tuning runs."""
+    with open(RESULTS / page / "runs.csv", newline="", encoding="utf-8") as file:
+        runs = sorted(csv.DictReader(file), key=lambda run: (run["variant"], int(run["seed"])))
+    best = {}
+    for name, own in itertools.groupby(runs, key=lambda run: run["variant"]):
+        own = list(own)
+        by_rate = {rate: [r["val_loss"] for r in own if r["learning_rate"] == rate and r["phase"] == "tuning"]
+                   for rate in {r["learning_rate"] for r in own}}  # fmt: skip
+        rate = min(by_rate, key=lambda rate: np.mean([float(loss or "inf") for loss in by_rate[rate]] or [math.inf]))
+        best[name] = [
+            float(r["test_loss"] or "nan") for r in own if r["learning_rate"] == rate and r["phase"] == "final"
+        ][:n_seeds]
+    return best
+
+
+def test_the_differences_are_those_of_the_published_runs(rows):
+    """Recompute every difference from the runs of its page without the code of the sweeps."""
+    checked = 0
+    for row in (row for row in rows if row["kind"] not in (MULTIPLIER, "interaction") and row["estimate"]):
+        losses = best_losses(row["page"], int(row["seeds"]))
+        found = np.mean(np.subtract(losses[row["variant"]], losses[row["against"]]))
+        assert found == pytest.approx(float(row["estimate"]), abs=2e-6), row
+        checked += 1
+    assert checked >= 30
 
 
 def test_p_values_are_corrected_over_all_pages(rows):
@@ -52,8 +84,6 @@ def test_p_values_are_corrected_over_all_pages(rows):
     assert [float(row["p_all_pages"]) for row in compared] == pytest.approx(corrected, rel=1e-4)
     assert all(float(row["p_all_pages"]) >= float(row["p_page"]) for row in compared)
     by_pair = {(row["variant"], row["against"]): row for row in rows}
-    # Computed by other code from the published runs, before the correction over all pages.
-    assert float(by_pair["none", "rope"]["p_page"]) == pytest.approx(4.58e-7, rel=1e-2)
     rounding = by_pair["swap: welford", "swap: two_pass"]  # 3e-08 nats per token
     assert float(rounding["p_all_pages"]) < 0.05
     assert (rounding["answer"], rounding["significant"]) == ("equivalent", "no")
@@ -71,35 +101,37 @@ def test_the_index_has_the_p_values_of_all_pages():
         assert set(cells[2].split(", ")) <= p_values[re.match(r"\[(\w+)\]", cells[-1])[1]], cells
 
 
-def publish(directory, name: str, record: dict, runs: list[dict]) -> None:
-    a = analyze(write(directory / "sweeps" / name, record | {"name": name}, runs))
-    (directory / name).mkdir()
-    (directory / f"{name}.md").write_text(report.to_markdown(a, ""))
-    (directory / name / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+def publish(directory, a: Analysis) -> list[dict]:
+    """Write the claims of a sweep as `lm.report --publish` does, and return those of the whole directory."""
+    page = directory / a.record["name"]
+    page.mkdir()
+    (page / "claims.csv").write_text(to_csv(claim_rows(a)))
+    return claims.claims(directory)
 
 
-@pytest.mark.parametrize(
-    ("found", "claimed"),
-    [(synthetic_sizes.sweep(1.2), "compute multipliers"), (synthetic_sizes.without_comparisons(), "exponents")],
-)
-def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys, found, claimed):
-    """Their comparisons at each size are no claims."""
-    publish(tmp_path, "fixed", *sweep())
-    workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *found)
-    a = analyze(workdir)
-    (tmp_path / "sizes").mkdir()
-    (tmp_path / "sizes.md").write_text(report.to_markdown(a, ""))
-    (tmp_path / "sizes" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
-    assert {row["page"] for row in claims.claims(tmp_path)} == {"fixed"}
-    assert f"WARNING: sizes is left out: its claims are {claimed}" in capsys.readouterr().err
+def test_with_sizes_the_claims_are_the_multipliers(tmp_path):
+    """The comparisons at each size are no claims."""
+    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2)))
+    (row,) = publish(tmp_path, a)
+    pooled = a.savings[0].at_best.pooled
+    assert (row["kind"], row["variant"], row["against"]) == (MULTIPLIER, "gated", "plain")
+    assert (float(row["estimate"]), float(row["p"])) == pytest.approx((pooled.value, pooled.p), rel=1e-5)
+    assert row["significant"] == "all pages"
+    assert f"| gated over plain | compute multiplier {math.exp(pooled.value):.2f} [" in claims.summary([row])
+
+
+def test_a_sweep_without_comparisons_claims_nothing(tmp_path):
+    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.without_comparisons()))
+    assert publish(tmp_path, a) == []
 
 
 def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
-    """A page that lm.report writes now is read again: its looks, and its placebo, which is not counted."""
+    """Each comparison has the seeds of its look; a placebo is listed and not counted."""
     record, runs = sweep()
-    publish(tmp_path, "fixed", record, runs)
+    publish(tmp_path, analyze(write(tmp_path / "sweeps" / "fixed", record | {"name": "fixed"}, runs)))
     fewer = [r for r in runs if not (r["phase"] == "final" and r["variant"] == "gated" and r["seed"] == 4)]
-    publish(tmp_path, "growing", record | {"looks": [4, 5]}, fewer)
+    growing = record | {"name": "growing", "looks": [4, 5]}
+    publish(tmp_path, analyze(write(tmp_path / "sweeps" / "growing", growing, fewer)))
     named = {"wide": "placebo"}
     with_placebo = [r | {"variant": named.get(r["variant"], r["variant"])} for r in runs]
     variants = {named.get(name, name): v for name, v in record["variants"].items()}
@@ -108,9 +140,7 @@ def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
     speeds = (workdir / "speeds.json").read_text().replace("wide", "placebo")
     (workdir / "speeds.json").write_text(speeds)
     a = analyze(workdir)
-    (tmp_path / "checked").mkdir()
-    (tmp_path / "checked.md").write_text(report.to_markdown(a, ""))
-    (tmp_path / "checked" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
+    publish(tmp_path, a)
 
     (tmp_path / "README.md").write_text("# Results\n")
     assert claims.main([str(tmp_path)]) == 2
@@ -125,11 +155,12 @@ def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
     with open(tmp_path / "claims.csv", newline="") as file:
         rows = {(row["page"], row["variant"]): row for row in csv.DictReader(file)}
     assert [rows["growing", name]["seeds"] for name in ("gated", "wide")] == ["4", "5"]
-    growing = {c.variant: c for c in analyze(tmp_path / "sweeps" / "growing").comparisons}
-    for name, c in growing.items():
-        assert float(rows["growing", name]["p"]) == pytest.approx(c.difference.p, rel=1e-5)
-        assert float(rows["growing", name]["p_page"]) == pytest.approx(c.p_adjusted, rel=1e-5)
-        assert float(rows["growing", name]["at_optimum"]) == pytest.approx(c.at_optimum.mean, rel=1e-5)
+    assert {row["kind"] for row in rows.values()} == {DIFFERENCE, "placebo"}
+    for c in analyze(tmp_path / "sweeps" / "growing").comparisons:
+        row = rows["growing", c.variant]
+        assert float(row["p"]) == pytest.approx(c.difference.p, rel=1e-5)
+        assert float(row["p_page"]) == pytest.approx(c.p_adjusted, rel=1e-5)
+        assert float(row["at_optimum"]) == pytest.approx(c.at_optimum.mean, rel=1e-5)
     placebo = rows["checked", "placebo"]
     assert (placebo["p_page"], placebo["p_all_pages"], placebo["significant"]) == ("", "", "no")
     assert float(placebo["p"]) == pytest.approx(a.placebo.difference.p, rel=1e-5)

@@ -8,11 +8,11 @@ import synthetic_sweep
 from running import ROOT
 from synthetic_sweep import LOSSES, diverge
 
-from benchmarks import claims
 from lm.errors import UserError
-from lm.sweeps import figures, report, spec, tables
+from lm.sweeps import figures, report, spec
 from lm.sweeps.analysis import analyze
 from lm.sweeps.axes import Match, match_tokens
+from lm.sweeps.claims import claim_rows
 from lm.sweeps.interaction_report import describe_interaction, interaction_table
 from lm.sweeps.moderation import fit_prior
 from lm.sweeps.spec import Budget, load_sweep
@@ -183,10 +183,16 @@ def test_mistakes_in_the_texts(monkeypatch, changes, expected):
         loaded(monkeypatch, **changes)
 
 
-def test_published_pages_of_several_texts_are_left_out_of_the_claims(tmp_path, capsys):
+def test_the_claims_are_the_differences_on_each_text_and_the_interactions(tmp_path):
     a = analyze(write(tmp_path))
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts.md").write_text(report.to_markdown(a, ""))
-    (tmp_path / "texts" / "runs.csv").write_text(tables.to_csv(tables.run_rows(a)))
-    assert claims.claims(tmp_path) == []
-    assert "WARNING: texts is left out: it compares on several texts" in capsys.readouterr().err
+    rows = claim_rows(a)
+    pairs = [(pair, text) for pair in (("gated", "plain"), ("wide", "plain")) for text in TEXTS]
+    assert [(row["variant"], row["against"]) for row in rows if row["kind"] == "difference"] == [
+        (f"{variant}, {text}", f"{against}, {text}") for (variant, against), text in pairs
+    ]
+    found = [row for row in rows if row["kind"] == "interaction"]
+    assert [(row["variant"], row["on"]) for row in found] == [("gated", "docs − plays"), ("wide", "docs − plays")]
+    for row, x in zip(found, a.interactions, strict=True):
+        assert float(row["estimate"]) == pytest.approx(x.at_best.mean, rel=1e-5)
+        assert float(row["p_page"]) == pytest.approx(x.p_adjusted, rel=1e-5)
+        assert row["significant"] == ("yes" if x.is_significant else "no")

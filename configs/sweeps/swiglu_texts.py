@@ -1,0 +1,35 @@
+"""Does the gain of SwiGLU over SiLU depend on the text?
+
+    python -m lm.sweep --config configs/sweeps/swiglu_texts.py --budget quick
+    python -m lm.sweep --config configs/sweeps/swiglu_texts.py --budget full
+
+The base config was tuned on Tiny Shakespeare. The second text is the documentation in Python's standard library
+("python_docs"), on which nothing was tuned; both are read as characters. Each variant tunes its learning rate on each
+text.
+"""
+
+from lm.sweeps import Budget, Sweep, match_params
+
+
+def get_sweep():
+    return Sweep(
+        question="Does SwiGLU reach a lower loss than SiLU on plays and on technical prose, and is the gain the same?",
+        base="configs/shakespeare_small.py",
+        variants={
+            "SiLU": {"model.ffn": "mlp"},
+            "SwiGLU": {"model.ffn": "glu", "model.d_ff": match_params("SiLU")},
+        },
+        texts={"Tiny Shakespeare": {}, "Python docs": {"data.source": "python_docs"}},
+        baseline="SiLU",
+        comparisons=(("SwiGLU", "SiLU"),),
+        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        budgets={
+            "quick": Budget(
+                tuning_seeds=1,
+                seeds=2,
+                values={"train.steps": 60, "eval.every": 20},
+                learning_rates=(4e-3, 8e-3, 1.6e-2),
+            ),
+            "full": Budget(tuning_seeds=2, seeds=5),
+        },
+    )
