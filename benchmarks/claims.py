@@ -31,7 +31,7 @@ from lm.sweeps.looks import PairTest, is_significant, pair_tests, placebo_test
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.spec import MARGIN
 from lm.sweeps.tables import AT_EACH_SIZE, to_csv
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 # The reasons why a page is left out, by the title of one of its tables.
 LEFT_OUT = {

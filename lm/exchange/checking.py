@@ -14,7 +14,7 @@ from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params
-from lm.text import table
+from lm.text_tables import table
 from lm.trained_model import load
 
 N_RANDOM = 32  # ids, if none are given

@@ -29,7 +29,7 @@ from lm.sweeps.seeds import (
     wrong_placebo,
     wrong_types,
 )
-from lm.sweeps.texts import wrong_texts
+from lm.sweeps.text_axis import wrong_texts
 
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
