@@ -21,7 +21,7 @@ from lm.sweeps.answers import difference
 from lm.sweeps.claims import INTERACTION, MULTIPLIER
 from lm.sweeps.seeds import PLACEBO
 from lm.sweeps.tables import to_csv
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
 

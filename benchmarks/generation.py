@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.compare import add_nanogpt, argument_parser, format_ratio, parse_arguments, publish, ratio
 from benchmarks.shapes import config_of, named
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 BATCHES = (1, 16)
 CHECKED = 4  # tokens that all sides must agree on

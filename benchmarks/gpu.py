@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.compare import RESULTS, ROOT, format_ratio, write_results
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 BATCHES = {"124M": (128, 64, 48, 32, 24, 16, 8), "1B": (16, 8, 4, 2, 1), "G": (64,)}
 OUT_OF_MEMORY = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED", "CUBLAS_STATUS_ALLOC_FAILED")

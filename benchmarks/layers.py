@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 GROUPS = ("norms", "columns", "attention", "head", "ffn")  # the keys of CASES in benchmarks/layer_cases.py
 

@@ -23,7 +23,7 @@ from lm.data.batches import gather, train_batch
 from lm.errors import with_exit_code
 from lm.interpret import capture
 from lm.step import init_state, train_step
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel
 from lm.training.run import resolve_config
 

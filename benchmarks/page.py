@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lm.files import write_text
 from lm.sweeps.tables import code
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 from lm.training.provenance import describe_start
 
 

@@ -15,7 +15,7 @@ from lm.config import Config
 from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import Estimate, estimate
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 SOURCES = {
     "foundry": "https://github.com/mosaicml/llm-foundry/blob/061f2c7/scripts/train/benchmarking/README.md",

@@ -27,7 +27,7 @@ from benchmarks.compare import (
     ratio,
 )
 from benchmarks.shapes import CONFIG, SHAPES, named, values_of, write_tokens
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 

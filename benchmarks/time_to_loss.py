@@ -26,7 +26,7 @@ from benchmarks.compare import (
     ratio,
     timed,
 )
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 CONFIG = "benchmarks/speedrun/records/two_layers/config.py"
 NANOGPT_LOSS = 1.88  # of the CPU run in nanoGPT's README

@@ -28,7 +28,7 @@ from benchmarks.compare import (
     ratio,
 )
 from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
 DTYPES = ("float32", "bfloat16")

@@ -1,7 +1,6 @@
 """Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
 
-from lm import sweep
-from lm.command_line import training
+from lm.command_line import sweeping, training
 from lm.config import Config
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
@@ -58,7 +57,7 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
     """
     _refuse(argv, ("--workdir",), workdir)
     _refuse(argv, ("--platform",), "the launcher sets this; remove it")
-    arguments = sweep.parse_arguments(argv)
+    arguments = sweeping.parse_arguments(argv)
     load_sweep(arguments.config, arguments.budget)
     return arguments.config
 

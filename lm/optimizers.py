@@ -119,7 +119,13 @@ WIDTH_SCALES = {
 
 
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
-    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts."""
+    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
+
+    Args:
+        o: optimizer section of the config.
+        table: the parameter table.
+        factor: parameters.width_factor of the model.
+    """
     hidden, others = WIDTH_SCALES[o.name](factor)
     is_hidden = {path: p.kind == "weight" and not path.startswith("head/") for path, p in table.items()}
     return parameters.nest({path: hidden if h else others for path, h in is_hidden.items()})

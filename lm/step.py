@@ -235,5 +235,11 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
 
 
 def eval_step(params: dict, resident: dict | None, inputs: dict, config: Config):
-    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout."""
+    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout.
+
+    Args:
+        params: the parameters.
+        resident, inputs: see `take_batch`.
+        config: a resolved config.
+    """
     return loss_sum(params, take_batch(resident, inputs, config.train.seq_len), config)

@@ -6,31 +6,12 @@ import sys
 from pathlib import Path
 
 from lm import runtime
+from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
-from lm.config.schema import PLATFORMS
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
-from lm.sweeps.spec import BUDGETS, load_sweep
-
-DESCRIPTION = """\
-Train the variants of an ablation: tune the learning rate of each variant, then train the best rate and its neighbors
-on fresh seeds. python -m lm.report writes the tables and figures.
-"""
-EPILOG = """\
-examples:
-  python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --dry-run
-  python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
-  python -m lm.report sweeps/swiglu_vs_silu-quick
-
-Rerun the same command to resume after an interruption. Several processes that run the same command, on one machine or
-on several alike that share the directory, divide the runs among them.
-
-budgets: "quick" checks that the sweep works and supports no conclusions; "full" does.
-
-exit codes: 0 finished; 1 some runs failed, or the disk did: rerun to try again; 2 invalid arguments or sweep file;
-130 (Ctrl-C) or 143 (SIGTERM): stopped, rerun to resume.
-"""
+from lm.sweeps.spec import load_sweep
 
 
 @with_exit_code
@@ -49,30 +30,6 @@ def sweep(arguments: argparse.Namespace) -> int:
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.sweep",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/")
-    parser.add_argument("--budget", choices=BUDGETS, default="quick", help="which budget of the file (%(default)s)")
-    parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (sweeps/NAME-BUDGET)")
-    parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their cost, and stop")
-    parser.add_argument(
-        "--together",
-        type=int,
-        metavar="N",
-        help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
-    )
-    parser.add_argument(
-        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
-    )
-    return parser.parse_args(argv)
 
 
 def start_jax(config: Config, platform: str | None) -> None:

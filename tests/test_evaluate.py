@@ -132,14 +132,14 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
     """A copied run still has its record of the tokens that it trained on."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
-    run, said = lm.load(workdir), []
-    evaluate(run, baselines=False, say=said.append)
-    assert said == []
+    run, messages = lm.load(workdir), []
+    evaluate(run, baselines=False, say=messages.append)
+    assert messages == []
     record = json.loads((workdir / "run.json").read_text())
     record["data"]["fingerprint"] = "other"
     (workdir / "run.json").write_text(json.dumps(record))
-    evaluate(run, baselines=False, say=said.append)
-    assert said == [
+    evaluate(run, baselines=False, say=messages.append)
+    assert messages == [
         f"WARNING: the text or the tokens of text:{bench.text} have changed since {workdir} trained on them"
     ]
 
@@ -151,10 +151,10 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
     record = json.loads((rows.path / "run.json").read_text())
     record["data"]["fingerprint"] = open_text(rows, "test", None, print).corpus.fingerprint
     (rows.path / "run.json").write_text(json.dumps(record))
-    said = []
-    open_text(rows, "test", None, said.append)
-    open_text(with_seq_len(rows, 8), "test", None, said.append)
-    assert said == []
+    messages = []
+    open_text(rows, "test", None, messages.append)
+    open_text(with_seq_len(rows, 8), "test", None, messages.append)
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, r
 
 
 def test_without_the_text_of_the_run_there_are_no_baselines(bench, run, tmp_path):
-    text, said = open_text(run, "test", None, print), []
+    text, messages = open_text(run, "test", None, print), []
     data = dataclasses.replace(run.config.data, source="text:absent.txt")
     lost = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
-    assert find_baselines(lost, [text], said.append) == [{}]
-    assert said[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
+    assert find_baselines(lost, [text], messages.append) == [{}]
+    assert messages[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
     imported = dataclasses.replace(run, path=tmp_path)
-    assert find_baselines(imported, [text], said.append) == [{}]
-    assert len(said) == 1
+    assert find_baselines(imported, [text], messages.append) == [{}]
+    assert len(messages) == 1
 
 
 def test_running_out_of_memory_is_an_error(bench, capsys, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from benchmarks.calibration.looks import LOOKS, grow, simulate_tests
 from lm.sweeps import statistics
 from lm.sweeps.looks import PairTest
 from lm.sweeps.spec import MARGIN
-from lm.text import table
+from lm.text_tables import table
 
 SD = MARGIN / 3  # of a variant
 BELOW, ABOVE = 0.999, 1.001  # the hardest true differences, in margins

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.calibration.rates import simulate_variant
 from lm.sweeps import power_laws, scaling
-from lm.text import table
+from lm.text_tables import table
 
 PARAMETERS = np.array([4188.0, 7248.0, 15864.0, 27808.0, 61680.0])  # of configs/sweeps/scaling.py
 TRUTHS = {  # exponent a, sizes

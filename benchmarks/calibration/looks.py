@@ -13,7 +13,7 @@ from benchmarks.calibration.rates import NOISE_SD, SEED_SD
 from lm.sweeps import statistics
 from lm.sweeps.looks import PairTest, follow
 from lm.sweeps.spec import MARGIN
-from lm.text import table
+from lm.text_tables import table
 
 LOOKS = (5, 8, 12, 20)
 DESIGNS = {  # by name: the numbers of seeds, and the share of the error 0.05 that each look may spend

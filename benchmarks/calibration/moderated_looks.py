@@ -12,7 +12,7 @@ from lm.sweeps import statistics
 from lm.sweeps.looks import PairTest, follow
 from lm.sweeps.moderation import NO_PRIOR, fit_prior
 from lm.sweeps.spec import MARGIN
-from lm.text import table
+from lm.text_tables import table
 
 PAIRS = DESIGNS["4 of 5 with one"]
 TESTS = ("t", "moderated")

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.calibration.rates import CURVATURE, SEED_SD, pseudo_values_of_minimum
 from lm.sweeps import statistics
 from lm.sweeps.moderation import NO_PRIOR, fit_prior
-from lm.text import table
+from lm.text_tables import table
 
 # The standard deviations of the variants: (number of variants, random generator) -> (variants,).
 SDS: dict[str, Callable] = {

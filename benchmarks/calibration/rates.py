@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lm.sweeps import statistics
-from lm.text import table
+from lm.text_tables import table
 
 CURVATURE = 0.028  # loss = minimum + CURVATURE (log2(rate) - optimum)^2
 SEED_SD, NOISE_SD = 0.007, 0.009  # standard deviations: of a seed, equal at all rates of a variant; of each run

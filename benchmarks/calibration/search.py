@@ -15,7 +15,7 @@ from benchmarks.calibration.rates import CURVATURE, NOISE_SD, SEED_SD
 from lm.sweeps import statistics
 from lm.sweeps.margins import p_beyond
 from lm.sweeps.spec import MARGIN
-from lm.text import table
+from lm.text_tables import table
 
 FACTORS = 5.0  # of 2, from the lowest learning rate to the highest
 OTHER = 0.02

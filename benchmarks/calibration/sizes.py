@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.calibration.rates import simulate_variant
 from lm.sweeps import scaling
-from lm.text import table
+from lm.text_tables import table
 
 FLOPS = np.array([1.1e11, 5.1e11, 1.6e12, 7.5e12])  # of one run at each size of configs/sweeps/scale_swiglu.py
 LN_M = {  # the true ln m at each size

@@ -7,7 +7,7 @@ feed-forward layers, and most of it is the same for all seeds.
 import numpy as np
 
 from lm.sweeps import statistics
-from lm.text import table
+from lm.text_tables import table
 
 # Of the difference of two variants on a test text of N_BLOCKS blocks: over seeds, over blocks, and the rest.
 N_BLOCKS = 55

@@ -16,7 +16,7 @@ from benchmarks import faults
 from benchmarks.faults import caches, configs, disks, inputs, kills, processes, sweeps, workdirs
 from benchmarks.faults.judge import VERDICTS, Trial
 from benchmarks.faults.runs import ROOT, Bench
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.faults.runs import Bench
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 N_ROWS = 10
 # Many evaluations, checkpoints and lines of metrics, because each may leak memory or files.

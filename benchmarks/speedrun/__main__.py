@@ -84,7 +84,11 @@ def speedrun(a: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def use_cores(n: int) -> None:
-    """Pin this process, and every process that it starts, to n cores; raise UserError if it may use fewer."""
+    """Pin this process, and every process that it starts, to the first n cores that it may use. No effect on macOS.
+
+    Raises:
+        UserError: this process may use fewer than n cores.
+    """
     with contextlib.suppress(AttributeError):  # macOS
         if len(cores := sorted(os.sched_getaffinity(0))) < n:
             raise UserError(f"a speedrun uses {n} CPU cores, but this process may use {len(cores)}")

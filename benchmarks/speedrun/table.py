@@ -9,7 +9,7 @@ from benchmarks.compare import table_between_marks
 from benchmarks.speedrun.records import RECORDS, column, p_value, problems, read_attempts, seconds
 from benchmarks.speedrun.tracks import TRACKS
 from lm.files import write_text
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 PAGE = Path(__file__).with_name("README.md")
 HEADER = [

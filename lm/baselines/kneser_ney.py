@@ -40,7 +40,13 @@ class Level:
     backoffs: np.ndarray
 
     def interpolate(self, keys, lower, vocab_size: int) -> np.ndarray:
-        """Return p(w | h) of n-grams with these keys, given their probabilities at the next lower order."""
+        """Return p(w | h) of n-grams, float64 (n,).
+
+        Args:
+            keys: their keys (n,), see `ngram_keys`.
+            lower: their probabilities (n,) at the next lower order.
+            vocab_size: V.
+        """
         distinct, place = np.unique(keys, return_inverse=True)  # a search for sorted keys is several times faster
         probs = _look_up(self.keys, self.probs, distinct, 0.0)
         backoffs = _look_up(self.histories, self.backoffs, distinct // vocab_size, 1.0)

@@ -45,6 +45,11 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
     """Return the probability of each id, float64 (V,): its frequency with add-one smoothing.
 
+    Args:
+        tokens: ids (n,).
+        documents: document numbers (n,); 0 is padding, which is not counted; None: no padding.
+        vocab_size: V.
+
     >>> unigram_probabilities(np.array([0, 0, 1]), None, vocab_size=3)
     array([0.5       , 0.33333333, 0.16666667])
     """

@@ -27,10 +27,18 @@ def print_warning(text: str) -> None:
 
 
 def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_warning) -> Config:
-    """Return the config of a file, or of hf:DIR, with overrides, each "model.d_model=256".
+    """Return the config of a file with overrides.
 
     Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
-    `warn` is called. Raises UserError with every mistake.
+    `warn` is called.
+
+    Args:
+        path: a config file, or hf:DIR for the architecture of a Hugging Face checkpoint.
+        overrides: strings such as "model.d_model=256".
+        warn: receives the text of each warning.
+
+    Raises:
+        UserError: with every mistake.
     """
     in_file, given, problems, leaves = {}, {}, {}, schema()
     try:
@@ -70,7 +78,16 @@ def check(config: Config) -> None:
 
 
 def run_file(path: str, function: str, folder: str) -> Any:
-    """Return what `function` of a Python file returns; `folder` is where such files usually are. Raises UserError."""
+    """Return what a function of a Python file returns.
+
+    Args:
+        path: the Python file.
+        function: the function's name, a key of COMMANDS.
+        folder: where such files usually are; an error suggests one with a similar name.
+
+    Raises:
+        UserError: there is no such file or function, or it raises an exception.
+    """
     if not os.path.isfile(path):
         near = difflib.get_close_matches(Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1)
         hint = f"; did you mean {folder}/{near[0]}?" if near else ""

@@ -68,7 +68,13 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
 def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
     """Return the value as the key's type: an int becomes a float where one is due, and a list a tuple.
 
-    Raises ValueError, with what is wrong and what would be right.
+    Args:
+        value: the value, as a config file or the command line gives it.
+        type_: the annotation of the key in the schema.
+        field: the key, whose metadata has its choices and limits.
+
+    Raises:
+        ValueError: with what is wrong and what would be right.
     """
     kind, optional = _split_optional(type_)
     if value is None and optional:

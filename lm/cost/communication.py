@@ -48,6 +48,11 @@ class Transfer:
 def ring_bytes(kind: str, n: int, payload: float) -> float:
     """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur et al. 2005).
 
+    Args:
+        kind: the collective, see `Transfer`.
+        n: devices that take part.
+        payload: bytes of the full array that a device starts or ends with, whichever is larger.
+
     >>> ring_bytes("all-reduce", 4, 100.0), ring_bytes("all-gather", 4, 100.0)
     (150.0, 75.0)
     """
@@ -93,6 +98,11 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
 
     Device numbers increase fastest along the last axis, and a group has consecutive numbers. If the groups contain
     different numbers of its devices, the smallest number is returned.
+
+    Args:
+        group: number of devices in a group, see `Device`.
+        sizes: the size of each mesh axis.
+        axes: the mesh axes of the collective.
 
     >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
     >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))

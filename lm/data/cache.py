@@ -206,7 +206,18 @@ def _write_error(path: Path, error: OSError, setting: str = "config.data.cache_d
 
 
 def map_tokens(path: Path, dtype, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
-    """Memory-map a token file for reading; raises OSError or ValueError if it is missing or has another size."""
+    """Memory-map a token file for reading.
+
+    Args:
+        path: the file.
+        dtype: dtype of an id.
+        shape: shape of the array that fills the file after the offset.
+        offset: bytes of the header.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file has another size.
+    """
     dtype = np.dtype(dtype)
     expected = offset + int(np.prod(shape)) * dtype.itemsize
     if (size := path.stat().st_size) != expected:

@@ -62,6 +62,11 @@ def best_loss_in_windows(split: Split, seq_len: int) -> float | None:
 def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
     """Compare the mean loss over the first predictions of a split with `best_loss`, and return the latter.
 
+    Args:
+        split: the evaluated split.
+        loss: mean loss in nats per token.
+        n_predicted: number of predictions in the mean.
+
     Raises:
         BelowEntropy: the loss is lower by more than the margin.
     """

@@ -30,8 +30,12 @@ SAMPLE = 2**16  # ids, to guess a type
 class TokenShards(NamedTuple):
     """The shards of a folder.
 
-    name: of the folder; digest: sha256 of everything that determines the tokens; tokens: by split; text_bytes: UTF-8
-    bytes by split, and tokenizer: fingerprint, where a manifest records them.
+    Attributes:
+        name: the name of the folder.
+        digest: sha256 of everything that determines the tokens.
+        tokens: the tokens of each split.
+        text_bytes: the UTF-8 bytes of the splits for which a manifest records them.
+        tokenizer: the fingerprint of the tokenizer; None if no manifest records it.
     """
 
     name: str
@@ -47,8 +51,12 @@ def open_shards(path: str, cache_dir: Path) -> TokenShards:
     A shard's split is the first "train", "val" or "test" in its file name. The shards of a split are joined in the
     order of their names.
 
+    Args:
+        path: as in config.data.source after "tokens:"; "~" is expanded.
+        cache_dir: where the digests of large shards are cached.
+
     Raises:
-        UserError: there are no shards, or one cannot be read.
+        UserError: there are no shards, one cannot be read, or one differs from the folder's manifest.
     """
     location = Path(path).expanduser()
     splits = _find_files(location)

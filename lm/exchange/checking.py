@@ -14,7 +14,7 @@ from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params
-from lm.text import table
+from lm.text_tables import table
 from lm.trained_model import load
 
 N_RANDOM = 32  # ids, if none are given
@@ -140,8 +140,16 @@ def report(ours: dict, theirs: dict, tolerance: float, say: Callable[[str], None
 
     A difference arises where it first exceeds the tolerance, relative to the largest activation (if that is above 1).
 
+    Args:
+        ours, theirs: arrays by name, in the order of the computation, as from `our_activations`.
+        tolerance: the largest accepted difference of logits.
+        say: called with each line for the user.
+
     Returns:
         Whether all logits are within the tolerance.
+
+    Raises:
+        UserError: an array has different shapes, or exists in `theirs` only.
     """
     rows, arises = [("after", "largest difference", "largest value")], None
     for name, theirs_BTD in theirs.items():

@@ -36,9 +36,14 @@ def slot_times(last, n_slots: int):
 
 
 def fill(x_BTGK, lengths_B, n_slots: int):
-    """Copy the keys or values at the first lengths_B positions of prompts to slots (C, S, K).
+    """Copy the keys or values of prompts to slots (C, S, K).
 
     The longest prompt starts at time 0. Slots before the first token of a text hold arbitrary values.
+
+    Args:
+        x_BTGK: keys or values.
+        lengths_B: the number of tokens of each prompt; the positions after them are padding.
+        n_slots: S.
     """
     n_times = jnp.max(lengths_B)
     positions_BS = slot_times(n_times - 1, n_slots) - (n_times - lengths_B)[:, None]
@@ -112,7 +117,14 @@ class Decode:
 
 
 def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):
-    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K)."""
+    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K).
+
+    Args:
+        q_B1HK: the queries.
+        k_CSK, v_CSK: the cache, with C = B G.
+        visible_B1S: which slots each query sees, bool.
+        softcap, scale: as for `causal_attention`.
+    """
     B, _, H, K = q_B1HK.shape
     C, S, _ = k_CSK.shape
     dtype = jnp.promote_types(q_B1HK.dtype, jnp.float32)

@@ -39,7 +39,14 @@ class Continuation:
     _settled: str = ""  # their text
 
     def add(self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int) -> None:
-        """Add drawn ids, unless the text has ended."""
+        """Add drawn ids, unless the text has ended.
+
+        Args:
+            ids: the ids, in order. Those after the end of the text are dropped.
+            tokenizer: decodes the ids.
+            stop: strings before which the text ends.
+            n_tokens: the maximum number of ids of the continuation.
+        """
         if self.finish:
             return
         for i in ids:

@@ -22,7 +22,11 @@ def enabled(x) -> bool:
 
 
 def project(x, w, n_in):
-    """Contract the last `n_in` axes of `x` (R, *in) with the first of `w` (*in, *out); returns float32 (R, *out)."""
+    """Contract the last `n_in` axes of `x` (R, *in) with the first of `w` (*in, *out); returns float32 (R, *out).
+
+    >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3)), 1).shape
+    (5, 2, 3)
+    """
     size = math.prod(w.shape[:n_in])
     return matmul(x.reshape(-1, size), w.reshape(size, -1), False).reshape(-1, *w.shape[n_in:])
 

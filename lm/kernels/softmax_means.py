@@ -21,6 +21,9 @@ def softmax_means(scores_BHTS, v_BSHK):
     Args:
         scores_BHTS: float32 (..., H, T, S).
         v_BSHK: values (..., S, H, K).
+
+    >>> softmax_means(jnp.zeros((1, 1, 2)), jnp.array([[[1.0]], [[3.0]]]))  # equal scores: the mean of both values
+    Array([[[2.]]], dtype=float32)
     """
     return _forward(scores_BHTS, v_BSHK)[0]
 

@@ -22,7 +22,7 @@ BATCH_AXES = ("replica", "fsdp")  # the axes that shard the examples of a batch
 
 
 def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
-    """Return the size of each axis, with -1 filled in.
+    """Return the size of each axis in the order of MESH_AXES, with -1 filled in.
 
     Raises:
         UserError: the product of the sizes is not the number of devices.
@@ -50,7 +50,14 @@ def _listed(numbers: list[int]) -> str:
 
 
 def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
-    """Return the mesh's sizes for a config. Keys that are unset in an unresolved config are not checked.
+    """Check that a config can be sharded over its mesh, and return the size of each axis.
+
+    Args:
+        config: the config, resolved or not. Keys that are unset in an unresolved config are not checked.
+        n_devices: the number of devices of all processes.
+
+    Returns:
+        The sizes by axis, as from `mesh_sizes`.
 
     Raises:
         UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.

@@ -2,7 +2,7 @@
 
 from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
-from lm.text import plural, table
+from lm.text_tables import plural, table
 
 LOSS, ACCURACY = "loss", "accuracy"
 

@@ -11,7 +11,7 @@ from lm.sweeps.power_laws import Bounded, PowerLaw, fit
 from lm.sweeps.scope import describe_scope_of_sizes
 from lm.sweeps.spec import MIN_SIZES_OF_FIT
 from lm.sweeps.statistics import LEVEL
-from lm.text import plural
+from lm.text_tables import plural
 
 ALL, INNER = "parameters", "parameters without embeddings"
 FLOPS, INNER_FLOPS = "training FLOPs", "training FLOPs without embeddings"

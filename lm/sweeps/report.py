@@ -19,7 +19,7 @@ from lm.sweeps.interaction_report import interaction_table
 from lm.sweeps.outcomes import Analysis
 from lm.sweeps.savings_table import savings_table
 from lm.sweeps.tables import Table
-from lm.text import markdown_table
+from lm.text_tables import markdown_table
 
 CAPTIONS = {
     "differences": "Difference in test loss of each comparison, paired by seed. Dots: means; thick bars: 95 % "

@@ -41,7 +41,7 @@ from lm.sweeps.spec import SweepPlan
 from lm.sweeps.stacked import StackedRuns, group_by_program, program_of, runs_that_fit
 from lm.sweeps.throughput import Workload, measure, measure_variants
 from lm.sweeps.variants import Variant, describe_variants, resolve_variants, total_flops
-from lm.text import plural
+from lm.text_tables import plural
 from lm.training.progress import Progress, duration
 from lm.training.signals import Signals
 

@@ -13,7 +13,7 @@ from lm.config import schema
 from lm.config.convert import suggestion
 from lm.config.values import checked, short
 from lm.sweeps.axes import LEARNING_RATE, Match, Values
-from lm.text import table
+from lm.text_tables import table
 
 BATCH_SIZE = "train.batch_size"
 OTHER_KEYS = (BATCH_SIZE, "train.z_loss", "model.dropout")  # that may be searched, besides those of the optimizer

@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 
 from lm.command_line.loading import load_values, run_file
+from lm.command_line.sweeping import BUDGETS
 from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
@@ -28,9 +29,8 @@ from lm.sweeps.seeds import (
     wrong_placebo,
     wrong_types,
 )
-from lm.sweeps.texts import wrong_texts
+from lm.sweeps.text_axis import wrong_texts
 
-BUDGETS = ("quick", "full")
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess

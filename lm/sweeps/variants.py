@@ -17,7 +17,7 @@ from lm.sweeps.results import tuning_runs
 from lm.sweeps.search import BATCH_SIZE, describe_space
 from lm.sweeps.seeds import Seeds, count, seeds_of
 from lm.sweeps.spec import SweepPlan
-from lm.text import plural, table
+from lm.text_tables import plural, table
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
 from lm.training.warm_start import WarmStart, warm_start

@@ -69,6 +69,11 @@ def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
     """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
     It can if the learning rate of each of the `steps_made` steps stays what it was.
+
+    Args:
+        old, new: train.steps of the run and of the new config.
+        optimizer: optimizer section of the config, whose schedule both share.
+        steps_made: the steps that the run has taken.
     """
     if new == old:
         return None

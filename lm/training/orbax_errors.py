@@ -19,6 +19,12 @@ class Corrupted(Exception):
 def read_failure(directory: Path, step: int, part: str, error: Exception) -> Exception:
     """Return the exception for a part of a checkpoint that cannot be read.
 
+    Args:
+        directory: the directory of the checkpoints.
+        step: the step of the checkpoint.
+        part: the part's name, for the message of Corrupted ("arrays").
+        error: the exception that reading it raised.
+
     Returns:
         TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
         Corrupted.

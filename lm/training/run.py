@@ -15,7 +15,7 @@ from lm.files import to_json
 from lm.layers.attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
-from lm.text import table
+from lm.text_tables import table
 from lm.training.memory import check_memory
 
 

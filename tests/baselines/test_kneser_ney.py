@@ -103,9 +103,9 @@ def test_probabilities_sum_to_one_after_every_history(tokens, documents, order):
     documents = np.sort(documents)[: len(tokens)]
     model = kneser_ney.fit(np.array(tokens), 5, order, documents=documents)
     histories = [h for n in range(order) for h in itertools.product(range(5), repeat=n)]
-    asked = [[*history, w] for history in histories for w in range(5)]
-    probs = model.probabilities(np.concatenate(asked), np.repeat(np.arange(len(asked)) + 1, list(map(len, asked))))
-    last = np.cumsum(list(map(len, asked))) - 1
+    ngrams = [[*history, w] for history in histories for w in range(5)]
+    probs = model.probabilities(np.concatenate(ngrams), np.repeat(np.arange(len(ngrams)) + 1, list(map(len, ngrams))))
+    last = np.cumsum(list(map(len, ngrams))) - 1
     np.testing.assert_allclose(probs[last].reshape(-1, 5).sum(1), 1, rtol=1e-12)
 
 

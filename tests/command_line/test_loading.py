@@ -280,7 +280,7 @@ def test_a_config_error_does_not_import_jax(config_file):
     code = (
         "import sys\nfrom lm.command_line.loading import load\n"
         f"try:\n    load({config_file()!r}, ['train.steps=x'])\nexcept Exception as e:\n    print(e)\n"
-        "import lm.command_line.training, lm.config.reference\n"
+        "import lm.command_line.sweeping, lm.command_line.training, lm.config.reference\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('jax', 'flax', 'optax', 'tensorflow_datasets')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -192,7 +192,7 @@ def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "BPE", "Unigram"])
-def test_a_tokenizer_without_its_unknown_token_is_an_error_that_says_so(tmp_path, kind):
+def test_a_tokenizer_without_its_unknown_token_is_an_error(tmp_path, kind):
     from tokenizers import Tokenizer, models
 
     model = {

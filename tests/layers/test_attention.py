@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 
-from lm.kernels import cpu_products, softmax_means
 from lm.layers import attention
 from lm.layers.attention import UNLIMITED, Mask, causal_attention, choose_implementation
 
@@ -26,10 +26,6 @@ def attention_with(q, k, v, **options):
 
 
 attend = jax.jit(attention_with, static_argnames=STATIC)
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def inputs(batch=(2,), n_kv_heads=2, n_queries=T, n_keys=T):
@@ -224,63 +220,6 @@ def test_bfloat16_inputs_have_a_float32_softmax():
         # The weights and the result are rounded to bfloat16, with a relative error of at most 2^-8 each.
         bound = 2.0**-8 * (np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees))
         assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
-
-
-def pull_back(q, k, v, g, dtype, **options):
-    """Return the output and the gradients of q, k and v, computed in a dtype, as float64."""
-
-    @jax.jit
-    def both(q, k, v, g):
-        out, vjp = jax.vjp(functools.partial(attention_with, **options), q, k, v)
-        return out, *vjp(g)
-
-    found = both(*(jnp.asarray(a, dtype) for a in (q, k, v, g)))
-    assert all(a.dtype == dtype for a in found)
-    return [np.asarray(a, np.float64) for a in found]
-
-
-@pytest.mark.parametrize(("sharpness", "window"), [(1, 100), (32, None)])
-@pytest.mark.parametrize("implementation", ["einsum", "chunked"])
-def test_bfloat16_equals_float32_up_to_rounding_also_where_attention_is_peaked(implementation, sharpness, window):
-    """The bound holds for gradients of scores only if the two terms of the softmax's derivative cancel exactly."""
-    n = 160
-    q, k, v, g = (jnp.asarray(normal(2, n, h, 64, seed=i), jnp.bfloat16) for i, h in enumerate((H, 2, 2, H)))
-    options = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": window}
-    exact = pull_back(q * sharpness, k, v, g, jnp.float32, implementation="xla", **options)
-    found = pull_back(q * sharpness, k, v, g, jnp.bfloat16, implementation=implementation, **options)
-    for a, b in zip(found, exact, strict=True):
-        assert np.linalg.norm(a - b) < 2.0**-8 * np.linalg.norm(b)
-
-
-@pytest.mark.parametrize("implementation", ["einsum", "chunked"])
-def test_queries_that_see_one_key_pass_no_gradient_to_scores_in_bfloat16(implementation):
-    n = 160
-    q, k, v, g = (normal(2, n, h, 64, seed=i) for i, h in enumerate((H, 2, 2, H)))
-    options = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": 1}
-    _, d_q, d_k, _ = pull_back(q, k, v, g, jnp.bfloat16, implementation=implementation, **options)
-    assert max(np.abs(d_q).max(), np.abs(d_k).max()) < 1e-5
-
-
-@pytest.mark.parametrize("n_keys", [T, 48])
-def test_the_kernels_equal_the_plain_softmax_in_values_and_gradients(n_keys, monkeypatch):
-    """Plain is what runs in float32 on accelerators. More keys than features, and fewer, take products both ways."""
-    q, k, v = inputs(n_queries=n_keys, n_keys=n_keys)
-    g = normal(*q.shape, seed=3)
-    options = {"q_positions": np.arange(n_keys), "k_positions": np.arange(n_keys), "implementation": "einsum"}
-    fast = pull_back(q, k, v, g, jnp.float32, **options)
-    monkeypatch.setattr(softmax_means, "enabled", lambda v: False)
-    monkeypatch.setattr(cpu_products, "enabled", lambda x: False)
-    for a, b in zip(fast, pull_back(q, k, v, g, jnp.float32, **options), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
-
-
-def test_bfloat16_on_other_platforms_equals_float32_up_to_rounding(monkeypatch):
-    q, k, v = inputs()
-    g, options = normal(*q.shape, seed=3), PLAIN | {"implementation": "einsum"}
-    exact = pull_back(q, k, v, g, jnp.float32, **options)
-    monkeypatch.setattr(cpu_products, "enabled", lambda x: False)
-    for a, b in zip(pull_back(q, k, v, g, jnp.bfloat16, **options), exact, strict=True):
-        assert np.linalg.norm(a - b) < 2.0**-7 * np.linalg.norm(b)
 
 
 def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):

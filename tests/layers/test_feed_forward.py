@@ -4,13 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 
 from lm.layers.feed_forward import ACTIVATIONS, default_d_ff, gelu, glu, mlp
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
 
 X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
 B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)

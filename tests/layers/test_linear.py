@@ -1,19 +1,14 @@
 """Matrix products with weights: values, gradients, and where they are rounded."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 
-from lm.kernels import cpu_products
 from lm.layers.linear import project, project_to_float32, softcap
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_products_are_computed_and_returned_in_the_dtype_of_x():
@@ -81,19 +76,6 @@ def test_a_weight_that_does_not_fit_is_an_error():
         project(jnp.ones((4, 6, 8)), jnp.ones((16, 5)))
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
-@pytest.mark.parametrize("equation", ["abD,DF->abF", "abD,VD->abV"])
-def test_16_bit_products_are_row_major_with_float32_results_on_a_cpu(equation):
-    """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed or slower."""
-    product, of_x, of_w = PRODUCTS[equation]
-    x, w = jnp.ones(of_x, jnp.bfloat16), jnp.ones(of_w)
-    grads = jax.jit(jax.grad(lambda x, w: product(x, w).astype(jnp.float32).sum(), argnums=(0, 1)))
-    text = grads.lower(x, w).as_text()
-    products = re.findall(r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\) -> tensor<\S+x(\w+)>", text)
-    assert set(products) == {("bf16", "bf16", "f32")}
-    assert "LayoutConstraint" in text
-
-
 def test_a_bias_is_added_before_the_only_rounding():
     x, w, b = (
         jnp.asarray(normal(50, 8), jnp.bfloat16),
@@ -106,37 +88,6 @@ def test_a_bias_is_added_before_the_only_rounding():
         assert np.all(off <= 2.0**-8 * np.abs(exact) + 1e-6)
     else:  # other backends round the product, the bias and their sum
         assert np.all(off <= 2.0**-8 * (np.abs(exact) + np.abs(exact - b) + np.abs(b)))
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("dtype", "rounding"), [(jnp.bfloat16, 2.0**-8), (jnp.float32, 2.0**-22)])
-def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, transposed, batch):
-    for n_in, n_out in ((8, 7), (7, 8)):  # the wider factor of a gradient is on either side
-        shapes = (5, n_in), (n_in, n_out), (5, n_out)
-        a, b, g = (jnp.asarray(normal(*batch, *shape, seed=i), dtype) for i, shape in enumerate(shapes))
-        a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
-        given = jnp.swapaxes(b, -1, -2) if transposed else b
-        y, vjp = jax.vjp(jax.jit(lambda a, b: cpu_products.matmul(a, b, transposed)), a, given)
-        d_a, d_b = vjp(g.astype(jnp.float32))
-        d_b = jnp.swapaxes(d_b, -1, -2) if transposed else d_b
-        assert y.dtype == jnp.float32
-        np.testing.assert_allclose(y, a64 @ b64, rtol=1e-6, atol=1e-5)
-        np.testing.assert_allclose(np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=rounding, atol=1e-5)
-        np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
-    a_NBTK, b_BKS, g_BTS = (jnp.asarray(normal(*shape), dtype) for shape in ((2, 3, 5, 8), (3, 8, 7), (3, 5, 7)))
-
-    def both(a_BTK):
-        y_BTS, vjp = jax.vjp(lambda a, b: cpu_products.matmul(a, b, False), a_BTK, b_BKS)
-        return y_BTS, *vjp(g_BTS.astype(y_BTS.dtype))
-
-    for n, one in enumerate(map(both, a_NBTK)):
-        for x, expected in zip(jax.vmap(both)(a_NBTK), one, strict=True):
-            np.testing.assert_allclose(np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2)
 
 
 def test_products_accumulate_in_float32():

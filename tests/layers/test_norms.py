@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 
 from lm.layers.norms import LAYER_NORMS, layer_norm, rms_norm
 
@@ -60,10 +61,6 @@ def rounding(x, y, eps=EPS):
     sigma = np.sqrt(x.var(-1, keepdims=True) + eps)
     largest = np.abs(x).max(-1, keepdims=True)
     return (2 + np.log2(x.shape[-1])) * UNIT * (1 + np.abs(y) + largest / sigma)
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 63, 64, 100, 768, 4096])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import normal
 
 from lm.layers.position_encodings import apply_rope, rope_table, sinusoidal
 
@@ -11,10 +12,6 @@ UNIT = 2.0**-24
 jit_table = jax.jit(rope_table, static_argnums=1, static_argnames="theta")
 jit_rope = jax.jit(apply_rope, static_argnames="pairing")
 jit_sinusoidal = jax.jit(sinusoidal, static_argnums=1, static_argnames="order")
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def rotate(x, positions, theta=10000.0, pairing="adjacent"):

@@ -7,11 +7,12 @@ import pytest
 from running import ROOT
 
 from lm.command_line.loading import load as load_config
+from lm.command_line.sweeping import BUDGETS
 from lm.config import Config
 from lm.errors import UserError
 from lm.sweeps import spec
 from lm.sweeps.axes import LEARNING_RATE, Match, match_params, match_rate, match_tokens
-from lm.sweeps.spec import BUDGETS, Budget, Sweep, load_sweep
+from lm.sweeps.spec import Budget, Sweep, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 

@@ -82,10 +82,10 @@ def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
 
 
 def test_evaluation_stops_between_two_batches():
-    config, asked = config_of(), []
+    config, calls = config_of(), []
     source = BatchSource(PLAIN, config)
-    assert evaluate(init_params(config.model, 0), source, stop=lambda: asked.append(1) or len(asked) == 2) is None
-    assert len(asked) == 2
+    assert evaluate(init_params(config.model, 0), source, stop=lambda: calls.append(1) or len(calls) == 2) is None
+    assert len(calls) == 2
 
 
 def test_max_batches_limits_an_evaluation():

@@ -1,4 +1,4 @@
-"""Text for people: tables, and numbers with their noun."""
+"""Tables in plain text and Markdown, and numbers with their noun."""
 
 from collections.abc import Sequence
 
