@@ -2,11 +2,11 @@
 
     python3 -m benchmarks.claims
 
-Each page corrects for its own comparisons. A reader of all pages sees more of them, so the index prints p-values after
-Holm's correction over all. Everything is computed again from the runs of each page (docs/results/PAGE/runs.csv); the
-page itself (PAGE.md) says which pairs were declared, what the margin and the unigram baseline are, after how many seeds
-there was a look, and whether the variances were moderated, which older pages did not do. Placebos are listed too. They
-are not corrected and not counted: how many are significant is the rate of false positives of the whole procedure.
+Each page corrects for its own comparisons. A reader of all pages sees more of them, so the index has p-values after
+Holm's correction over all. Everything is computed again from the runs of each page (docs/results/PAGE/runs.csv). The
+page itself (PAGE.md) gives the declared pairs, the margin, the unigram baseline, the looks, and whether the variances
+were moderated, which they were not on older pages. Placebos are listed too. They are neither corrected nor counted as
+comparisons: the fraction that is significant estimates the rate of false positives of the whole procedure.
 
 Pages of sweeps with sizes are left out with a warning: their claims are compute multipliers or exponents, which need
 the FLOPs of each run, and runs.csv does not hold them. So are pages of several texts, because runs.csv does not name
@@ -116,9 +116,9 @@ def _number(x: float | None) -> str:
 
 
 def read_page(page: Path, runs_csv: Path) -> tuple[dict, SimpleNamespace]:
-    """Return the record and the results of a published sweep, as far as the tests of its comparisons need them."""
+    """Return those parts of the record and the results of a published sweep that the tests of its comparisons need."""
     text = page.read_text(encoding="utf-8")
-    names = re.findall(r"^\| (.+? − .+?) \|", text, re.MULTILINE)  # also those of the differences at each rate
+    names = re.findall(r"^\| (.+? − .+?) \|", text, re.MULTILINE)  # the table of differences at each rate repeats them
     pairs = list(dict.fromkeys(map(_pair, names)))
     unigram = re.search(r"([\d.]+) on validation, ([\d.]+) on test", text)
     if not (pairs and unigram):

@@ -120,7 +120,12 @@ def first_step(command: list[str]) -> dict:
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:
-    """Return medians and ratios of the rounds with one state of the compilation cache: "warm" or "empty"."""
+    """Return medians and ratios of the rounds with one state of the compilation cache.
+
+    Args:
+        cache: the state, "warm" or "empty".
+        ours, theirs: what `first_step` returned in each round.
+    """
     found = {"cache": cache, "turns": [ours, theirs]}
     for key in ("cpu", "wall", "peak_bytes"):
         found[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]

@@ -80,7 +80,7 @@ def table(r: dict) -> str:
 
 
 def our_run(text: Path, directory: Path, seed: int) -> dict:
-    """Train with CONFIG (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
+    """Train with CONFIG, timed; then evaluate the result with nanoGPT's context of 64, not timed."""
     run = directory / f"run{seed}-{time.monotonic_ns()}"
     values = {"data.source": f"text:{text}", "data.cache_dir": directory / "cache"}
     values["eval.final_splits"] = "validation+test"

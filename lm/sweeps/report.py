@@ -80,7 +80,13 @@ def write_report(a: Analysis, workdir: Path) -> None:
 
 
 def publish(a: Analysis, workdir: Path, directory: Path) -> None:
-    """Copy a written report to directory/NAME.md and directory/NAME/."""
+    """Copy a written report to directory/NAME.md and directory/NAME/.
+
+    Args:
+        a: the analysis, with a full budget; see `check_publishable`.
+        workdir: the sweep's directory, after `write_report`.
+        directory: where the pages are: docs/results.
+    """
     name = a.record["name"]
     (directory / name).mkdir(parents=True, exist_ok=True)
     write_text(directory / f"{name}.md", to_markdown(a, f"{name}/"))
@@ -240,7 +246,7 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
 
 
 def _html(table: Table) -> str:
-    """Return a table; on narrow screens each row becomes a block in which every cell names its column."""
+    """Return a table as HTML; on narrow screens each row becomes a block in which every cell names its column."""
     numbers = _footnotes(table)
     header = "".join(
         f"<th>{html.escape(column)}{f'<sup>{numbers[column]}</sup>' if column in numbers else ''}</th>"

@@ -123,7 +123,7 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
         ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
-        ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong in"),
+        ({"values": {"optimizer.learning_rate": ()}}, "values: set learning rates in learning_rates or variants"),
         ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
