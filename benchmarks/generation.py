@@ -100,6 +100,7 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
 
 
 def transformers_side(shape, arrays: dict) -> Callable:
+    """Return the same for `generate` of transformers with our parameters, which has a cache."""
     import torch
     import transformers
 
@@ -121,6 +122,7 @@ def transformers_side(shape, arrays: dict) -> Callable:
 
 
 def nanogpt_side(shape, arrays: dict, checkout: str) -> Callable:
+    """Return the same for `generate` of a checkout of nanoGPT with our parameters, without a cache."""
     import torch
 
     from benchmarks.peers import nanogpt_of

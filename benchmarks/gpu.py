@@ -169,7 +169,7 @@ def time_to_loss(a) -> dict:
                 process.kill()
                 process.wait()
                 return {"result": f"{seconds:.0f} s, {last.split('validation')[0].strip()}"}
-    raise RuntimeError(f"training ended above this loss: {last}")
+    raise RuntimeError(f"training ended before a validation loss of {NANOGPT_LOSS}: {last}")
 
 
 PARTS = {

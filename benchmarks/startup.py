@@ -87,6 +87,7 @@ def import_seconds(names: str) -> float:
 
 
 def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]:
+    """Return the command that trains a shape for 10 steps and logs each; cache is the compilation cache."""
     keys = values_of(shape, str(data)) | {"train.steps": 10, "log.every": 1, "data.cache_dir": cache}
     return [
         sys.executable, "-m", "lm.train", "--config", str(CONFIG), "--workdir", str(workdir),

@@ -100,6 +100,7 @@ def our_run(text: Path, directory: Path, seed: int) -> dict:
 
 
 def their_run(text: Path, seed: int, nanogpt: str | None) -> dict:
+    """Run nanoGPT's CPU training in a process of its own, timed; see `benchmarks.peers.shakespeare`."""
     command = [sys.executable, "-m", "benchmarks.peers", "shakespeare", str(text), "--seed", str(seed)]
     found = timed(command + (["--nanogpt", nanogpt] if nanogpt else []))
     return found | {"seed": seed, "loss": float(re.search(r"loss ([\d.]+)", found.pop("output"))[1])}

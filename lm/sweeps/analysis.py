@@ -51,7 +51,7 @@ def analyze(workdir: Path) -> Analysis:
         raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
     results.runs = ordered(results.runs, record)
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
-        raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
+        raise UserError(f"{workdir}: speeds.json lacks a variant; delete this file and rerun the sweep")
     pairs = [*record["comparisons"], *([(record["placebo"], record["baseline"])] if record["placebo"] else [])]
     needed = seeds_needed(record, results)
     failed = _failed(record, results, workdir, needed)

@@ -1,9 +1,9 @@
 """Estimate a variant's test loss at its best learning rate, between the rates of the grid.
 
 The best rate of a grid is up to half a step from the optimum, and the distance differs between variants. More seeds do
-not reduce this error. Around its minimum the loss is close to a parabola in log2(learning rate). The
-minimum of the parabola through the best rate and its two neighbors, which are trained on the same seeds, estimates the
-loss at the optimum.
+not reduce this error. Around its minimum the loss is close to a parabola in log2(learning rate). The minimum of the
+parabola through the best rate and its two neighbors, which are trained on the same seeds, estimates the loss at the
+optimum.
 """
 
 from typing import NamedTuple

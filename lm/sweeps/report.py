@@ -32,9 +32,9 @@ CAPTIONS = {
     "dots: runs on fresh seeds.",
 }
 SAVINGS_CAPTION = (
-    "Test loss over training compute, and the compute multiplier m at each size: how many times the first variant's "
-    "FLOPs the second needs for the same loss. Points: mean over the seeds at the estimated optimum of the learning "
-    "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
+    "Test loss over training compute, and the compute multiplier m at each size: for the same loss the second variant "
+    "needs m times the FLOPs of the first. Points: mean over the seeds at the estimated optimum of the learning rate, "
+    "else at the best rate; lines: fits of loss = E + A C^-a with common E and a, for this figure only. "
     "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
 )
 BEST_OF_K_CAPTION = (

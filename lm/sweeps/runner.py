@@ -222,7 +222,7 @@ class _Runner:
     def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
         """Sort groups by program, the program with the fewest deaths first.
 
-        The deaths of a program are the most in any of its groups. This group is the first of its program.
+        The deaths of a program are the most in any of its groups. Within a program, the most deaths come first.
         """
         programs = [program_of(self.variants[name].run_config(rate, seed)) for ((name, rate, seed), *_) in groups]
         deaths = [n_deaths(self.directory(phase, self._missing(phase, group))) for group in groups]

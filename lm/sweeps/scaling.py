@@ -90,10 +90,10 @@ def log_multipliers(compute_S2: np.ndarray, loss_S2: np.ndarray) -> np.ndarray:
 def jackknife(estimate: Callable[[np.ndarray], np.ndarray], data_SN: np.ndarray) -> list[Estimate]:
     """Return functions of the means of several groups, with jackknife intervals.
 
-    The estimates are repeated with one member left out, for every member of every group. The variance is the sum
-    over groups of (n - 1) / n times the sum of squared deviations of these n estimates from their mean: the jackknife
-    of a stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees of freedom are those of
-    Welch (1947) and Satterthwaite (1946) for a sum of variances of unequal size.
+    The estimates are repeated with one member left out, for every member of every group. The variance is the sum over
+    groups of (n - 1) / n times the sum of squared deviations of these n estimates from their mean: the jackknife of a
+    stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees of freedom are those of Welch (1947) and
+    Satterthwaite (1946) for a sum of variances of unequal size.
 
     Args:
         estimate: maps the means of the groups (S, ...) to numbers (K,).

@@ -1,4 +1,4 @@
-"""The list of published comparisons: it is what the committed runs give, and corrects over all pages."""
+"""The list of published comparisons: it follows from the committed runs, with p-values corrected over all pages."""
 
 import csv
 import re
@@ -83,7 +83,7 @@ def publish(directory, name: str, record: dict, runs: list[dict]) -> None:
     [(synthetic_sizes.sweep(1.2), "compute multipliers"), (synthetic_sizes.without_comparisons(), "exponents")],
 )
 def test_pages_with_sizes_are_left_out_with_a_warning(tmp_path, capsys, found, claimed):
-    """Their comparisons at each size are no claims."""
+    """Their comparisons at each size are not claims."""
     publish(tmp_path, "fixed", *sweep())
     workdir = synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *found)
     a = analyze(workdir)

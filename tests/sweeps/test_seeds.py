@@ -151,7 +151,7 @@ def test_looks_that_do_not_fit_the_seeds_are_a_corrupted_record(tmp_path, looks)
         read_sweep(write(tmp_path / "s", record | {"looks": looks}, runs) / "sweep.json")
 
 
-def test_a_placebo_that_is_no_variant_is_a_corrupted_record(tmp_path):
+def test_a_placebo_that_is_not_a_variant_is_a_corrupted_record(tmp_path):
     record, runs = synthetic()
     for i, placebo in enumerate(("other", ["plain"], 3)):
         with pytest.raises(UserError, match="its placebo is not a variant"):

@@ -189,7 +189,7 @@ def test_missing_fields_are_named(tmp_path):
     assert "variants is missing: it must be a dictionary" in str(caught.value)
 
 
-def test_the_wrong_kind_of_file_names_the_right_command():
+def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
     config, sweep = ROOT / "configs" / "shakespeare.py", ROOT / "configs" / "sweeps" / "norms.py"
     with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
         load_sweep(str(config), "quick")
