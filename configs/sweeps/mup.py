@@ -4,7 +4,7 @@
     python -m lm.sweep --config configs/sweeps/mup.py --budget full      # 42 minutes on 2 CPU cores
     python -m benchmarks.mup_coordinates                                 # the change of activations by width
 
-Under muP it should stay the same; under the standard parametrization it should fall with the width (Yang et al. 2022,
+Under muP it should stay, under the standard parametrization it should fall with the width (Yang et al. 2022,
 arXiv:2203.03466). The feed-forward layer widens as well. At width 32, the base, both are the same model.
 
 Result (docs/results/mup.md): at widths 128 and 256 muP ends 0.047 and 0.070 nats per token higher than the standard
