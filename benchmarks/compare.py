@@ -47,7 +47,7 @@ def add_nanogpt(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_arguments(parser: argparse.ArgumentParser, packages=("torch", "transformers")) -> argparse.Namespace:
-    """Parse the command line and check at once what would otherwise fail after minutes of measuring.
+    """Parse the command line, and check at the start what would otherwise fail after minutes of measuring.
 
     Pins this process to one core if --pin is given. Exits with code 2 if one of the packages is missing (transformers
     is not needed with --nanogpt), or if --publish is given and docs/performance.md has no marks for the table.
@@ -113,6 +113,10 @@ class Worker:
 def alternate(rounds: int, ours: Callable[[], dict], theirs: Callable[[], dict]) -> tuple[list, list]:
     """Call both functions once per round, in the order A B, B A, A B, ..., so that drift affects both alike.
 
+    Args:
+        rounds: how many times each is called.
+        ours, theirs: each returns the result of one call, such as its seconds.
+
     Returns:
         The results of `ours` and of `theirs`, one per round.
     """
@@ -124,7 +128,7 @@ def alternate(rounds: int, ours: Callable[[], dict], theirs: Callable[[], dict])
 
 
 def ratio(denominators: list[float], numerators: list[float]) -> dict:
-    """Return median, range, quartiles and number of the ratios of each round.
+    """Return the median, range and quartiles of the ratios of all rounds, and the number of rounds.
 
     With our seconds as denominators and theirs as numerators, a ratio above 1 means that we are faster.
 
@@ -164,7 +168,13 @@ def timed(command: list[str], env: dict[str, str] | None = None) -> dict:
 
 
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
-    """Write results/NAME.json, print the table and, with --publish, write it into docs/performance.md."""
+    """Write results/NAME.json, print the table and, with --publish, write it into docs/performance.md.
+
+    Args:
+        a: the command line; see `parse_arguments`.
+        rows: the measurements, for the JSON file.
+        table: Markdown.
+    """
     write_results(a.name, rows)
     print(table)
     if a.publish:

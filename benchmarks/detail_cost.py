@@ -2,8 +2,8 @@
 
     python3 -m benchmarks.detail_cost --config configs/shakespeare.py
 
-Takes any arguments of lm.train. Both programs are compiled first. Then 15 rounds of 10 training steps and one
-measurement alternate, with the order of the two reversed in every other round. Prints medians.
+Takes any arguments of lm.train. Both programs are compiled first. Each of 15 rounds then times 10 training steps and
+one measurement, in reverse order in every other round. Prints medians.
 """
 
 import statistics

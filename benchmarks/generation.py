@@ -3,9 +3,9 @@
     python -m benchmarks.generation --pin --nanogpt PATH
 
 All sides have the same weights (shape G: 6 layers, 6 heads, width 384, vocabulary 65), compute in float32 in one
-process, and take the likeliest token. After a check that they draw the same tokens, they are timed in alternation. The
-sides with a cache fill the context of 256 tokens from prompts of one token. The cost of a step without a cache depends
-on the length only, so these sides draw one token at each of 4 lengths, evenly spaced over the context.
+process, and take the likeliest token. The benchmark checks that all draw the same tokens and times them in alternation.
+The sides with a cache fill the context of 256 tokens from prompts of one token. The cost of a step without a cache
+depends on the length only, so these sides draw one token at each of 4 lengths, evenly spaced over the context.
 """
 
 import functools
@@ -54,7 +54,7 @@ def make_sides(name: str, nanogpt: str | None) -> dict[str, tuple[bool, Callable
     config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU, as nanoGPT
     config = parameters.resolve(config, config.model.vocab_size)
     c, seq_len = config.model, config.train.seq_len
-    # Not the initial parameters: with these, a model with tied embeddings repeats its last token.
+    # Noise is added because a model with tied embeddings and initial parameters repeats its last token.
     noise = np.random.default_rng(0)
     flat = parameters.flat(jax.device_get(parameters.init_params(c, 0)))
     arrays = {path: p + np.float32(0.05) * noise.standard_normal(p.shape, np.float32) for path, p in flat.items()}
@@ -68,6 +68,7 @@ def make_sides(name: str, nanogpt: str | None) -> dict[str, tuple[bool, Callable
 
 
 def ours(params, c, seq_len: int) -> Callable:
+    """Return (ids (B, T), n_tokens) -> drawn ids of our decoder, which has a cache."""
     from lm.generation.decoding import make_decoder
     from lm.generation.filters import Sampling
 
@@ -76,7 +77,7 @@ def ours(params, c, seq_len: int) -> Callable:
 
 
 def ours_uncached(params, c, seq_len: int) -> Callable:
-    """Run the model on the whole context, padded to one shape, for every token."""
+    """Return the same without a cache: the model runs on the whole context, padded to one shape, for every token."""
     import jax
     import jax.numpy as jnp
 
@@ -99,6 +100,7 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
 
 
 def transformers_side(shape, arrays: dict) -> Callable:
+    """Return the same for `generate` of transformers with our parameters, which has a cache."""
     import torch
     import transformers
 
@@ -120,6 +122,7 @@ def transformers_side(shape, arrays: dict) -> Callable:
 
 
 def nanogpt_side(shape, arrays: dict, checkout: str) -> Callable:
+    """Return the same for `generate` of a checkout of nanoGPT with our parameters, without a cache."""
     import torch
 
     from benchmarks.peers import nanogpt_of
@@ -134,7 +137,17 @@ def nanogpt_side(shape, arrays: dict, checkout: str) -> Callable:
 
 
 def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
-    """Check that all sides draw the same tokens, and time them in alternation; returns one row per side."""
+    """Check that all sides draw the same tokens, and time them in alternation.
+
+    Args:
+        sides: what `make_sides` returned.
+        seq_len: the context.
+        batch: the number of texts.
+        a: the command line.
+
+    Returns:
+        One row per side.
+    """
     ids_BT = np.random.default_rng(0).integers(0, 19, (batch, seq_len)).astype(np.int32)
     checked = min(CHECKED, seq_len - 1)
     drawn = {name: draw(ids_BT[:, :1], checked) for name, (_, draw) in sides.items()}
@@ -159,7 +172,13 @@ def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
 
 
 def timer(draw: Callable, ids_BT, has_cache: bool) -> Callable[[], dict]:
-    """Return a function that returns the mean CPU and wall seconds of drawing one token per text."""
+    """Return a function that measures the mean CPU and wall seconds of drawing one token per text.
+
+    Args:
+        draw: (ids (B, T), n_tokens) -> drawn ids.
+        ids_BT: texts of the length of the context, whose beginnings are the prompts.
+        has_cache: whether to fill the context in one call, or to draw one token at each of N_LENGTHS lengths.
+    """
     seq_len = ids_BT.shape[1]
     lengths = [round((i + 0.5) * (seq_len - 1) / N_LENGTHS) for i in range(N_LENGTHS)]
     calls = [(1, seq_len - 1)] if has_cache else [(max(1, length), 1) for length in lengths]

@@ -100,7 +100,7 @@ def run(*command: str, **env: str) -> str:
 
 
 def tests(a) -> dict:
-    """Run the fast tests, with deterministic kernels and full float32: they compare bits and tight tolerances."""
+    """Run the fast tests, with deterministic kernels and full float32: some compare bits or have tight tolerances."""
     env = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU
         "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
@@ -119,7 +119,7 @@ def speed(shape: str) -> dict:
 
 
 def largest_batch(batches: tuple[int, ...], train: Callable[[int], object]) -> int:
-    """Return the first batch size that trains without running out of memory.
+    """Return the first of these batch sizes that trains without running out of memory.
 
     Raises:
         RuntimeError: if none fits, or what `train` raises for another reason.
@@ -169,7 +169,7 @@ def time_to_loss(a) -> dict:
                 process.kill()
                 process.wait()
                 return {"result": f"{seconds:.0f} s, {last.split('validation')[0].strip()}"}
-    raise RuntimeError(f"training ended above this loss: {last}")
+    raise RuntimeError(f"training ended before a validation loss of {NANOGPT_LOSS}: {last}")
 
 
 PARTS = {

@@ -128,7 +128,7 @@ def formula(config, n_devices: int) -> float:
     from lm.parallel.mesh import check_mesh
 
     sizes = check_mesh(config, n_devices)
-    device = DEVICES["h100"]  # float32, for which it too has no fused attention
+    device = DEVICES["h100"]  # like a CPU, it has no fused attention in float32
     state = 4 * 4 * parameters.count(parameters.parameter_table(config.model))
     return state + activation_bytes(config, device, sizes) + logit_bytes(config, sizes)
 
@@ -178,7 +178,13 @@ def draw(rows: list[dict]):
 
 
 def draw_panel(axes, rows: list[dict], cost: str) -> None:
-    """Draw one cost over one size into one panel, a line for each variant in `rows`."""
+    """Draw one cost over one size into a panel.
+
+    Args:
+        axes: the panel.
+        rows: what `measure` returned for this size; a line for each variant of its axis.
+        cost: a key of COSTS.
+    """
     unit = 2**20 if cost == "bytes" else 1
     axes.set(xscale="log", yscale="log")
     by_variant = {}

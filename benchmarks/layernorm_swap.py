@@ -106,7 +106,7 @@ def swapped(run: str) -> dict[str, dict]:
 
 
 def forward(run: TrainedModel, algorithm: str, tokens_BT):
-    """Return logits (B, T, V) and the output (B, T, D) of each layer with another LayerNorm algorithm."""
+    """Return the logits (B, T, V) and the output (B, T, D) of each layer of a run with another LayerNorm algorithm."""
     config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, norm_algorithm=algorithm))
     logits_BTV, acts = capture(dataclasses.replace(run, config=config), tokens_BT, "layers/*/residual")
     return logits_BTV, list(acts.values())

@@ -51,7 +51,7 @@ def table(rows: list[dict], clock: str) -> str:
 
 
 def compare(name: str, ours: tuple[Callable, int], theirs: Callable, n_rounds: int) -> dict:
-    """Time one case of benchmarks/layer_cases.py."""
+    """Time one case of benchmarks/layer_cases.py in alternating rounds; the first three arguments are a `Case`."""
     run, program_bytes = ours
     rounds = alternate(n_rounds, timer(run), timer(theirs))
     seconds = {clock: [[once[clock] for once in side] for side in rounds] for clock in ("cpu", "wall")}

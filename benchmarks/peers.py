@@ -1,4 +1,4 @@
-"""The other side of the comparisons: transformers' GPT-2 and Llama in PyTorch, or nanoGPT, in a loop like nanoGPT's."""
+"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, or nanoGPT, in a loop like nanoGPT's."""
 
 import argparse
 import importlib.util
@@ -46,8 +46,8 @@ class Peer:
         dtype: "float32", or "bfloat16" for autocast over float32 parameters.
         compiled: use torch.compile.
         nanogpt: path of a checkout of nanoGPT, whose model replaces that of transformers.
-        seed: of initial parameters and batches.
-        changes: of OPTIMIZER in benchmarks/shapes.py.
+        seed: decides initial parameters and batches.
+        changes: other values of OPTIMIZER in benchmarks/shapes.py.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Peer:
 
 
 def causal_sdpa() -> str:
-    """Register transformers' SDPA under another name, so that it is called causal and without a mask.
+    """Register transformers' SDPA under another name, so that it is called with is_causal=True and without a mask.
 
     Under the name "sdpa", transformers passes an explicit mask when compiled, which disables the flash kernels.
     """
@@ -226,6 +226,11 @@ def shakespeare(text: Path, seed: int, nanogpt: str | None) -> None:
 
     The model has biases like GPT-2 (0.7 % of the parameters), unlike that of nanoGPT's README. Prints the mean loss
     over every character of the last tenth of the text, in consecutive windows.
+
+    Args:
+        text: a file, Tiny Shakespeare's input.txt.
+        seed: decides initial parameters and batches.
+        nanogpt: path of a checkout of nanoGPT; None: GPT-2 of transformers.
     """
     shape, characters = named("S"), text.read_text()
     ids = {c: i for i, c in enumerate(sorted(set(characters)))}

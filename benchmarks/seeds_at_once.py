@@ -2,8 +2,8 @@
 
     python -m benchmarks.seeds_at_once --shape G@64 --seeds 5
 
-Prints JSON: the median tokens/s of each, over all seeds, and their ratio in rounds that alternate between both. With
-5 seeds, a ratio of 1 means that one program saves nothing; 5 means that it takes no longer than one seed.
+Rounds alternate between both. Prints JSON: the median tokens/s of each, summed over its seeds, and the ratio. With 5
+seeds, a ratio of 1 means that one program saves nothing; 5 means that it takes no longer than one seed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def compare(shape: str, n_seeds: int, dtype: str, rounds: int) -> dict:
-    """Time both on one device, in alternation."""
+    """Time n_seeds seeds in one program and one seed on one device, in alternation; returns the printed JSON."""
     from lm.runtime import start_jax
     from lm.sweeps.throughput import Workload, measure
     from lm.training.run import prepare

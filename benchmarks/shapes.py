@@ -53,8 +53,8 @@ SHAPES = {
     "1B": Shape("Llama 3.2 1B, context 2048", 16, 32, 2048, 8192, 128_256, 2048, 4, "llama", 8),
 }  # fmt: skip
 
-# Settings that keep the result, apart from rounding. They were the fastest when they were chosen; the loss in chunks at
-# H, which saves memory, has since become slower than the default (docs/performance.md).
+# Settings that change the result by rounding only. They were the fastest when they were chosen. The loss in chunks at
+# H, which saves memory, is now slower than the default (docs/performance.md).
 BEST = {
     "tiny": {"train.steps_per_dispatch": 10},
     "S": {"train.steps_per_dispatch": 10},

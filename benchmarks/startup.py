@@ -87,6 +87,7 @@ def import_seconds(names: str) -> float:
 
 
 def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]:
+    """Return the command that trains a shape for 10 steps and logs each; cache is the compilation cache."""
     keys = values_of(shape, str(data)) | {"train.steps": 10, "log.every": 1, "data.cache_dir": cache}
     return [
         sys.executable, "-m", "lm.train", "--config", str(CONFIG), "--workdir", str(workdir),
@@ -120,7 +121,12 @@ def first_step(command: list[str]) -> dict:
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:
-    """Return medians and ratios of the rounds with one state of the compilation cache: "warm" or "empty"."""
+    """Return medians and ratios of the rounds with one state of the compilation cache.
+
+    Args:
+        cache: the state, "warm" or "empty".
+        ours, theirs: what `first_step` returned in each round.
+    """
     found = {"cache": cache, "turns": [ours, theirs]}
     for key in ("cpu", "wall", "peak_bytes"):
         found[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]

@@ -80,7 +80,7 @@ def table(r: dict) -> str:
 
 
 def our_run(text: Path, directory: Path, seed: int) -> dict:
-    """Train with CONFIG (timed); evaluate the result again with nanoGPT's context of 64 (not timed)."""
+    """Train with CONFIG, timed; then evaluate the result with nanoGPT's context of 64, not timed."""
     run = directory / f"run{seed}-{time.monotonic_ns()}"
     values = {"data.source": f"text:{text}", "data.cache_dir": directory / "cache"}
     values["eval.final_splits"] = "validation+test"
@@ -100,6 +100,7 @@ def our_run(text: Path, directory: Path, seed: int) -> dict:
 
 
 def their_run(text: Path, seed: int, nanogpt: str | None) -> dict:
+    """Run nanoGPT's CPU training in a process of its own, timed; see `benchmarks.peers.shakespeare`."""
     command = [sys.executable, "-m", "benchmarks.peers", "shakespeare", str(text), "--seed", str(seed)]
     found = timed(command + (["--nanogpt", nanogpt] if nanogpt else []))
     return found | {"seed": seed, "loss": float(re.search(r"loss ([\d.]+)", found.pop("output"))[1])}

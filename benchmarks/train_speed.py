@@ -196,7 +196,10 @@ def fraction_of_vendor_peak(flops_per_second: float, device: str, dtype: str) ->
 
 
 def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
-    """Return how many steps take `seconds`, rounded to a multiple of 10 if possible: losses are logged every 10."""
+    """Return how many steps take about `seconds`.
+
+    The number is a multiple of 10 if it is 10 or more, because losses are logged every 10 steps; at least `at_least`.
+    """
     tried = max(at_least, 3)
     worker.ask(run=tried)  # warm up: compilation, memory, caches
     n = seconds * tried / worker.ask(run=tried)["wall"]

@@ -1,9 +1,13 @@
 """One side of a comparison, in a process of its own: python -m benchmarks.worker JSON
 
-It answers each line of JSON on its standard input with one on its standard output: {"losses": k} the losses of k steps
-on fixed batches, {"run": n} the seconds of n steps, {"facts": true} its memory and choices; {"save": path} writes
-parameters. JSON: {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled",
-"nanogpt"}
+Each line of JSON on its standard input is a question, answered by a line on its standard output:
+
+    {"losses": k}      the losses of k steps on fixed batches
+    {"run": n}         the seconds of n steps
+    {"facts": true}    its memory, and for our side the attention it uses
+    {"save": path}     writes the parameters
+
+JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled", "nanogpt"}.
 """
 
 import dataclasses
@@ -28,6 +32,13 @@ def main(job: dict) -> None:
 
 
 def answer(job: dict, side, asked: dict) -> dict:
+    """Return the answer to a question.
+
+    Args:
+        job: the argument of this process.
+        side: an `Ours`, or a `Peer` of benchmarks/peers.py.
+        asked: the question.
+    """
     if "losses" in asked:
         s, draw = named(job["shape"]), np.random.default_rng(1)
         size = (asked["losses"], s.batch_size, s.seq_len + 1)
@@ -61,7 +72,7 @@ def theirs(job: dict):
 
     shape = named(job["shape"])
     with np.load(job["params"]) as archive:
-        params = dict(archive)  # each array is read once, not once a layer
+        params = dict(archive)  # read each array once, not once per layer
     return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"], job["nanogpt"])
 
 

@@ -2,8 +2,8 @@
 
 A significant difference is wrong if the true one is 0 or has the other sign, "beyond the margin" if the true one is
 smaller than the margin, and "equivalent" if it is larger. Each kind has its own Holm correction for all comparisons.
-The margin is 9.5 standard errors of a difference of 20 seeds, so that all true differences but 0 are found, and Holm's
-correction leaves the others most of the error. Variances are not moderated.
+The margin is 9.5 standard errors of a difference over 20 seeds. So every true difference other than 0 is found, and
+Holm's correction leaves most of the error to the comparisons that remain. Variances are not moderated.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ KINDS = ("different", "beyond the margin", "equivalent")
 
 
 def simulate(n_sweeps: int) -> str:
-    """Return a table with a row for each case and design: how often any answer of a kind is wrong, and any at all."""
+    """Return a table with a row for each case and design: how often any answer of a kind, and any at all, is wrong."""
     rows = [["true differences, in margins", "design", *(f"wrong {kind}" for kind in KINDS), "any wrong"]]
     for case in CASES:
         names = [f"{case.count(true)} x {true:g}" for true in dict.fromkeys(case)]
@@ -49,8 +49,8 @@ def wrong(truth: np.ndarray, tests: list[PairTest]) -> list[bool]:
     """Return for each kind of answer whether a sweep gives any wrong one.
 
     Args:
-        truth: the true differences.
-        tests: those of its comparisons.
+        truth: the true differences of its comparisons.
+        tests: the tests of its comparisons.
     """
     pairs = list(zip(truth, tests, strict=True))
     return [

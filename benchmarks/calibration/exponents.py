@@ -1,9 +1,9 @@
 """Exponents and irreducible losses (lm/sweeps/power_laws.py): how often their intervals cover the truth.
 
 Sweeps of one variant at the sizes of configs/sweeps/scaling.py, whose loss at the optimal learning rate is E + A N^-a.
-As in the other simulations, the optimum at each size is anywhere between two rates of the grid. Two intervals are
-compared: that of the profile likelihood, which reports use, and, at the optima, the jackknife over the seeds of each
-size.
+As in the other simulations, the optimum at each size is anywhere between two rates of the grid. Two kinds of intervals
+are compared: those of the profile likelihood, which reports use, and, at the optima, those of the jackknife over the
+seeds of each size.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ N_SEEDS = 5
 
 
 def simulate(n_sweeps: int) -> str:
-    """Return a table: how often intervals cover a and E, their median widths, and how many have no lower end of E."""
+    """Return a table: how often intervals cover a and E, their median widths, and how often E has no lower end."""
     header = [
         "truth",
         "losses",
@@ -49,9 +49,17 @@ def simulate(n_sweeps: int) -> str:
 
 
 def intervals(exponent: float, x_S: np.ndarray, n_sweeps: int) -> dict[tuple[str, str], list]:
-    """Return the intervals of a and E, and the p-value of the misfit, by losses and kind of interval.
+    """Simulate sweeps, and return their intervals of a and E and the p-value of the misfit.
 
-    A sweep without a fit covers everything, as its report claims nothing; the jackknife leaves such sweeps out.
+    Args:
+        exponent: the true a.
+        x_S: the number of parameters of each size.
+        n_sweeps: how many sweeps are simulated.
+
+    Returns:
+        By (losses, kind of interval), a tuple (interval of a, interval of E, p) for each sweep. Without a fit the
+        intervals of the profile are infinite, because the report then claims nothing; the jackknife leaves the sweep
+        out.
     """
     draw, found = np.random.default_rng(0), {}
     loss_S = FLOOR + ABOVE * (x_S / x_S[0]) ** -exponent

@@ -1,4 +1,4 @@
-"""Numbers of seeds that grow at looks (lm/sweeps/looks.py), and fixed ones, with Holm's correction for all comparisons.
+"""Looks that add seeds (lm/sweeps/looks.py), beside fixed numbers of seeds, with Holm's correction.
 
 The learning rates are known and the variances are not moderated, so that the errors are those of the looks alone. A
 comparison stops when it is decided, also as equivalent within MARGIN. A false positive is a significant difference
@@ -39,7 +39,7 @@ CASES = (
 
 
 def simulate(n_sweeps: int) -> str:
-    """Return a table with a row for each case and design: how often anything false is found, the power, the seeds."""
+    """Return a table with a row for each case and design: error rate, power, rate of "equivalent", and seeds."""
     header = ["comparisons", "different", "by", "baseline", "sd", "design"]
     header += ["any false positive", "power", "equivalent", "mean seeds"]
     rows = []
@@ -58,7 +58,18 @@ def simulate(n_sweeps: int) -> str:
 
 
 def simulate_tests(n_sweeps: int, truth: np.ndarray, shared: bool, sd: float, design) -> np.ndarray:
-    """Return of sweeps the mean differences, their standard deviations and p: (sweeps, comparisons, looks, 3)."""
+    """Simulate the comparisons of sweeps.
+
+    Args:
+        n_sweeps: how many sweeps are simulated.
+        truth: the true difference of each comparison (comparisons,).
+        shared: whether all comparisons are with the same baseline, else each with its own.
+        sd: the standard deviation of a variant over seeds.
+        design: a value of DESIGNS, (numbers of seeds, shares).
+
+    Returns:
+        Mean difference, its standard deviation over seeds, and p divided by the share: (sweeps, comparisons, looks, 3).
+    """
     (looks, shares), draw = design, np.random.default_rng(0)
     losses = truth[:, None] + draw.normal(0, sd, (n_sweeps, len(truth), looks[-1]))
     differences = losses - draw.normal(0, sd, (n_sweeps, 1 if shared else len(truth), looks[-1]))

@@ -1,7 +1,7 @@
 """Looks with moderated variances, as in sweeps: the prior is that of the seeds of the first look, at every look.
 
 4 comparisons with one baseline. The columns are those of `moderation`; the learning rates are known. Seeds: the mean
-number of seeds of the first comparison at its end, if it is EFFECT.
+number of seeds at which the first comparison stops, if its true difference is EFFECT.
 """
 
 import numpy as np
@@ -36,7 +36,13 @@ def simulate(n_sweeps: int) -> str:
 
 
 def grow(losses_VS: np.ndarray, test: str, pairs=PAIRS) -> list[PairTest]:
-    """Return the tests of the comparisons of a sweep, each at the look at which it stopped."""
+    """Return the tests of the comparisons of a sweep, each at the look at which it stopped.
+
+    Args:
+        losses_VS: the losses of each variant and seed.
+        test: "t" or "moderated".
+        pairs: the comparisons, pairs of indices of variants.
+    """
     prior = fit_prior(losses_VS[:, : LOOKS[0]]) if test == "moderated" else NO_PRIOR
     shares = statistics.shares(LOOKS)
 

@@ -1,9 +1,11 @@
 """Student's t test and the moderated one (lm/sweeps/moderation.py), in sweeps of 5 seeds and 4 comparisons.
 
 SDS are the standard deviations of the variants over seeds, without the part that all variants share. The optima are on
-the grid. Any false: sweeps in which any of the 4 differences is significant after Holm's correction though all are 0.
-First false: sweeps in which the first difference, that of the noisy variant if there is one, has p below 0.05 before
-the correction. Power: sweeps in which it is significant after the correction, if it is EFFECT.
+the grid. The columns are fractions of the sweeps:
+
+* Any false: any of the 4 differences is significant after Holm's correction, though all true ones are 0.
+* First false: the first difference, that of the noisy variant if there is one, has p below 0.05 before the correction.
+* Power: the first difference is significant after the correction, if the true one is EFFECT.
 """
 
 from collections.abc import Callable
@@ -72,10 +74,18 @@ def simulate_sweep(sds: np.ndarray, draw) -> dict[str, np.ndarray]:
 
 
 def significant(losses: dict[str, np.ndarray], pairs, test: str, shift: float) -> tuple[dict, dict]:
-    """Return by estimate whether each pair differs significantly, if the second variant is lower by `shift`.
+    """Test the pairs of variants of a sweep.
 
-    Also, by estimate, whether the first pair alone does, without the correction. "both" is the rule of the report: both
-    estimates, with the same sign.
+    Args:
+        losses: by estimate, the losses (variants, seeds); what `simulate_sweep` returned.
+        pairs: the comparisons, pairs of indices of variants.
+        test: "t" or "moderated".
+        shift: subtracted from the losses of the second variant.
+
+    Returns:
+        By estimate, whether each pair differs significantly after Holm's correction (pairs,); and by estimate, whether
+        the first pair does without the correction. The estimate "both" is the rule of the report: both estimates are
+        significant, with the same sign.
     """
     found, signs, first = {}, [], []
     for estimate, losses_VS in losses.items():

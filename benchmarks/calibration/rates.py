@@ -15,7 +15,7 @@ from lm.sweeps import statistics
 from lm.text_tables import table
 
 CURVATURE = 0.028  # loss = minimum + CURVATURE (log2(rate) - optimum)^2
-SEED_SD, NOISE_SD = 0.007, 0.009  # standard deviations: of a seed, equal at all rates of a variant; of each run
+SEED_SD, NOISE_SD = 0.007, 0.009  # standard deviations: of a seed, the same at all rates; of each run
 N_RATES, TUNING_SEEDS = 6, 2
 
 # The optima of the two variants, in steps of the grid: (number of sweeps, random generator) -> (sweeps, 2).
@@ -45,6 +45,11 @@ def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[stati
     """Return the differences of simulated sweeps at the best rates of the grid, and at the estimated optima.
 
     Sweeps without an estimate of an optimum are left out: at most one in 40.
+
+    Args:
+        place: a key of OPTIMA.
+        n_seeds: fresh seeds of a sweep.
+        n_sweeps: how many sweeps are simulated.
     """
     draw = np.random.default_rng(0)
     found = {"best rate": [], "optimum": []}
@@ -57,9 +62,16 @@ def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[stati
 
 
 def simulate_variant(optimum: float, n_seeds: int, draw) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the losses of the seeds at the best rate of the grid, and the pseudo-values of the estimated minimum.
+    """Simulate the tuning and the final runs of a variant.
 
-    None if the best rate is at the edge of the grid, or there is no minimum.
+    Args:
+        optimum: the best rate, in steps of the grid from its first rate.
+        n_seeds: the number of fresh seeds.
+        draw: a random generator of NumPy.
+
+    Returns:
+        The losses of the seeds at the best rate of the grid, and the pseudo-values of the estimated minimum, both
+        relative to the true minimum; None if the best rate is at the edge of the grid, or if there is no minimum.
     """
     x = np.arange(N_RATES)
 

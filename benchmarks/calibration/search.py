@@ -3,10 +3,11 @@
 At their optima the variants are equal, so the true difference is 0, and every 95 % interval that excludes it is a false
 positive. As in a sweep, both variants are tried with the same trials, each takes the best one by its mean validation
 loss over the tuning seeds, and they are compared there on fresh seeds. The loss is a parabola in log2(learning rate)
-with the curvature of `rates`, drawn over 5 factors of 2, plus a parabola in a second hyperparameter that is worth OTHER
-nats per token from one end of its range to the other: an assumption. Beyond the margin: how often the
-test finds a difference of more than MARGIN. Gap: how far the loss of a variant's best trial is above that at its
-optimum.
+with the curvature of `rates`, over a range of 5 factors of 2, plus a parabola in a second hyperparameter. By assumption
+the second one changes the loss by OTHER nats per token from its optimum at one end of the range to the other end.
+
+Beyond the margin: how often the test finds a difference of more than MARGIN. Gap: how far the loss of a variant's best
+trial is above that at its optimum.
 """
 
 import numpy as np
@@ -39,11 +40,17 @@ def simulate(n_sweeps: int) -> str:
 
 
 def differences(place: str, n_trials: int, n_tuning: int, n_seeds: int, n_sweeps: int):
-    """Return the differences of simulated sweeps, and the mean gap."""
+    """Return the differences of simulated sweeps, and the mean gap.
+
+    Args:
+        place: a value of OPTIMA: whether both variants have the same optimum.
+        n_trials, n_tuning, n_seeds: trials, tuning seeds and fresh seeds of a sweep.
+        n_sweeps: how many sweeps are simulated.
+    """
     draw, found, gaps = np.random.default_rng(0), [], []
     for _ in range(n_sweeps):
         trials = draw.uniform(0, 1, (n_trials, 2))
-        optima = draw.uniform([0.3, 0], [0.7, 1], (2, 2))  # the rate's in the middle, as with a grid around it
+        optima = draw.uniform([0.3, 0], [0.7, 1], (2, 2))  # that of the rate is near the middle of its range
         if place == "the same":
             optima[1] = optima[0]
         losses = []
@@ -57,5 +64,5 @@ def differences(place: str, n_trials: int, n_tuning: int, n_seeds: int, n_sweeps
 
 
 def noise(draw, n_seeds: int, n_trials: int) -> np.ndarray:
-    """Return the noise of the losses (seeds, trials): a part of each seed, and one of each run."""
+    """Draw the noise of losses (seeds, trials): a part of each seed, the same in all trials, and a part of each run."""
     return draw.normal(0, SEED_SD, (n_seeds, 1)) + draw.normal(0, NOISE_SD, (n_seeds, n_trials))

@@ -1,7 +1,7 @@
 """Compute multipliers (lm/sweeps/scaling.py) in sweeps with sizes: how often their intervals cover the truth.
 
-The loss at the optimum falls with the training FLOPs. With C FLOPs the variant has the loss of the other with m C.
-The optimum of each variant at each size is anywhere between two rates.
+The loss at the optimum falls with the training FLOPs: the variant reaches with C FLOPs the loss that the other reaches
+with m C. The optimum of each variant at each size is anywhere between two rates of the grid.
 """
 
 import numpy as np

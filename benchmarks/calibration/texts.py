@@ -1,7 +1,7 @@
 """The interval over seeds and text: how often it misses the mean over both.
 
-All seeds are tested on the same blocks of text. The sampling error of the difference is 0.003, as for the published
-feed-forward layers, and most of it is the same for all seeds.
+All seeds are tested on the same blocks of text. The sampling error of the difference is 0.003, as in the published
+comparison of feed-forward layers, and most of it is the same for all seeds.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from lm.sweeps import statistics
 from lm.text_tables import table
 
-# Of the difference of two variants on a test text of N_BLOCKS blocks: over seeds, over blocks, and the rest.
+# Standard deviations of a difference on a test text of N_BLOCKS blocks: over seeds, over blocks, and the rest.
 N_BLOCKS = 55
 DIFFERENCE_SD, BLOCK_SD, REST_SD = 0.016, 0.02, 0.02
 

@@ -17,7 +17,13 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def damage(path: Path, way: str, draw: random.Random) -> None:
-    """Damage a file. "replaced" writes other valid JSON over JSON, and random bytes of the same size over the rest."""
+    """Damage a file.
+
+    Args:
+        path: the file.
+        way: one of WAYS. "replaced" writes other valid JSON over JSON, and random bytes of the same size over the rest.
+        draw: a random generator.
+    """
     content = path.read_bytes()
     if way == "deleted":
         path.unlink()

@@ -1,4 +1,4 @@
-"""Disks that are full or read-only. They need the permission to mount a file system."""
+"""Disks that are full or read-only. These faults need the permission to mount a file system."""
 
 import contextlib
 import random

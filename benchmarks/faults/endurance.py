@@ -40,7 +40,7 @@ def measure(bench: Bench, steps: int):
                 n_files = len(os.listdir(f"/proc/{process.pid}/fd"))
                 yield [f"{int(found[1]):,}", f"{int(resident) / 1024:.0f}", str(n_files), n_threads, found[2]]
     if process.returncode:
-        raise RuntimeError(f"the run ended with {process.returncode}: {line}")
+        raise RuntimeError(f"the run ended with exit code {process.returncode}: {line}")
 
 
 if __name__ == "__main__":

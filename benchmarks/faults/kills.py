@@ -40,7 +40,15 @@ def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> I
 
 
 def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: bool = True) -> Trial:
-    """Resume a killed run from `state`, compare it with an undisturbed run, and delete `state`."""
+    """Resume a killed run, compare it with an undisturbed run, and delete it.
+
+    Args:
+        bench: where to run.
+        state: the workdir of the killed run.
+        fault: a description of the fault.
+        expected: the workdir of the undisturbed run.
+        steps: whether it must have all checkpoints of the undisturbed run.
+    """
     outcome = bench.train(state, "--resume")
     found = differences(state, expected, steps=steps) if outcome.code == 0 else []
     # A run that was killed can always be resumed.
@@ -52,8 +60,8 @@ def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: boo
 def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Path]:
     """Run lm.train, and yield a copy of each distinct workdir that a kill could leave.
 
-    At these moments all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
-    would leave the same files, because what a process has written survives it.
+    At each such moment all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
+    would leave the same files, because what a process has written remains when it is killed.
 
     Args:
         bench: where to run.

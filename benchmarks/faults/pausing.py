@@ -10,6 +10,7 @@ OPERATIONS = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 
 
 def main(events: int, replies: int, arguments: list[str]) -> int:
+    """Run lm.train with these arguments; events and replies are the file descriptors OUT and IN."""
     from lm import train
 
     workdir = next(a.partition("=")[2] for a in arguments if a.startswith("--workdir="))

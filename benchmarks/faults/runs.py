@@ -149,7 +149,13 @@ def stopped_at(step: int) -> Iterator[None]:
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], seconds: int = SECONDS) -> Outcome:
-    """Call a command's main function with arguments, and capture what it and the libraries print."""
+    """Call a command's main function, and capture what it and the libraries print.
+
+    Args:
+        main: maps arguments to an exit code.
+        arguments: of the command line.
+        seconds: after which the command counts as hung.
+    """
 
     def hung(*_):
         raise TimeoutError(f"the command hung for {seconds} s")

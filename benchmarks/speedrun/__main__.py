@@ -3,8 +3,8 @@
     python3 -m benchmarks.speedrun --track nanogpt-cpu --config benchmarks/speedrun/records/NAME/config.py --tune
     python3 -m benchmarks.speedrun --track nanogpt-cpu --config benchmarks/speedrun/records/NAME/config.py --runs 5
 
-With --tune on Python's documentation, whose results are appended to tuning.json; otherwise on Tiny Shakespeare, and the
-results are appended to log.json. README.md has the rules.
+With --tune, trains on Python's documentation and appends the results to tuning.json. Without it, trains on Tiny
+Shakespeare and appends them to log.json. README.md has the rules.
 """
 
 import argparse
@@ -40,13 +40,13 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     add("--runs", type=int, metavar="N", help="number of runs, with seeds 0 to N - 1 (5; with --tune 1)")
     add("--text", type=Path, metavar="PATH", help="Tiny Shakespeare's input.txt (by default that of TFDS)")
     add("--tune", action="store_true", help="train and score on Python's documentation")
-    add("--caveat", metavar="TEXT", help="why the result is no record, if the command cannot know it")
+    add("--caveat", metavar="TEXT", help="why the result is not a record, for a reason that the command cannot check")
     add("--log", type=Path, metavar="PATH", help="log to append to (log.json, or tuning.json, beside the config)")
     a, rest = parser.parse_known_args(argv)
     if unknown := [word for word in rest if not word.startswith("--config.")]:
         parser.error(f"unknown argument {unknown[0]}")
     if rest and not a.tune:
-        parser.error(f"{rest[0]}: the scored text takes the config as it is; change the file, or add --tune")
+        parser.error(f"{rest[0]}: only --tune accepts changes of the config; change the file, or add --tune")
     if a.runs is None:
         a.runs = 1 if a.tune else 5
     if a.runs < 1:

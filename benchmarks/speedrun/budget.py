@@ -3,8 +3,8 @@
     python3 -m benchmarks.speedrun.budget --config FILE --config.train.batch_size=16
 
 Takes any arguments of lm.train. It compiles the training program, with warm caches if there are any, and runs a few
-steps of it on one core: other processes lengthen even the CPU time of two threads, which wait for each other. On two
-cores a step takes between all and half of that time; hence the estimate is a range.
+steps on one core, because other processes lengthen even the CPU time of two threads that wait for each other. The
+estimate is a range: on two cores a step takes between half of the CPU time on one core and all of it.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The logs of records, the test of their mean loss, and what keeps a result from being a record."""
+"""The logs of records, the test of their mean loss, and the reasons why a result is not a record."""
 
 import json
 import math
@@ -27,10 +27,9 @@ def append_attempt(path: Path, attempt: dict) -> None:
 
 
 def p_value(losses: list[float], target: float) -> float:
-    """Return the p-value of a one-sided t test: the chance of such a low mean loss if the true mean is the target.
+    """Return the p-value of a one-sided t test: the chance of a mean loss this low if the true mean is the target.
 
-    Returns:
-        nan for a single loss, and for equal losses, which have no error.
+    It is nan for a single loss, and for equal losses, which have no error.
 
     >>> round(p_value([1.86, 1.87, 1.85], 1.88), 4)
     0.0371
@@ -51,7 +50,7 @@ def seconds(attempt: dict) -> float:
 
 
 def problems(attempt: dict, tuning: list[dict]) -> Iterator[str]:
-    """Yield what keeps an attempt on the scored text from being a record.
+    """Yield the reasons why an attempt on the scored text is not a record.
 
     Args:
         attempt: as benchmarks/speedrun/__main__.py writes it.

@@ -10,7 +10,7 @@ from benchmarks.compare import ROOT, timed
 from benchmarks.speedrun.tracks import MAX_CONTEXT, forced_values, n_predicted
 from lm.config.values import show
 
-# Variables that change how JAX or malloc works; a record is a config and a commit, nothing else.
+# Prefixes of variables that change how JAX or malloc works: a record must depend on config and commit alone.
 CLEARED = ("JAX_", "XLA_", "MALLOC_", "GLIBC_TUNABLES", "TF_", "OMP_")
 
 
@@ -21,12 +21,12 @@ def train_and_score(config: str, overrides: list[str], text: bytes, seed: int, d
         config: path of the config file.
         overrides: changes to it, each "train.steps=20".
         text: the whole text, ASCII.
-        seed: of the run.
+        seed: the seed of the run.
         directory: empty; the text, the caches, the workdir and the evaluation go there.
 
     Returns:
-        {"seed", "loss": nats per character, "cpu", "wall": seconds of the training process, "peak_bytes", "load": of
-        the machine in the minute before}.
+        {"seed"; "loss": nats per character; "cpu", "wall": seconds of the training process; "peak_bytes"; "load": load
+        average of the machine in the minute before}.
 
     Raises:
         RuntimeError: with the end of the output, if training or scoring fails.
@@ -43,7 +43,19 @@ def train_and_score(config: str, overrides: list[str], text: bytes, seed: int, d
 
 
 def score(workdir: Path, n_characters: int) -> float:
-    """Return the loss of a run's last weights: each validation character but the first, in consecutive windows."""
+    """Evaluate the last weights of a run on the validation split, in consecutive windows, in another process.
+
+    Args:
+        workdir: the run.
+        n_characters: how many characters must be predicted: all of the split but the first.
+
+    Returns:
+        The mean loss in nats per character.
+
+    Raises:
+        RuntimeError: the evaluation fails, its windows are longer than MAX_CONTEXT, or it predicts another number of
+            characters.
+    """
     arguments = ["--split", "validation", "--step", "latest", "--no-baselines", "--json"]
     command = [sys.executable, "-m", "lm.evaluate", "--workdir", str(workdir), *arguments]
     done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)

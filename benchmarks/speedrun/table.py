@@ -38,6 +38,12 @@ def track_table(track: str, directory: Path = RECORDS) -> str:
 
 
 def row(folder: Path, attempts: list[dict]) -> list[str]:
+    """Return the cells of a record's row, in the order of HEADER.
+
+    Args:
+        folder: the directory of the record, with config.py and tuning.json.
+        attempts: its log; the row shows the last attempt.
+    """
     attempt = attempts[-1]
     losses, tuning = column(attempt, "loss"), read_attempts(folder / "tuning.json")
     reasons = "; ".join(problems(attempt, tuning))

@@ -1,4 +1,4 @@
-"""The tracks, and what all runs of a track have in common: the texts, the splits, and limits of the config."""
+"""The tracks, and what all runs have in common: the texts, the splits, and the limits of the config."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ from lm.errors import UserError
 MAX_CONTEXT = 256  # characters that a prediction may depend on
 CORES = 2
 MIN_RUNS = 5
-P = 0.01  # a record's p-value is below
+P = 0.01  # the p-value of a record must be below this
 FRACTIONS = (0.9, 0.1, 0.0)  # of the text: train, validation, no test
 # Python's documentation as the records were tuned on it. It differs a little between releases of Python.
 TUNING_PYTHON, TUNING_SHA256 = "3.11.7", "c2a5f3033799f66678b9adfb2f5f142cddf076bd0018a88477f45f0e09e7de2a"
@@ -72,7 +72,7 @@ def scored_text(path: Path | None) -> bytes:
 
 
 def tuning_text() -> bytes:
-    """Return as many characters of Python's documentation as Tiny Shakespeare has; warn if this Python has others."""
+    """Return as much of Python's documentation as Tiny Shakespeare has characters; warn if it is another release's."""
     content = "".join(python_docs.documents()).encode()[: shakespeare.SIZE]
     if sha256(content) != TUNING_SHA256:
         print(f"WARNING: Python's documentation is not that of CPython {TUNING_PYTHON}; losses differ", file=sys.stderr)
@@ -100,12 +100,12 @@ def forced_values() -> dict[str, Any]:
     return {
         "data.splits": FRACTIONS, "data.tokenizer": "char", "data.vocabulary_from": "train", "data.unk": False,
         "data.packing": "none", "data.offline": None, "eval.every": 0,
-        "eval.final_splits": ("test",),  # there is none: a run does not evaluate, and is scored when it has ended
+        "eval.final_splits": ("test",),  # there is no such split: a run does not evaluate, and is scored after its end
     }  # fmt: skip
 
 
 def load_config(path: str, overrides: list[str]) -> Config:
-    """Return the config of a file as its runs use it, but for text, seed and caches.
+    """Return the config of a file as its runs use it, apart from text, seed and caches.
 
     Raises:
         UserError: the config has mistakes or is against the rules.

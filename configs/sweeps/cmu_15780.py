@@ -3,12 +3,12 @@
     python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget quick
     python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget full      # 42 minutes on 2 CPU cores
 
-The validation loss is evaluated every 160 steps: an epoch is 158.4 steps, so the first figure is two steps into the
-second epoch, and on half of the lecture's validation text, whose other half is the test text here. A loss after one
+The validation loss is evaluated every 160 steps. An epoch is 158.4 steps, so the first evaluation is two steps into the
+second epoch. It uses half of the lecture's validation text; the other half is the test text here. A loss after one
 epoch is uncertain by about 0.2. The course reports 5.9 after one epoch of SGD and about 5.1 after longer training, on
-the complete works of Shakespeare and words without spaces. Here the text is Tiny Shakespeare in words with the space
-before them, so the losses are per word of another kind; the report has the unigram baseline of this text. To compare on
-equal words, see the header of configs/cmu_15780.py and "Words of your own" in docs/data.md.
+the complete works of Shakespeare, in words without spaces. Here the text is Tiny Shakespeare, in words with the space
+before them, so these losses cannot be compared; the report has the unigram baseline of this text. To compare on equal
+words, see the header of configs/cmu_15780.py and "Words of your own" in docs/data.md.
 
 Result (docs/results/cmu_15780.md): Adam at 1e-3 ends 0.094 nats per token higher than SGD at 0.5.
 """

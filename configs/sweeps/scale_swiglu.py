@@ -3,9 +3,9 @@
     python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget quick
     python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget full --dry-run
 
-Four sizes with 5 training tokens per parameter. Both variants of a size have as many parameters. The best learning rate
-falls as 1 / d_model (docs/results/mup.md), so each grid is that of width 64 times 64 / d_model; at the largest size the
-best rate is extrapolated.
+Four sizes with 5 training tokens per parameter. Both variants of a size have equally many parameters. The best learning
+rate falls as 1 / d_model (docs/results/mup.md), so each grid is that of width 64 times 64 / d_model; at the largest
+size the best rate is extrapolated.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, match_rate, match_tokens

@@ -3,15 +3,15 @@
     python -m lm.sweep --config configs/sweeps/scaling.py --budget quick
     python -m lm.sweep --config configs/sweeps/scaling.py --budget full --dry-run
 
-One model at five sizes with 50 training tokens per parameter, on Markov text of order 3, whose entropy is known. There
-is nothing to compare: without comparisons a sweep with sizes reports exponents and the irreducible loss, in both
-countings of parameters and FLOPs, with embeddings and without (Pearce and Song 2024, arXiv:2406.12907). The best
-learning rate falls about as 1 / d_model; at the largest size it is extrapolated.
+One model at five sizes with 50 training tokens per parameter, on Markov text of order 3, whose entropy is known. A
+sweep with sizes and without comparisons reports exponents and the irreducible loss, over parameters and FLOPs, each
+counted with embeddings and without (Pearce and Song 2024, arXiv:2406.12907). The best learning rate falls about as
+1 / d_model; at the largest size it is extrapolated.
 
 With 8 tokens per parameter there was no fit: the smallest models stayed at 2.31, the loss of a model that knows one
 letter of the context, and the loss then fell faster at larger sizes.
 
-Another text is one line: add "data.source": "tfds:tiny_shakespeare" to `values` in place of the Markov text.
+For another text, replace the Markov text in `values`: "data.source": "tfds:tiny_shakespeare".
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_rate, match_tokens

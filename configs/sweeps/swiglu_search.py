@@ -4,7 +4,7 @@
     python -m lm.sweep --config configs/sweeps/swiglu_search.py --budget full
 
 configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, at b2 = 0.95, 20 steps of warm-up and no weight decay.
-Here the same trials of all four are tried for each variant.
+Here all four are tuned together, with the same random trials for each variant.
 """
 
 from lm.sweeps import Budget, Search, Sweep, choice, log_uniform, match_params

@@ -22,7 +22,15 @@ def enabled(x) -> bool:
 
 
 def project(x, w, n_in):
-    """Contract the last `n_in` axes of `x` (R, *in) with the first of `w` (*in, *out); returns float32 (R, *out).
+    """Contract the last axes of `x` with the first axes of `w`.
+
+    Args:
+        x: (R, *in).
+        w: (*in, *out).
+        n_in: the number of axes in `in`.
+
+    Returns:
+        The product (R, *out) in float32.
 
     >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3)), 1).shape
     (5, 2, 3)
@@ -33,7 +41,13 @@ def project(x, w, n_in):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(a, b, transposed):
-    """Return a b, or a b^T if `transposed`, over the last two axes in float32. The gradient multiplies in a's dtype."""
+    """Return the matrix product over the last two axes, in float32. The gradient multiplies in the dtype of `a`.
+
+    Args:
+        a: (..., M, K).
+        b: (..., K, N), or (..., N, K) if `transposed`.
+        transposed: whether to transpose `b`.
+    """
     return _product(a, b, transposed)
 
 
@@ -52,7 +66,7 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 def transposed_matmul(a, b):
-    """Return a^T b over the last two axes in float32."""
+    """Return a^T b over the last two axes, in float32."""
     if a.dtype == jnp.float32 and a.shape[-1] > b.shape[-1]:
         # The same product with the wider factor on the right is faster; without the barrier XLA would undo this.
         return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)

@@ -13,10 +13,10 @@ def enabled(v) -> bool:
 
 @jax.custom_vjp
 def softmax_means(scores_BHTS, v_BSHK):
-    """Return softmax(scores) v in float32, (..., T, H, K). The products multiply in the dtype of the values.
+    """Return softmax(scores) v, (..., T, H, K) in float32. The products multiply in the dtype of `v_BSHK`.
 
-    The derivative by a score is weight * (g v - g mean) / sum. Under a peaked softmax the two terms almost cancel, so
-    both are float32 and made of the same rounded g: what remains is not their separate rounding errors.
+    The derivative by a score is weight * (g v - g mean) / sum. Under a peaked softmax the two terms almost cancel. Both
+    are therefore computed in float32 from the same rounded g: the error of g does not dominate their difference.
 
     Args:
         scores_BHTS: float32 (..., H, T, S).

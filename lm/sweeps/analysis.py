@@ -1,4 +1,4 @@
-"""Analyze the finished runs of a sweep: results per variant and comparisons."""
+"""Analyze the finished runs of a sweep: compute the results of each variant, the comparisons and the warnings."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def analyze(workdir: Path) -> Analysis:
         raise UserError(f"{workdir}: results/ has runs of {min(unknown)!r}, which sweep.json does not describe")
     results.runs = ordered(results.runs, record)
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
-        raise UserError(f"{workdir}: speeds.json lacks a variant; delete it and rerun the sweep")
+        raise UserError(f"{workdir}: speeds.json lacks a variant; delete this file and rerun the sweep")
     pairs = [*record["comparisons"], *([(record["placebo"], record["baseline"])] if record["placebo"] else [])]
     needed = seeds_needed(record, results)
     failed = _failed(record, results, workdir, needed)
@@ -110,7 +110,7 @@ def _text(record: dict, name: str) -> str:
 
 
 def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int]) -> dict[str, str]:
-    """Return the variants that lack failed runs, and the error; raises UserError if anything else is missing."""
+    """Return the error of each variant with failed runs; raises UserError if anything else is missing."""
     missing, failures = missing_runs(results, record, needed), results.failures()
     unfinished = [f"{name} lacks runs" for name, keys in missing.items() if not keys <= failures.keys()]
     if not (missing or results.speeds or SPEEDS in failures):
@@ -125,7 +125,7 @@ def _failed(record: dict, results: Results, workdir: Path, needed: dict[str, int
 
 
 def _comparison(record: dict, results: Results, failed: dict[str, str], pair, test: PairTest) -> Comparison:
-    """Return a comparison as its test found it; one without a difference still counts in Holm's correction."""
+    """Return the comparison of a pair, from its test; one without a difference still counts in Holm's correction."""
     if lost := [name for name in pair if name in failed]:
         answer = f"{pair[0]} against {pair[1]}: no result, because runs of {' and '.join(lost)} failed."
         return Comparison(*pair, None, math.nan, math.nan, answer, missing="runs failed", verdict="runs failed")
@@ -154,7 +154,7 @@ def _placebo(record: dict, results: Results, failed: dict[str, str]) -> Comparis
 
 
 def _pairing(a: VariantResult, b: VariantResult) -> float:
-    """Return the variance of the paired difference divided by that of unpaired runs, the sum of both variances."""
+    """Return the variance of the paired difference, divided by the sum of both variances, that of unpaired runs."""
     if a.loss is None or b.loss is None:
         return math.nan
     unpaired = a.loss.sd**2 + b.loss.sd**2
@@ -212,7 +212,7 @@ def _interval_over_text(a: VariantResult, b: VariantResult, d: Difference | None
 
 
 def _scope(c: Comparison, record: dict) -> str:
-    """Return what the answer holds for; "" if there is no conclusion."""
+    """Return the limits of the answer (size, text and tuning); "" if there is no conclusion."""
     if record["budget"] != "full" or c.verdict in ("no conclusion", "did not train"):
         return ""
     return " " + describe_scope(*(record["variants"][name] for name in (c.variant, c.against)), record["search"])

@@ -6,7 +6,13 @@ from lm.sweeps.statistics import LEVEL, Difference, shares
 
 
 def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
-    """Return the answer to the comparison c of the variants a and b."""
+    """Return the answer to a comparison.
+
+    Args:
+        a, b: the results of the two variants, with the seeds of the comparison.
+        c: the comparison of a against b.
+        record: sweep.json.
+    """
     n, budget, d = len(a.losses), record["budget"], c.difference
     if budget != "full":
         return f"No conclusion about {a.name} and {b.name}: budget {budget} only checks that the sweep runs."
@@ -50,7 +56,7 @@ def describe_placebo_answer(c: Comparison) -> str:
 
 
 def describe_placebo(record: dict) -> str:
-    """Say what the placebo is and what it checks."""
+    """Describe the placebo and what it checks."""
     changes, baseline = (record["variants"][record[name]]["changes"] for name in ("placebo", "baseline"))
     changed = ", ".join(f"{key} = {value}" for key, value in changes.items() if baseline.get(key) != value)
     return (
@@ -62,7 +68,7 @@ def describe_placebo(record: dict) -> str:
 
 
 def describe_looks(looks: list[int]) -> str:
-    """Say after how many seeds there was a look, and which bounds its tests have."""
+    """Describe the looks: their numbers of seeds, and the bounds of their tests."""
     bounds = [f"{share * (1 - LEVEL):.2g}" for share in shares(looks)]
     return (
         f"Looks at {', '.join(map(str, looks))} seeds: more were trained only for comparisons that were undecided. The "
@@ -121,7 +127,7 @@ def _undecided(c: Comparison, record: dict) -> tuple[str, list[str]]:
 
 
 def _seeds(c: Comparison, margin: float) -> str:
-    """Say how many seeds find a difference of the margin, for the estimate that needs more."""
+    """Return how many seeds find a difference of the margin, by the estimate that needs more of them."""
     d = c.difference
     seeds = max(seeds_to_decide(estimate, margin) for estimate in (d, c.at_optimum) if estimate and estimate.sd > 0)
     what = f"find a true difference of {margin:g} in 8 of 10 such sweeps"

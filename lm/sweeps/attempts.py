@@ -1,7 +1,7 @@
 """Count how often a process died while it trained a group of runs: killed for lack of memory, for example.
 
-Without the count, every start of a sweep would meet the same group first, and die there again. The count is in the
-directory of the group's checkpoints. It is written before the group starts and removed when it ends in any other way.
+Without the count, every start of a sweep would begin with the same group and die again. The count is in the directory
+of the group's checkpoints. It is written before the group starts, and removed unless the process dies.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from lm.files import to_json, write_text
 from lm.sweeps.records import read_attempts
 from lm.training.saved_run import newest_checkpoint
 
-MAX_DEATHS = 3  # after which a group counts as failed
+MAX_DEATHS = 3  # a group with so many counts as failed
 
 
 class ProcessDied(Exception):
@@ -23,7 +23,7 @@ class ProcessDied(Exception):
 def n_deaths(directory: Path) -> int:
     """Return how many processes have died while they trained the runs of a directory.
 
-    A process that trains them now is included. Deaths before the newest checkpoint do not count: the runs progress.
+    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
     """
     try:
         found = read_attempts(directory / "attempts.json")
@@ -34,7 +34,7 @@ def n_deaths(directory: Path) -> int:
 
 @contextlib.contextmanager
 def attempt(directory: Path) -> Iterator[None]:
-    """Count a death if this process ends without leaving the block; raises ProcessDied if there were too many."""
+    """Count a death if this process dies in the block; raises ProcessDied if there were MAX_DEATHS before."""
     if (deaths := n_deaths(directory)) >= MAX_DEATHS:
         raise ProcessDied(f"{deaths} processes died while they trained runs of this program; do they fit in memory?")
     directory.mkdir(parents=True, exist_ok=True)

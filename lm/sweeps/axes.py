@@ -1,4 +1,4 @@
-"""The axes of a sweep: combinations of variants, sizes, and values that are computed from another variant.
+"""The axes of a sweep: combinations of variants, sizes, and values that are computed from another variant or size.
 
 This module does not import jax.
 """
@@ -17,7 +17,7 @@ Variants = dict[str, Values]
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A value to be computed.
+    """A config value that is computed from another variant or size.
 
     Attributes:
         what: "params" or "flops", for model.d_ff; "tokens", for train.steps; "rate", for the learning rates.
@@ -87,7 +87,7 @@ def at_size(variant: str, size: str) -> str:
 
 
 def size_of(name: str, sizes: Iterable[str]) -> str:
-    """Return the size of a variant at a size; "" in a sweep without sizes.
+    """Return the size in the name of a variant; "" in a sweep without sizes.
 
     >>> size_of("SwiGLU, 64", ["32", "64"]), size_of("SwiGLU", [])
     ('64', '')

@@ -1,4 +1,4 @@
-"""Best of k trials: which loss a search would have found with fewer trials (Dodge et al. 2019, arXiv:1909.03004)."""
+"""Best of k trials: the loss to expect from a search with fewer trials (Dodge et al. 2019, arXiv:1909.03004)."""
 
 import numpy as np
 
@@ -27,6 +27,14 @@ def trial_losses(results: Results, record: dict, variant: str) -> list[float]:
     """Return the validation loss of each trial of a variant, the mean over the tuning seeds.
 
     The loss of a run counts as that of the unigram baseline if it is larger, or if the run diverged.
+
+    Args:
+        results: the runs of a sweep with a search; tuning must be complete.
+        record: its sweep.json.
+        variant: the name of the variant.
+
+    Returns:
+        The losses in the order of the trials.
     """
     described = record["variants"][variant]
     ceiling = described["data"]["unigram"]["validation"]

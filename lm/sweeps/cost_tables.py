@@ -20,7 +20,7 @@ EQUAL_COSTS: dict[str, Callable[[VariantResult], float]] = {
 
 
 def costs(a: Analysis) -> Table:
-    """Return what training each variant costs, and the losses at equal FLOPs if learning rates are constant."""
+    """Return the cost of training each variant, and the losses at equal FLOPs if learning rates are constant."""
     header = ["variant", "parameters", "tokens per parameter", "FLOPs/token"]
     rows = []
     for v in a.variants.values():
@@ -43,7 +43,7 @@ def costs(a: Analysis) -> Table:
 
 
 def speeds(a: Analysis) -> Table:
-    """Return how fast each variant trains here, and the losses at equal time if learning rates are constant."""
+    """Return the measured throughput of each variant, and the losses at equal time if learning rates are constant."""
     rows = []
     for v in a.variants.values():
         measured = not math.isnan(v.tokens_per_second)
@@ -96,7 +96,13 @@ def is_constant(record: dict) -> bool:
 def loss_at_equal(a: Analysis, v: VariantResult, cost_per_token: Callable[[VariantResult], float]) -> float | str:
     """Return the mean validation loss at the cost of the cheapest variant that comparisons connect with this one.
 
-    Interpolates linearly between evaluations. Returns the reason where there is no such loss.
+    Args:
+        a: the sweep.
+        v: the variant.
+        cost_per_token: a function of EQUAL_COSTS.
+
+    Returns:
+        The loss, interpolated linearly between evaluations; a reason if there is none.
     """
     connected = [a.variants[name] for name in connected_variants(a, v.name) if name in a.variants]
     runs = [w.tokens * cost_per_token(w) for w in connected]

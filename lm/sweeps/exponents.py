@@ -15,7 +15,7 @@ from lm.text_tables import plural
 
 ALL, INNER = "parameters", "parameters without embeddings"
 FLOPS, INNER_FLOPS = "training FLOPs", "training FLOPs without embeddings"
-NO_LAW = "the losses determine no exponent: they do not fall, or not more slowly at larger sizes"
+NO_LAW = "the losses determine no exponent: they do not fall, or their fall does not slow down at larger sizes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Fall:
         sizes: the names of the sizes.
         x: by measure of the size (`ALL` and so on), its value at each size (S,).
         losses_SN: test losses: at the estimated optima where all sizes have one, else at the best rates.
-        at_optimum: which of the two.
+        at_optimum: whether `losses_SN` are those at the estimated optima.
         laws: by measure, the fit; None if the losses determine none.
         true_floor: the loss of the best possible model on this test text in windows of this length; None if unknown.
-        missing: why there are no fits, else "".
+        missing: the reason if there are no fits, else "".
     """
 
     variant: str
@@ -93,7 +93,7 @@ def _fall(variant: str, sizes: list[str], record: dict, variants: dict) -> Fall:
 
 
 def answer(f: Fall, record: dict) -> str:
-    """Return the answer that the numbers support, and what it holds for."""
+    """Return the answer that the numbers support, and its limits: sizes, text and tuning."""
     if (budget := record["budget"]) != "full":
         return f"No conclusion about {f.variant}: budget {budget} only checks that the sweep runs."
     if f.missing:

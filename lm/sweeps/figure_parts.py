@@ -20,7 +20,7 @@ STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 WIDTH = 4.8  # inches
 LOSS = "validation loss (nats per token)"
-LETTERS = 58  # that fit into WIDTH
+LETTERS = 58  # in a line of width WIDTH
 MIN_GAP = 0.11  # between two labels of a logarithmic axis, as a fraction of its length
 
 plt.rcParams |= {
@@ -32,13 +32,13 @@ plt.rcParams |= {
 
 
 def stack_panels(n: int, n_labels: int):
-    """Return a figure of n panels below each other, with room for legends of so many entries in total."""
+    """Return a figure of n panels below each other, and its axes, with room for n_labels entries in all legends."""
     figure = Figure(figsize=(WIDTH, 2.9 * n + 0.2 * n_labels), layout="constrained")
     return figure, list(figure.subplots(n, 1, squeeze=False)[:, 0])
 
 
 def line_look(i: int) -> dict:
-    """Return the style of the i-th line of a panel; where a color is used again, all else differs."""
+    """Return the style of the i-th line of a panel; lines of the same color have another style and marker."""
     again, i = divmod(i, len(COLOURS))
     marker = MARKERS[(i + again) % len(MARKERS)]
     return {"color": COLOURS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}

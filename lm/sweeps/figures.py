@@ -63,7 +63,10 @@ def _comparison_label(c: Comparison) -> str:
 
 
 def _difference_limits(a: Analysis) -> tuple[float, float]:
-    """Return an axis that shows 0 and all comparisons but outliers, which reach over 4 times as far as the median."""
+    """Return the limits of an axis that shows 0 and all comparisons but outliers.
+
+    An outlier reaches more than 4 times as far from 0 as the median of the comparisons.
+    """
     found = [(c.difference, _seed_differences(a, c)) for c in a.comparisons if c.difference]
     ends = [(*d.simultaneous, *seeds) for d, seeds in found if d.n > 2]
     ranges = [(min(0, *values), max(0, *values)) for values in ends]
@@ -99,7 +102,7 @@ def _draw_difference(a: Analysis, c: Comparison, axes, y: float, limits: tuple[f
 
 
 def learning_curves(a: Analysis) -> Figure:
-    """Draw the validation loss during training, and its second half again, larger."""
+    """Draw the validation loss during training, and its second half enlarged."""
     curves, groups = _curves(a)
     figure, panels = stack_panels(2 * len(groups), sum(map(len, groups)))
     for names, whole, end in zip(groups, panels[::2], panels[1::2], strict=True):
@@ -163,7 +166,7 @@ def _fit(axes, values: np.ndarray) -> None:
 def _curves(a: Analysis) -> tuple[dict, list[list[str]]]:
     """Return (steps, losses) of the variants that can be drawn, and the names in each group.
 
-    A variant with a diverged run has no curve, because the mean of the other runs would flatter it. A group without
+    A variant with a diverged run has no curve, because the mean of the other runs would be too low. A group without
     any curve is not drawn; its names are in the last group.
     """
     curves = {name: curve(v.runs) for name, v in a.variants.items() if not v.n_diverged}
@@ -174,7 +177,7 @@ def _curves(a: Analysis) -> tuple[dict, list[list[str]]]:
 
 
 def groups(a: Analysis) -> list[list[str]]:
-    """Return the variants that share a panel: those on one text with the same learning rates, or without a choice."""
+    """Return the variants that share a panel: those on one text with the same grid, or with one rate each."""
     found = {}
     for name, v in a.variants.items():
         text = a.record["variants"][name]["data"]["fingerprint"]
@@ -226,7 +229,7 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
 
 
 def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:
-    """Return an axis for most of the losses, and not far beyond that of the unigram baseline."""
+    """Return the limits of an axis for most of the losses. It ends not far above the loss of the unigram baseline."""
     if not losses:
         return 0.0, 1.0
     low, high = min(losses), np.percentile(losses, 95)

@@ -21,17 +21,17 @@ from lm.training.warm_start import WarmStart
 
 
 def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -> str:
-    """Return the sha256 of everything that a run's numbers follow from, except its learning rate.
+    """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
+
+    The hash covers the lowered StableHLO of initialization, train step and evaluation step (without source locations),
+    the seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first and the last
+    thousand steps, and the parameters of a warm start. Keys that only decide how a run is carried out, such as `remat`,
+    have no effect: they have their defaults in these programs.
 
     Args:
         config: a resolved config.
         corpus: its data.
         warm: the parameters of another run that the run starts from, if any.
-
-    Hashed are the lowered StableHLO of initialization, train step and evaluation step (without source locations), the
-    seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first and the last
-    thousand steps, and the parameters of a warm start. Keys that decide only how a run is carried out, such as `remat`,
-    are left out: they have their defaults in these programs.
     """
     t = config.train
     program, values = split_config(with_default_execution(config))  # the config with seed 0

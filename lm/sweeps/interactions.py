@@ -1,7 +1,7 @@
 """Whether a difference depends on the text: for each declared pair of variants, the difference of two differences.
 
-On text 2 a variant differs from another by d2, on text 1 by d1; the interaction is d2 - d1. With the losses of one seed
-this is x_variant - x_against, where x = loss on text 2 - loss on text 1, and so a paired difference like any other. All
+On text 2 a variant differs from another by d2, on text 1 by d1; the interaction is d2 - d1. For one seed it equals
+x_variant - x_against with x = loss on text 2 - loss on text 1, so it is tested like any other paired difference. All
 texts share the seeds. Runs of one seed on two texts start from the same values of the parameters that the texts have in
 common, and the paired test holds for any correlation that this causes.
 """
@@ -29,7 +29,7 @@ class Interaction:
         at_optimum: at the estimated optima; None if a variant has no estimate on one of the texts.
         p_adjusted, p_at_optimum: their p-values after Holm's correction for all interactions.
         sampling_error: standard error over blocks of both test texts.
-        missing: why there is no interaction, else "".
+        missing: the reason if there is no interaction, else "".
         answer: the result in one sentence.
     """
 
@@ -106,7 +106,7 @@ def _fingerprints(record: dict, name: str, x: Interaction) -> list[str]:
 
 
 def _missing(names: list[str], variants: dict) -> str:
-    """Return why these variants give no interaction, or ""."""
+    """Return why these variants give no interaction; "" if they do."""
     if failed := [name for name in names if name not in variants]:
         return f"runs of {' and '.join(failed)} failed"
     if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:

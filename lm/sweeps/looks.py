@@ -1,8 +1,8 @@
 """Test the declared comparisons of a sweep, look by look.
 
 With looks at 5, 8, 12 and 20 seeds, every comparison is tested after 5. Only the variants of comparisons that are then
-undecided train with more seeds, until they are decided or after the last look. What is decided follows from the
-finished runs alone, so that all processes of a sweep, a resumed sweep and its report decide alike.
+undecided train with more seeds, until they are decided or the last look is reached. The decisions depend on the
+finished runs alone, so all processes of a sweep, a resumed sweep and its report make the same ones.
 """
 
 import math
@@ -51,9 +51,10 @@ class PairTest(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return "beyond the margin", "different", "equivalent" or "undecided", else why; "" without a difference.
+        """Return "beyond the margin", "different", "equivalent" or "undecided", else the reason.
 
-        More seeds are for "undecided" only: they remove no diverged run and do not vary losses that are constant.
+        The reason is "" without a difference. Only "undecided" needs more seeds: they would not undo a divergence, nor
+        make constant losses vary.
         """
         d, level = self.difference, 1 - statistics.LEVEL
         if not self.same_text:
@@ -103,13 +104,16 @@ def pair_tests(record: dict, results: Results) -> list[PairTest]:
 def follow(n_comparisons: int, n_looks: int, test: Callable[[int, int], PairTest], margin: float) -> list[PairTest]:
     """Test every comparison at the first look, and the undecided ones at the next, until none is left or the last look.
 
-    Holm's correction is over all comparisons, each with the p-value of the look at which it is. A comparison keeps the
-    corrected p-values with which it was decided.
+    Holm's correction is over all comparisons, each with the p-value of its latest look. A decided comparison keeps its
+    corrected p-values.
 
     Args:
         n_comparisons, n_looks: their numbers.
         test: (comparison, look), both counted from 0, -> its test without correction.
         margin: that of the sweep.
+
+    Returns:
+        The test of each comparison at the look at which it stopped, with corrected p-values.
     """
     found, undecided = [test(k, 0) for k in range(n_comparisons)], list(range(n_comparisons))
     for i in range(n_looks):
@@ -125,7 +129,7 @@ def follow(n_comparisons: int, n_looks: int, test: Callable[[int, int], PairTest
 
 
 def _correct(tests: list[PairTest], margin: float) -> list[PairTest]:
-    """Return the tests with p-values after Holm's correction, which each kind of test has on its own."""
+    """Return the tests with p-values after Holm's correction, which is separate for each kind of test."""
 
     def corrected(p: Callable[[Difference], float]) -> tuple[list[float], list[float]]:
         estimates = [t.difference for t in tests], [t.at_optimum for t in tests]
@@ -179,9 +183,9 @@ def _text(record: dict, name: str) -> str:
 
 
 def _group(record: dict, name: str) -> tuple[str, str]:
-    """Return a variant's text and size: the variants of a group have one prior.
+    """Return a variant's text and size: the variants of a group share one prior.
 
-    Runs of two sizes have less noise in common.
+    Sizes are separate groups, because runs of two sizes have less noise in common.
     """
     return _text(record, name), size_of(name, record.get("sizes") or ())  # sweeps of older versions have no sizes
 
@@ -221,7 +225,7 @@ def _pair_test(record: dict, results: Results, pair, i: int, priors: dict) -> Pa
 
 
 def seeds_needed(record: dict, results: Results) -> dict[str, int]:
-    """Return by variant the number of fresh seeds that its comparisons need, as far as the finished runs tell."""
+    """Return by variant the number of fresh seeds that its comparisons need, judged by the runs finished so far."""
     needed = dict.fromkeys(record["variants"], record["looks"][0])
     for pair, test in zip(record["comparisons"], pair_tests(record, results), strict=True):
         for name in pair:

@@ -3,7 +3,7 @@
 With 5 seeds a variance has 4 degrees of freedom, so the t test needs a large difference. The variances of the paired
 differences of all variants of a sweep are similar. As in limma (Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1):3), they
 are taken as draws from one scaled inverse chi-square distribution: a prior of variance s0^2 with d0 degrees of freedom,
-which the sweep itself gives. The test of a difference then uses (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of
+fitted to the sweep itself. The test of a difference then uses (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of
 freedom in the place of its own s^2 with d. If s^2 is larger than s0^2, d0 is reduced, because the variant may vary more
 than the others. `benchmarks/calibration/moderation.py` simulates the error rate and the power.
 """
@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
-ROUNDING = 1e-5  # nats per token; differences that vary less over seeds are those of one model, rounded in two ways
+ROUNDING = 1e-5  # nats per token; differences that vary less over seeds are rounding errors between equal models
 
 
 class Prior(NamedTuple):
-    """What a sweep says about the variance of any of its paired differences: s0^2 and d0, its degrees of freedom."""
+    """The prior of the variance of any paired difference of a sweep: s0^2 and d0, its degrees of freedom."""
 
     variance: float
     df: float
@@ -84,6 +84,10 @@ def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:
     (2016, Ann. Appl. Stat. 10:946). With F = variance / s0^2, d0 is multiplied by the square of min(1, p(F) / p(1)),
     where p is the upper tail of the F distribution with d and d0 degrees of freedom. The square keeps the error over
     all comparisons below 1 - LEVEL even if one variant varies five times as much as the others.
+
+    Args:
+        variance, df: of the differences of one pair, and its degrees of freedom, n - 1.
+        prior: that of the sweep.
 
     >>> moderate(1.0, 4, Prior(4.0, 2.0))
     (2.0, 6.0)

@@ -24,7 +24,7 @@ class Saving:
         at_best: the multipliers at the best learning rates of the grids; None if there are none: see `missing`.
         at_optimum: the same at the estimated optima; None if a variant at a size has none.
         p_adjusted, p_at_optimum: the p-values of the pooled multipliers after Holm's correction for the pairs.
-        missing: why there are no multipliers, else "".
+        missing: the reason if there are no multipliers, else "".
     """
 
     variant: str
@@ -107,7 +107,13 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
 
 
 def incomparable(names: list[str], record: dict, variants: dict) -> str:
-    """Return why the losses of these variants cannot be compared over sizes, or ""."""
+    """Return why the losses of these variants cannot be compared over sizes; "" if they can.
+
+    Args:
+        names: of the variants, each at a size.
+        record: sweep.json.
+        variants: by name, the VariantResults of the variants whose runs are complete.
+    """
     if failed := [name for name in names if name not in variants]:
         return f"runs of {' and '.join(failed)} failed"
     if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
@@ -154,7 +160,7 @@ def _rounded(x: float, digits: int = 0) -> str:
 
 
 def answer(s: Saving, record: dict) -> str:
-    """Return the answer that the numbers support, and what it holds for."""
+    """Return the answer that the numbers support, and its limits: sizes, text and tuning."""
     if (budget := record["budget"]) != "full":
         return f"No conclusion about {s.variant} and {s.against}: budget {budget} only checks that the sweep runs."
     if s.missing:

@@ -1,9 +1,9 @@
 """Estimate a variant's test loss at its best learning rate, between the rates of the grid.
 
-The best rate of a grid is up to half a step from the optimum, by a different distance for every variant. This is an
-error that more seeds do not reduce. Around its minimum the loss is close to a parabola in log2(learning rate). The
-minimum of the parabola through the best rate and its two neighbors, which are trained on the same seeds, estimates the
-loss at the optimum.
+The best rate of a grid is up to half a step from the optimum, and the distance differs between variants. More seeds do
+not reduce this error. Around its minimum the loss is close to a parabola in log2(learning rate). The minimum of the
+parabola through the best rate and its two neighbors, which are trained on the same seeds, estimates the loss at the
+optimum.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Optimum(NamedTuple):
     Attributes:
         losses: its jackknife pseudo-values, one per seed; see `lm.sweeps.statistics.pseudo_values`. None if missing.
         rate: the learning rate at the minimum; nan if missing.
-        missing: why there is no estimate, else "".
+        missing: the reason if there is no estimate, else "".
     """
 
     losses: np.ndarray | None
@@ -59,7 +59,7 @@ def estimate_optimum(results: Results, record: dict, variant: str, best: float) 
 
 
 def _missing(rates: list[float], losses: list[list[float | None]], stuck: float) -> str:
-    """Return why these rates give no estimate, or ""."""
+    """Return why these rates give no estimate; "" if they do."""
     if len(rates) < 3:
         return "the best learning rate is at the edge of its grid, or the only one"
     steps = np.divide(rates[1:], rates[:-1])

@@ -1,4 +1,4 @@
-"""What the analysis of a sweep found: results per variant, comparisons, and all that a report shows."""
+"""The results of an analysis: each variant, each comparison, and everything else that a report shows."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ class VariantResult:
         n_stuck: how many runs ended above STUCK times the unigram baseline.
         bits_per_byte: of the mean loss; nan if a run diverged or the bytes of the test text are not known.
         optimum: the estimated minimum over learning rates, between those of the grid.
-        rate_from: the variant whose best rate decides on this one's; None: it was tuned.
+        rate_from: the variant whose best rate this one uses, scaled; None: it was tuned itself.
     """
 
     name: str
@@ -68,7 +68,7 @@ class VariantResult:
 
     @property
     def did_not_train(self) -> bool:
-        """Return whether all runs got stuck, but for those that diverged."""
+        """Return whether all runs got stuck, apart from those that diverged."""
         return self.n_stuck > 0 and self.n_stuck + self.n_diverged == len(self.losses)
 
     @property
@@ -92,10 +92,10 @@ class Comparison:
 
     Attributes:
         variant, against: the names of the two variants.
-        difference: None if runs of either diverged or failed, or if all got stuck; `missing` then says which of them.
+        difference: None if runs of either diverged or failed, or if all got stuck; see `missing`.
         p_adjusted: the p-value after Holm's correction.
         sampling_error: standard error of the difference over the same blocks of text.
-        answer: the result in one sentence, and what it holds for.
+        answer: the result in one sentence, and its limits: size, text and tuning.
         missing: "runs diverged", "runs failed" or "did not train" if there is no difference, else "".
         same_tokens: whether both variants trained on the same number of tokens.
         at_optimum: the difference of the estimated minima over learning rates; None if a variant has no estimate.
@@ -103,7 +103,7 @@ class Comparison:
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.margins` after Holm's correction; with an estimate
             at the optimum, the larger one of both estimates, because an answer needs both.
         pairing: the variance of the difference, divided by that without pairing.
-        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why there is none of them.
+        verdict: "beyond the margin", "different", "equivalent" or "undecided", else the reason why there is none.
         over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
             the two were tested on different tokens.
         n_seeds, look: the number of seeds at the look at which the comparison stopped, and that look, counted from 1.
@@ -143,7 +143,7 @@ class Analysis:
         failed: by name, the error of each variant that is left out because runs of it failed.
         comparisons: the declared comparisons.
         warnings: what a reader should know before trusting the numbers.
-        savings: the training compute that variants save, if the sweep has sizes; they are then the claims.
+        savings: the training compute that variants save; the claims of a sweep with sizes.
         falls: how the loss of each variant falls with the size, if the sweep has sizes and no comparisons.
         interactions: how the differences depend on the text, if the sweep has texts.
         placebo: the placebo against the baseline, at the first look and without correction; None if there is none.
@@ -164,8 +164,8 @@ class Analysis:
     def answers(self) -> list[str]:
         """Return one answer per claim, and those of the interactions and of the placebo.
 
-        There is a claim per pair of variants if the sweep has sizes, per variant if it also has no comparisons, else
-        per comparison.
+        The claims are the comparisons. With sizes, they are the pairs of variants; with sizes and without comparisons,
+        the variants.
         """
         claims = [answer(s, self.record) for s in self.savings] or [c.answer for c in self.comparisons]
         claims += [exponents.answer(f, self.record) for f in self.falls]

@@ -1,15 +1,15 @@
 """How a loss falls with the size: the fit of E + A x^-a, and the values of E and a that the losses allow.
 
-x is a number of parameters or of training FLOPs. For a given exponent a the fit is linear in E and A, so that only one
-parameter is searched. The interval is that of the profile likelihood (Bates and Watts 1988, Nonlinear Regression
+x is a number of parameters or of training FLOPs. For a given exponent a the fit is linear in E and A, so only a is
+searched. The interval is that of the profile likelihood (Bates and Watts 1988, Nonlinear Regression
 Analysis, section 6.1). With mean losses L_s over n seeds at S sizes, RSS = sum_s (L_s - E - A x_s^-a)^2, and the
 variance s^2 of the losses over seeds, pooled over sizes with S (n - 1) degrees of freedom, a value of E or a is in the
 interval if
 
     min RSS at this value <= min RSS + t^2 s^2 / n.
 
-Unlike an interval of the form estimate +- error it may have one end only: a few sizes often show that E is below some
-value but not that it is above another. Letters in names: S sizes, N seeds, K exponents.
+Unlike an interval of the form estimate +- error, it may have one end only: a few sizes often show that E is below some
+value, but not that it is above any. Letters in names: S sizes, N seeds, K exponents.
 """
 
 import math
@@ -22,7 +22,7 @@ from lm.sweeps.spec import MIN_SIZES_OF_FIT
 from lm.sweeps.statistics import LEVEL
 
 SMALLEST = 1e-3  # the exponent below which a power law cannot be distinguished from a logarithm, where E is -infinity
-LARGEST = 20.0  # the exponent, times ln(largest x / smallest x), from which on only the smallest x is above E
+LARGEST = 20.0  # of exponent x ln(largest x / smallest x): above it, only the loss at the smallest x differs from E
 N_GRID = 1001  # exponents at which the interval is computed
 
 
@@ -112,7 +112,7 @@ def fit(x_S, losses_SN) -> PowerLaw | None:
 
 
 def _ends(grid_K: np.ndarray, spare_K: np.ndarray, inside_K: np.ndarray) -> tuple[float, float]:
-    """Return where the spare error is 0 around the exponents inside: 0 and infinity where they reach the grid's end."""
+    """Return the interval of the exponent: where spare_K is 0, or 0 and infinity where the grid ends before that."""
     first, last = np.flatnonzero(inside_K)[[0, -1]]
     low, high = 0.0, math.inf
     if first > 0:

@@ -93,7 +93,7 @@ def _check(record: dict, path: Path, advice: str) -> None:
 
 
 def _check_key(record: dict, key: str, expected, path: Path, advice: str) -> None:
-    """Raise UserError if the value of a key that older versions lack has another shape."""
+    """Raise UserError if the value of a key that files of older versions lack has another shape."""
     try:
         check_shape(record[key], expected, key)
     except ValueError as error:
@@ -106,17 +106,17 @@ def read_sweep(path: Path) -> dict:
     record = read_json(path, _SWEEP, advice)
     _check(record, path, advice)
     if not _fit_sizes(record):
-        raise UserError(f"{path} is corrupted: its seeds are not those of its sizes; {advice}")
+        raise UserError(f"{path} is corrupted: its seeds do not match its sizes; {advice}")
     n_seeds = count(record["seeds"])
     record = {"looks": [n_seeds], "placebo": None, "search": None} | record  # of older versions
     _check_key(record, "search", ({"space": {str: str}, "trials": [{LEARNING_RATE: float}]}, None), path, advice)
     if not _is_search_of(record):
-        raise UserError(f"{path} is corrupted: its trials are not those of its search and its variants; {advice}")
+        raise UserError(f"{path} is corrupted: its trials do not match its search or its variants; {advice}")
     looks = record["looks"]
     if not (isinstance(looks, list) and all(type(n) is int for n in looks) and _ends_at(looks, n_seeds)):
-        raise UserError(f"{path} is corrupted: its looks are not those of its seeds; {advice}")
+        raise UserError(f"{path} is corrupted: its looks do not match its seeds; {advice}")
     if record["placebo"] not in (None, *record["variants"]):
-        raise UserError(f"{path} is corrupted: its placebo is no variant; {advice}")
+        raise UserError(f"{path} is corrupted: its placebo is not a variant; {advice}")
     for start in record["starts"]:  # older versions kept the device of the last start only
         start.setdefault("device", record.get("device"))
         _check_key(start, "device", str, path, advice)
@@ -138,7 +138,7 @@ def read_sweep(path: Path) -> dict:
 
 
 def _is_search_of(record: dict) -> bool:
-    """Return whether the trials draw the keys of the space, and the grid of every variant has their learning rates."""
+    """Return whether every trial has the keys of the space, and every grid is the learning rates of the trials."""
     search = record["search"]
     if search is None:
         return True

@@ -33,9 +33,9 @@ CAPTIONS = {
     "dots: runs on fresh seeds.",
 }
 SAVINGS_CAPTION = (
-    "Test loss over training compute, and the compute multiplier m at each size: how many times the first variant's "
-    "FLOPs the second needs for the same loss. Points: mean over the seeds at the estimated optimum of the learning "
-    "rate, else at the best rate; lines: loss = E + A C^-a with E and a in common, which no number of the report uses. "
+    "Test loss over training compute, and the compute multiplier m at each size: for the same loss the second variant "
+    "needs m times the FLOPs of the first. Points: mean over the seeds at the estimated optimum of the learning rate, "
+    "else at the best rate; lines: fits of loss = E + A C^-a with common E and a, for this figure only. "
     "Bars: 95 % intervals, with a triangle where they leave the axis; band: the mean over sizes."
 )
 BEST_OF_K_CAPTION = (
@@ -83,7 +83,13 @@ def write_report(a: Analysis, workdir: Path) -> None:
 
 
 def publish(a: Analysis, workdir: Path, directory: Path) -> None:
-    """Copy a written report to directory/NAME.md and directory/NAME/."""
+    """Copy a written report to directory/NAME.md and directory/NAME/.
+
+    Args:
+        a: the analysis, with a full budget; see `check_publishable`.
+        workdir: the sweep's directory, after `write_report`.
+        directory: where the pages are: docs/results.
+    """
     name = a.record["name"]
     (directory / name).mkdir(parents=True, exist_ok=True)
     write_text(directory / f"{name}.md", to_markdown(a, f"{name}/"))
@@ -244,7 +250,7 @@ def to_html(a: Analysis, svgs: dict[str, bytes]) -> str:
 
 
 def _html(table: Table) -> str:
-    """Return a table; on narrow screens each row becomes a block in which every cell names its column."""
+    """Return a table as HTML; on narrow screens each row becomes a block in which every cell names its column."""
     numbers = _footnotes(table)
     header = "".join(
         f"<th>{html.escape(column)}{f'<sup>{numbers[column]}</sup>' if column in numbers else ''}</th>"

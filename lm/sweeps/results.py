@@ -23,12 +23,17 @@ from lm.training.config_changes import compare_configs
 from lm.training.provenance import describe_start
 
 SAME = 1e-6  # relative difference of two losses below which rounding explains it
-SPEEDS = ("speeds",)  # the key of a failed measurement of the speeds, among those of runs
+SPEEDS = ("speeds",)  # the key of a failed speed measurement; other failures have the keys of runs
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 
 
 def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
-    """Return the contents of sweep.json, for this start: all that the runs follow from and that the report needs."""
+    """Return the contents of sweep.json for this start: all that determines the runs, and all that the report needs.
+
+    Args:
+        plan, variants: the sweep, and by name its resolved `lm.sweeps.variants.Variant`s.
+        device: the number and kind of the devices, such as "2 x cpu".
+    """
     described = {
         name: {
             "changes": {key: str(value) for key, value in plan.sweep.variants[name].items()},
@@ -74,10 +79,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
 
 
 def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
-    """Return the plan with the seeds that a directory has used.
-
-    In older versions they did not follow from the name, or were the same for all sizes.
-    """
+    """Return the plan with the seeds of an existing directory of this sweep, which older versions chose otherwise."""
     path = workdir / "sweep.json"
     old = read_sweep(path) if path.exists() else None
     if old is None or _counts(old["seeds"], old["tuning_seeds"]) != _counts(plan.seeds, plan.tuning_seeds):
@@ -128,7 +130,7 @@ def _wait_for_lock(workdir: Path):
 
 
 def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
-    """Return what differs between the sweep of a sweep.json and that of `record` with these configs, a line each."""
+    """Return the differences, a line each, between the sweep of a sweep.json and that of `record` and `configs`."""
     fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebo", "tuning_seeds", "seeds", "looks")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     searches = old.get("search"), record.get("search")  # sweeps of older versions have none
@@ -171,7 +173,7 @@ class Results:
 
     Attributes:
         runs: the results of each finished run, by (phase, variant, learning rate, seed); phase is "tuning" or "final".
-        speeds: what lm.sweeps.throughput.measure_variants returned, None before it was measured.
+        speeds: what lm.sweeps.throughput.measure_variants returned; None before the measurement.
     """
 
     def __init__(self, workdir: Path, warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)):
@@ -203,7 +205,7 @@ class Results:
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
         """Try to lock the unit of work of this name; yields whether it succeeded, with the results reloaded if so."""
-        directory = self.workdir / ".claims" / name  # it stays: deleting a lock file would break the lock
+        directory = self.workdir / ".claims" / name  # never deleted: that would break the lock of another process
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)
@@ -226,7 +228,7 @@ class Results:
         self._remember(runs)
 
     def add_failure(self, name: str, keys: list[tuple], error: str) -> None:
-        """Save how these runs failed; it is reported as long as they are missing."""
+        """Save the error of runs with these keys (as in `runs`, or SPEEDS); reports show it until they finish."""
         with contextlib.suppress(OSError):  # a full disk must not stop the other runs
             (self.workdir / "failed").mkdir(exist_ok=True)
             write_text(self.workdir / "failed" / f"{name}.json", to_json({"runs": keys, "error": error}) + "\n")
@@ -277,7 +279,7 @@ def final_runs(results: Results, record: dict, variant: str, seeds: Seeds) -> li
 
 
 def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dict[str, set[tuple]]:
-    """Return by variant the keys of the runs that are not finished; final runs are known once tuning is complete.
+    """Return by variant the keys of the runs that are not finished. Final runs are counted once tuning is complete.
 
     Args:
         results, record: the sweep.
@@ -296,19 +298,16 @@ def missing_runs(results: Results, record: dict, n_seeds: dict[str, int]) -> dic
 
 
 def stuck_above(record: dict, variant: str, split: str) -> float:
-    """Return the loss above which a run of the variant counts as stuck."""
+    """Return the loss on "validation" or "test" above which a run of the variant counts as stuck."""
     return STUCK * record["variants"][variant]["data"]["unigram"][split]
 
 
 class TuningResult(NamedTuple):
-    """The tuning runs of a variant at one learning rate.
-
-    loss: mean validation loss of the runs that learned; of the stuck ones if none learned; infinite if all diverged.
-    """
+    """The tuning runs of a variant at one learning rate."""
 
     n_diverged: int
     n_stuck: int
-    loss: float
+    loss: float  # mean validation loss of the runs that learned, else of the stuck ones; infinite if all diverged
 
 
 def tuning_result(results: Results, record: dict, variant: str, rate: float) -> TuningResult:
@@ -325,7 +324,7 @@ def tuning_result(results: Results, record: dict, variant: str, rate: float) -> 
 def best_rate(results: Results, record: dict, variant: str) -> float:
     """Return the learning rate with the fewest diverged or stuck tuning runs; among those, the lowest loss.
 
-    A variant without tuning runs takes the rate at the index that the best rate of `rate_from` has in its own grid.
+    A variant without tuning runs uses the best rate of `rate_from`, scaled: the one at the same index of its own grid.
     """
     grid = record["variants"][variant]["grid"]
     if len(grid) == 1:
@@ -341,7 +340,7 @@ def best_rate(results: Results, record: dict, variant: str) -> float:
 
 
 def rate_from(record: dict, variant: str) -> str | None:
-    """Return the variant whose best learning rate decides on this one's; None if it is tuned itself."""
+    """Return the variant whose best learning rate this one uses, scaled; None if it is tuned itself."""
     return record["variants"][variant].get("rate_from")
 
 
@@ -365,7 +364,7 @@ def neighbors(grid, rate: float) -> list[float]:
 
 
 def identical_variants(results: Results, variants: list[str], phase: str = "final") -> list[str]:
-    """Return a warning for each pair of variants whose runs all have the same test losses, up to rounding."""
+    """Return a warning for each pair of variants whose runs of a phase have the same test losses, up to rounding."""
     warnings = []
     for a, b in itertools.combinations(variants, 2):
         ends = {n: {k[2:]: m["test_loss"] for k, m in results.runs.items() if k[:2] == (phase, n)} for n in (a, b)}

@@ -1,7 +1,7 @@
 """Run a sweep: tune each variant's learning rate, train the final runs, measure the speeds.
 
 Several processes may run the same sweep in one directory. Work is divided into groups of runs that share a compiled
-program; a process claims a group by locking it, and waits at the end for the groups of the others.
+program. A process claims a group by locking it, and waits at the end for the groups that other processes train.
 """
 
 import contextlib
@@ -148,11 +148,16 @@ class _Runner:
         return 0
 
     def runs_of_look(self, tuned: list[str], before: int, n: int) -> list[Key]:
-        """Return the final runs that a look at n seeds adds to one at `before` seeds."""
+        """Return the final runs that a look needs in addition to those of the look before.
+
+        Args:
+            tuned: the variants whose tuning is complete.
+            before, n: the number of seeds of the look before (0: none), and of this one.
+        """
         needed = seeds_needed(self.record, self.results)
         names = [name for name in tuned if needed[name] >= n]
         if before and names:
-            self.say(f"undecided at {before} seeds, so up to {n}: {', '.join(names)}")
+            self.say(f"undecided at {before} seeds; training with up to {n}: {', '.join(names)}")
         seeds = {name: seeds_of(self.record["seeds"], name)[before:n] for name in names}
         return [key for name in names for key in final_runs(self.results, self.record, name, seeds[name])]
 
@@ -200,9 +205,10 @@ class _Runner:
         return [key for key in keys if (phase, *key) not in self.results.runs]
 
     def _refuse_deadly(self, phase: str, program: Config) -> None:
-        """Raise ProcessDied if this or another process has, since this one started, given up runs of a program.
+        """Raise ProcessDied if runs of this program have failed with ProcessDied since this process started.
 
-        The count of deaths is removed then, so that the next start tries again.
+        This process or another one may have tried them. The failure deletes the count of deaths, so that the next start
+        tries again.
         """
         for key, error in self.results.failures(new=True).items():
             kind, _, reason = error.partition(": ")
@@ -214,7 +220,10 @@ class _Runner:
         return self.variants[key[1]].run_config(*key[2:])
 
     def _fewest_deaths_first(self, phase: str, groups: list[list[Key]]) -> list[list[Key]]:
-        """Sort groups by the most deaths in any group of their program; in a program, the most deaths come first."""
+        """Sort groups by program, the program with the fewest deaths first.
+
+        The deaths of a program are the most in any of its groups. Within a program, the most deaths come first.
+        """
         programs = [program_of(self.variants[name].run_config(rate, seed)) for ((name, rate, seed), *_) in groups]
         deaths = [n_deaths(self.directory(phase, self._missing(phase, group))) for group in groups]
         most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
@@ -224,13 +233,13 @@ class _Runner:
     def directory(self, phase: str, keys: list[Key]) -> Path:
         """Return the directory of the checkpoints of unfinished runs that share a program.
 
-        Its name holds all that a checkpoint depends on: another number of devices starts anew.
+        Its name depends on all that a checkpoint depends on, so with another number of devices the runs start anew.
         """
         n = jax.device_count()
         return self.results.workdir / "unfinished" / f"{phase}-{_digest([keys, -(-len(keys) // n), n])}"
 
     def measure_speeds(self) -> None:
-        """Measure the throughput of all variants, unless another process does; the sweep is finished without it."""
+        """Measure the throughput of all variants, unless another process does. The sweep can finish without it."""
         while not (self.results.speeds or self.signals.received):
             with self.results.claim("speeds") as claimed:
                 if claimed and not self.results.speeds:
@@ -264,7 +273,16 @@ def _describe(record: dict, variant: Variant, rate: float) -> str:
 
 
 def train_group(runner: _Runner, phase: str, keys: list[Key]) -> None:
-    """Train runs that share a program, and save their results unless a signal stops them."""
+    """Train runs that share a program, and save their results unless a signal stops them.
+
+    Args:
+        runner: the sweep.
+        phase: "tuning" or "final".
+        keys: the runs, (variant, learning rate, seed).
+
+    Raises:
+        ProcessDied: too many processes died while they trained these runs.
+    """
     variants, results, directory = runner.variants, runner.results, runner.directory(phase, keys)
     configs = [variants[name].run_config(rate, seed) for name, rate, seed in keys]
     warm_starts = [variants[name].warm_starts[seed] for name, _, seed in keys if variants[name].warm_starts]

@@ -17,7 +17,7 @@ TICKS = {
     4: (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5),
     math.inf: (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100),
 }
-LARGEST = math.log(1000)  # a flat loss gives huge multipliers, which are drawn at the edge of the axis
+LARGEST = math.log(1000)  # larger multipliers, which a flat loss gives, are drawn at the edge of the axis
 
 
 def savings_figure(a: Analysis) -> Figure:
@@ -67,7 +67,7 @@ def _draw_multipliers(s: Saving, axes) -> None:
 
 
 def _limits(estimates: list[Estimate]) -> tuple[float, float]:
-    """Return an axis of ln m for 1 and all estimates up to LARGEST, and for intervals up to twice as far."""
+    """Return the limits of an axis of ln m for m = 1, all estimates up to LARGEST, and intervals up to twice as far."""
     values = np.clip([e.value for e in estimates], -LARGEST, LARGEST)
     low, high = min(0, *values), max(0, *values)
     reach = high - low + 0.05

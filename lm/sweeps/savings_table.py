@@ -11,8 +11,8 @@ def savings_table(a: Analysis) -> Table:
     notes = {
         "size": "The mean over sizes is the claim; the others show where it comes from. Trend: the factor by which the "
         "multiplier m changes when both variants get 10 times the compute.",
-        "compute saved [95 % CI]": "1 - 1/m, where m is how many times the first variant's training FLOPs the second "
-        "needs for the same test loss. ln m is the difference of their losses, divided by the fall of the loss with "
+        "compute saved [95 % CI]": "1 - 1/m, where the second variant needs m times the training FLOPs of the first "
+        "for the same test loss. ln m is the difference of their losses, divided by the fall of the loss with "
         "ln(FLOPs). This slope is that of the parabola through the mean losses of both variants at all sizes. "
         "Intervals leave out one seed of one size at a time (jackknife). Negative: the first variant needs more.",
         "p": f'Two-sided t test of "m is 1" after Holm\'s correction for {n} pair{"s" * (n > 1)} of variants; '

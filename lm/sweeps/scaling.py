@@ -1,7 +1,7 @@
 """Statistics over several sizes: the training compute that one variant saves against another.
 
-The compute multiplier m of a variant is how many times its compute the other needs for the same loss. Where both spend
-the same compute C, the other reaches the variant's loss at m C. To first order, with the slope of the loss over ln C,
+The compute multiplier of a variant is m if the other needs m times its compute for the same loss: the variant reaches
+with compute C the loss that the other reaches with m C. To first order, with the slope of the loss over ln C,
 
     ln m = (loss of the other - loss of the variant) / (- d loss / d ln C).
 
@@ -21,7 +21,7 @@ from lm.sweeps.statistics import LEVEL
 class Estimate(NamedTuple):
     """An estimate, its confidence interval, and the two-sided p-value of "it is 0".
 
-    Without variation over the data the interval is a point, and p is not a number: there is nothing to test with.
+    Without variation over the data the interval is a point, and p is nan.
     """
 
     value: float
@@ -53,7 +53,7 @@ def multipliers(compute_S2, losses_SN2) -> Multipliers | None:
 
     Returns:
         The multipliers with jackknife intervals; see `jackknife`. None if the loss does not fall with the compute at
-        every size, also without any single seed.
+        every size, or does not when any one seed is left out.
     """
     compute_S2 = np.asarray(compute_S2, float)
     decades_S = np.log10(compute_S2).mean(axis=1)
@@ -72,7 +72,7 @@ def multipliers(compute_S2, losses_SN2) -> Multipliers | None:
 def log_multipliers(compute_S2: np.ndarray, loss_S2: np.ndarray) -> np.ndarray:
     """Return ln m at each size; nan where the loss does not fall with the compute.
 
-    The slope is that of the parabola in ln C through the mean losses of both variants, so it is taken between the two.
+    The slope is that of the parabola in ln C through the means of both variants' losses, so both have the same slope.
 
     >>> compute = np.array([[1e3, 1e3], [1e4, 1e4], [1e5, 1e5]])
     >>> loss = 9 - np.log(compute * [2, 1])  # the variant does as well as the other does with twice the compute
@@ -90,10 +90,10 @@ def log_multipliers(compute_S2: np.ndarray, loss_S2: np.ndarray) -> np.ndarray:
 def jackknife(estimate: Callable[[np.ndarray], np.ndarray], data_SN: np.ndarray) -> list[Estimate]:
     """Return functions of the means of several groups, with jackknife intervals.
 
-    The estimates are repeated without one member of a group, for every member of every group. The variance is the sum
-    over groups of (n - 1) / n times the sum of squared deviations of these n estimates from their mean: the jackknife
-    of a stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees of freedom are those of
-    Welch (1947) and Satterthwaite (1946) for a sum of variances of unequal size.
+    The estimates are repeated with one member left out, for every member of every group. The variance is the sum over
+    groups of (n - 1) / n times the sum of squared deviations of these n estimates from their mean: the jackknife of a
+    stratified sample (Jones 1974, Biometrika 61, 343-348). The degrees of freedom are those of Welch (1947) and
+    Satterthwaite (1946) for a sum of variances of unequal size.
 
     Args:
         estimate: maps the means of the groups (S, ...) to numbers (K,).

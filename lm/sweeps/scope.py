@@ -1,8 +1,8 @@
-"""What a comparison holds for: the size, the text, the training tokens, and the hyperparameters that were not tuned."""
+"""The limits of an answer: the size, the text, the training tokens, and the hyperparameters that were not tuned."""
 
 from collections.abc import Callable
 
-# The config keys of each hyperparameter but the learning rate.
+# The config keys of each hyperparameter except the learning rate.
 HYPERPARAMETERS = {
     "b2": ("optimizer.b2",),
     "momentum": ("optimizer.momentum", "optimizer.muon_beta"),
@@ -108,7 +108,7 @@ def held_hyperparameters(a: dict, b: dict) -> list[str]:
 
 
 def searched_hyperparameters(keys) -> list[str]:
-    """Return the names of the hyperparameters that keys decide on.
+    """Return the names of the hyperparameters that these config keys set.
 
     >>> searched_hyperparameters(["optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.clip_norm"])
     ['learning rate', 'warm-up', 'clip norm']

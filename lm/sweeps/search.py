@@ -1,6 +1,6 @@
-"""Random search: a space of hyperparameters, and the trials that are drawn from it, alike for every variant.
+"""Random search: a space of hyperparameters, and the trials that are drawn from it, the same for every variant.
 
-A trial is known by its learning rate, which is drawn from an interval and so differs from that of every other trial.
+A trial is identified by its learning rate, which is drawn from an interval and so differs between trials.
 This module does not import jax.
 """
 
@@ -16,9 +16,9 @@ from lm.sweeps.axes import LEARNING_RATE, Match, Values
 from lm.text_tables import table
 
 BATCH_SIZE = "train.batch_size"
-OTHER_KEYS = (BATCH_SIZE, "train.z_loss", "model.dropout")  # that may be searched, besides those of the optimizer
+OTHER_KEYS = (BATCH_SIZE, "train.z_loss", "model.dropout")  # may be searched, as may all keys of the optimizer
 MIN_TRIALS, MAX_TRIALS = 2, 1000
-DIGITS = 9  # of a drawn number: the last digits of a logarithm depend on the machine
+DIGITS = 9  # of a drawn number; further digits of a logarithm depend on the machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Interval:
     is_log: bool
 
     def at(self, u: float) -> float:
-        """Return the number below which the fraction u of the draws is."""
+        """Return the quantile of u in [0, 1): a fraction u of all draws is below it."""
         value = self.low * (self.high / self.low) ** u if self.is_log else self.low + u * (self.high - self.low)
         return float(f"{value:.{DIGITS}g}")
 
@@ -40,7 +40,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Some values, each as likely as the others."""
+    """Several values, drawn with equal probability."""
 
     values: tuple
 
@@ -53,7 +53,7 @@ class Choice:
 
 
 def uniform(low: float, high: float) -> Interval:
-    """Draw a number between two others.
+    """Draw a number with a uniform density between two bounds.
 
     >>> str(uniform(0, 0.2))
     'uniform from 0 to 0.2'
@@ -62,7 +62,7 @@ def uniform(low: float, high: float) -> Interval:
 
 
 def log_uniform(low: float, high: float) -> Interval:
-    """Draw a number whose logarithm is uniform: as often from 0.001 to 0.01 as from 0.01 to 0.1.
+    """Draw a positive number whose logarithm is uniform: 0.001 to 0.01 is as likely as 0.01 to 0.1.
 
     >>> log_uniform(1e-3, 1e-1).at(0.5)
     0.01
@@ -71,7 +71,7 @@ def log_uniform(low: float, high: float) -> Interval:
 
 
 def choice(*values) -> Choice:
-    """Draw one of some values.
+    """Draw one of several values with equal probability.
 
     >>> choice(0.95, 0.99, 0.999).at(0.5)
     0.99
@@ -93,12 +93,15 @@ class Search:
 
 
 def draw_trials(name: str, search: Search, n: int | None = None) -> tuple[Values, ...]:
-    """Return the values of every trial. They follow from the sweep's name, the number of the trial and the key alone.
+    """Draw the values of every trial. A value depends only on the sweep's name, the number of the trial and the key.
 
     Args:
         name: the name of the sweep.
         search: its search, without mistakes.
         n: the number of trials, if not the search's.
+
+    Returns:
+        For each trial, its values by config key.
 
     >>> draw_trials("gates", Search(2, {"optimizer.b2": choice(0.95, 0.99, 0.999)}))
     ({'optimizer.b2': 0.95}, {'optimizer.b2': 0.999})
@@ -107,6 +110,7 @@ def draw_trials(name: str, search: Search, n: int | None = None) -> tuple[Values
     leaves = schema()
 
     def draw(trial: int, key: str) -> Any:
+        """Return the value of a config key in a trial, counted from 0."""
         digest = hashlib.sha256(f"{name}/{trial}/{key}".encode()).digest()
         u = int.from_bytes(digest[:6], "big") / 2**48
         return checked(search.space[key].at(u), *leaves[key])
@@ -135,7 +139,7 @@ def wrong_types(search):
 
 
 def wrong_search(sweep):
-    """Yield the mistakes in a sweep's search, whose fields have the right types, except for those in its configs."""
+    """Yield the mistakes in a search whose fields have the right types; loading its configs finds the others."""
     search, budgets = sweep.search, sweep.budgets.items()
     for name, budget in budgets:
         if budget.trials is not None and search is None:
@@ -175,7 +179,7 @@ def _wrong_space(space: dict[str, Interval | Choice]):
 
 
 def _wrong_values(key: str, found: Interval | Choice):
-    """Yield what is wrong with the values that a key of the schema is drawn from."""
+    """Yield the mistakes in the values that a key of the schema is drawn from."""
     if isinstance(found, Choice):
         values = found.values
         if len(values) < 2 or any(value in values[:i] for i, value in enumerate(values)):
@@ -198,7 +202,7 @@ def _wrong_values(key: str, found: Interval | Choice):
 
 
 def _wrong_places(sweep):
-    """Yield the values outside of the search of keys that it draws."""
+    """Yield the places outside of the search that set a key that it draws."""
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     places |= {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
     for place, values in places.items():
@@ -208,7 +212,7 @@ def _wrong_places(sweep):
 
 
 def wrong_trials(trials: tuple[Values, ...], steps: int, batch_size: int):
-    """Yield what is wrong with drawn values: equal learning rates, or a batch size with another number of tokens.
+    """Yield the mistakes in drawn values: equal learning rates, or a batch size that would change the number of tokens.
 
     Args:
         trials: the values of every trial.
@@ -228,12 +232,12 @@ def wrong_trials(trials: tuple[Values, ...], steps: int, batch_size: int):
 
 
 def search_record(search: Search | None, trials: tuple[Values, ...]) -> dict | None:
-    """Return the entry of sweep.json: the space as text, and the values of every trial."""
+    """Return the search as sweep.json contains it: the space as text, and the values of every trial."""
     return search and {"space": {key: str(values) for key, values in search.space.items()}, "trials": list(trials)}
 
 
 def summary(record: dict | None) -> str:
-    """Describe the entry of sweep.json in a few words.
+    """Describe the search of a sweep.json in one line.
 
     >>> summary({"space": {"optimizer.b2": "one of 0.95, 0.99"}, "trials": [{"optimizer.b2": 0.99}]})
     '1 trials, optimizer.b2 one of 0.95, 0.99'
@@ -245,7 +249,7 @@ def summary(record: dict | None) -> str:
 
 
 def describe_space(search: Search | None, n: int) -> list[str]:
-    """Return the number of trials, and what each key is drawn from, a line each; none without a search."""
+    """Return lines on the number of trials and on what each key is drawn from; none without a search."""
     if not search:
         return []
     rows = [[f"  {key}", str(values)] for key, values in search.space.items()]
@@ -271,7 +275,7 @@ def trial_of(record: dict, rate: float) -> tuple[int, Values]:
 
 
 def run_length(record: dict, variant: str, rate: float) -> tuple[int, int]:
-    """Return the steps and the batch size of a variant's runs at a learning rate. A trial does not change the tokens.
+    """Return the steps and the batch size of a variant's runs at a learning rate. All trials have the same tokens.
 
     Args:
         record: sweep.json.
@@ -294,7 +298,7 @@ def describe_trial(values: Values) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Format a value of a trial: three digits of a drawn number.
+    """Format a value of a trial, a drawn number with three digits.
 
     >>> show_value(0.00123456), show_value(0.999), show_value(64), show_value(None)
     ('0.00123', '0.999', '64', 'None')

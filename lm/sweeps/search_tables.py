@@ -1,4 +1,4 @@
-"""The tables of a report about a random search: the best trials, and the best loss of fewer trials."""
+"""The tables of a report about a random search: the best trials, and the loss to expect from fewer trials."""
 
 from lm.sweeps.answers import difference
 from lm.sweeps.best_of_k import expected_best, numbers_of_trials, trial_losses
@@ -24,8 +24,8 @@ def best_trials(a: Analysis) -> Table:
     notes = {
         "best trial": f"Of {len(search['trials'])} random trials, the same for every variant, the one with the fewest "
         f"diverged or stuck runs, then the lowest validation loss. Drawn: {space}.",
-        "validation loss": "Mean over the tuning seeds at the end of training. As the lowest of all trials it is "
-        "lower than fresh seeds find it.",
+        "validation loss": "Mean over the tuning seeds at the end of training. It is the lowest of all trials, so "
+        "fresh seeds tend to give a higher loss.",
         "lost": "Trials in which a run diverged or got stuck.",
     }
     header = ["variant", "best trial", *names, "validation loss", "lost"]

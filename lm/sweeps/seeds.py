@@ -1,4 +1,4 @@
-"""Which seeds a sweep uses, and after how many of them it looks at the results. This module does not import jax.
+"""The seeds of a sweep, and the numbers of seeds at which it tests its comparisons. This module does not import jax.
 
 The seeds follow from the sweep's name, so that two sweeps share none and their results are independent. In a sweep with
 sizes they follow from the name and the size, for the same reason: variants are paired at each size, and the sizes are
@@ -15,7 +15,7 @@ MAX_SEEDS = 1000  # of a sweep: for the final runs, and for tuning
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 
-# The seeds of all variants, or by size; in sweeps with sizes of older versions, all sizes had the same.
+# The seeds of all variants, or of each size. Before sizes had seeds of their own, all sizes shared them.
 Seeds = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
@@ -79,12 +79,12 @@ def count(seeds: Seeds) -> int:
 
 
 def seeds_to_json(seeds: Seeds) -> list[int] | dict[str, list[int]]:
-    """Return the seeds as lists, as sweep.json has them."""
+    """Convert seeds to lists, for sweep.json."""
     return {size: list(own) for size, own in seeds.items()} if isinstance(seeds, dict) else list(seeds)
 
 
 def seeds_from_json(seeds: list[int] | dict[str, list[int]]) -> Seeds:
-    """Return the seeds of sweep.json."""
+    """Convert the seeds of sweep.json to tuples."""
     return {size: tuple(own) for size, own in seeds.items()} if isinstance(seeds, dict) else tuple(seeds)
 
 
@@ -92,7 +92,7 @@ def wrong_types(budget):
     """Yield the numbers of seeds of a budget that are missing, given twice, or of another type."""
     looks = budget.looks
     if looks is not None and budget.seeds is not None:
-        yield "seeds and looks are both given: seeds is a fixed number, looks are the numbers of a design that grows"
+        yield "seeds and looks are both given: seeds is a fixed number, looks are growing ones; remove one of them"
     if looks is not None and not (isinstance(looks, tuple | list) and all(type(n) is int for n in looks)):
         yield f"looks is {short(looks)}: it must be a tuple of integers, such as (5, 8, 12, 20)"
     for field in ("tuning_seeds", "seeds"):
@@ -120,6 +120,6 @@ def wrong_placebo(sweep):
     if PLACEBO in sweep.variants:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
     if any(PLACEBO in pair for pair in sweep.comparisons):
-        yield f"comparisons: {PLACEBO!r} is compared with the baseline in any case; remove it"
+        yield f"comparisons: {PLACEBO!r} is always compared with the baseline; remove it"
     if "optimizer.learning_rate" in sweep.placebo:
-        yield "placebo: it has the learning rates of the baseline; remove optimizer.learning_rate"
+        yield "placebo: it uses the learning rates of the baseline; remove optimizer.learning_rate"

@@ -1,6 +1,6 @@
-"""What the learning rate changes: the difference of two variants at each rate, and how much a variant depends on it.
+"""The effect of the learning rate: the difference of two variants at each rate, and the sensitivity of a variant.
 
-These numbers describe; the tests of tuned variants are in `lm.sweeps.analysis`.
+These numbers are descriptive; the tests of tuned variants are in `lm.sweeps.looks`.
 """
 
 import math
@@ -17,7 +17,7 @@ class RateDifference(NamedTuple):
     Attributes:
         rate: the learning rate of both.
         phase: "final" if both trained on the fresh seeds at this rate, else "tuning".
-        difference: of their test losses, paired by seed; None if a run diverged.
+        difference: the difference of their test losses, paired by seed; None if a run diverged.
         n: the number of seeds.
         n_diverged, n_stuck: how many of their runs, both variants together.
     """
@@ -31,9 +31,13 @@ class RateDifference(NamedTuple):
 
 
 def rate_differences(results: Results, record: dict, a: str, b: str) -> list[RateDifference]:
-    """Return a - b at each learning rate that both trained, in ascending order; none if their texts differ.
+    """Return a - b at each learning rate that both trained at, in ascending order; none if their texts differ.
 
     Fresh seeds and tuning seeds are not mixed: fresh ones exist only at rates that the tuning seeds chose.
+
+    Args:
+        results, record: the sweep.
+        a, b: the names of the two variants.
     """
     if len({record["variants"][name]["data"]["fingerprint"] for name in (a, b)}) > 1:
         return []
@@ -63,11 +67,13 @@ def _rate_difference(
 
 
 def sensitivity(results: Results, record: dict, variant: str) -> float:
-    """Return the learning-rate sensitivity over a variant's grid; nan if the variant has no tuning runs.
+    """Return the learning-rate sensitivity over a variant's grid, from the validation losses of the tuning runs.
 
-    Also nan in a random search, in which more than the rate varies.
-    From the validation losses of the tuning runs. The ceiling is the loss of the unigram baseline: see
-    `lm.sweeps.statistics.learning_rate_sensitivity`.
+    The ceiling is the loss of the unigram baseline: see `lm.sweeps.statistics.learning_rate_sensitivity`.
+
+    Returns:
+        The sensitivity in nats per token; nan if the variant has no tuning runs, and in a random search, in which more
+        than the learning rate varies.
     """
     described = record["variants"][variant]
     if len(described["grid"]) < 2 or rate_from(record, variant) or record.get("search"):

@@ -34,9 +34,9 @@ from lm.sweeps.text_axis import wrong_texts
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
-MIN_SIZES_OF_FIT = 4  # one more than a power law has numbers
+MIN_SIZES_OF_FIT = 4  # one more than the coefficients of a power law
 MARGIN = 0.005  # nats per token
-MARGINS = (0.0001, 1)  # rounding alone could exceed a smaller margin, and no difference a larger one
+MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per learning rate for choosing the rate.
         seeds: fresh seeds for the result.
-        looks: instead of `seeds`, numbers of fresh seeds in ascending order. All variants train with the first number;
-            those of comparisons that are then undecided train with the next, and so on.
+        looks: instead of `seeds`, numbers of fresh seeds in ascending order. All variants train with the first number.
+            Variants of comparisons that are then undecided train with the next number, and so on.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates: the grid of this budget, if not the sweep's.
         trials: the number of random trials of this budget, if not the search's.
@@ -70,9 +70,9 @@ class Sweep:
         base: the path of the config file that all variants start from.
         variants: by name, the config values that each variant changes. The value of `optimizer.learning_rate` may be a
             grid of the variant's own, and that of `model.d_ff` may be `match_params` or `match_flops`.
-        baseline: the variant whose speed is reported.
-        comparisons: pairs (variant, against). p-values are corrected for their number. With sizes there may be none:
-            then the report fits how the loss of each variant falls with the size.
+        baseline: the variant that is also timed one run at a time, and whose parameters `match_tokens` counts.
+        comparisons: pairs (variant, against). p-values are corrected for their number. May be empty if there are sizes:
+            the report then fits how the loss of each variant falls with the size.
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.
         budgets: "quick", "full" or both.
         values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
@@ -110,17 +110,17 @@ class SweepPlan:
         name: the file's name without ".py".
         background: the file's docstring.
         budget_name, budget: the chosen budget.
-        sweep: what the file returned, with the placebo as one more variant. With sizes, its variants are those at each
-            size, and so are the baseline (at the last size) and the comparisons (at all sizes for one pair after the
-            other). The same with texts.
+        sweep: what the file returned, with the placebo as one more variant. With sizes, it has each variant at each
+            size, the baseline at the last size, and each pair of the comparisons at all sizes before the next pair.
+            Likewise with texts.
         configs: by variant, its config at the first learning rate of its grid, or without the values of a trial.
             Matched values are the base's.
         grids: by variant, its learning rates, in ascending order or in the order of the trials.
         matches: by variant, the widths that are still to be computed.
         lengths: by variant, the steps that are still to be computed.
-        rates_from: by variant without tuning runs, the variant whose best learning rate decides on its own.
+        rates_from: by variant without tuning runs, the variant whose best learning rate it uses, scaled.
         trials: the values of every random trial; empty if only the learning rate is tuned, or nothing.
-        recorded: the seeds and tuning seeds of a directory, if it was written when they did not follow from the name.
+        recorded: the seeds and tuning seeds of an existing directory, instead of those that follow from the name.
     """
 
     name: str
@@ -154,7 +154,11 @@ class SweepPlan:
 
 
 def load_sweep(path: str, budget_name: str) -> SweepPlan:
-    """Load a sweep file under a budget; raises UserError with all mistakes in the file at once."""
+    """Load a sweep file under a budget, "quick" or "full".
+
+    Raises:
+        UserError: the file has mistakes; the error lists as many as can be found at once.
+    """
     sweep = run_file(path, "get_sweep", "configs/sweeps")
     if not isinstance(sweep, Sweep):
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
@@ -315,13 +319,13 @@ def _wrong_comparisons(sweep: Sweep):
 
 
 def _wrong_sizes(sweep: Sweep):
-    """Yield the mistakes in the sizes, without which the variants cannot be listed."""
+    """Yield the mistakes in the sizes. They are reported first, because the names of the variants depend on them."""
     if 0 < len(sweep.sizes) < MIN_SIZES:
         yield f"sizes: there are {len(sweep.sizes)}, and a trend needs at least {MIN_SIZES}"
     elif sweep.sizes and not sweep.comparisons and len(sweep.sizes) < MIN_SIZES_OF_FIT:
         yield (
-            f"sizes: there are {len(sweep.sizes)}; without comparisons a sweep fits loss = E + A N^-a, whose 3 numbers "
-            f"need at least {MIN_SIZES_OF_FIT}"
+            f"sizes: there are {len(sweep.sizes)}; without comparisons a sweep fits loss = E + A N^-a, whose 3 "
+            f"coefficients need at least {MIN_SIZES_OF_FIT} sizes"
         )
     if "" in sweep.sizes:
         yield "sizes: a size must have a name"
@@ -347,7 +351,7 @@ def _wrong_values(sweep: Sweep):
     places = {"values": sweep.values} | {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
     for place, values in places.items():
         if any(isinstance(v, Match) and v.what != "tokens" for v in values.values()) or LEARNING_RATE in values:
-            yield f"{place}: learning rates and matched widths belong in learning_rates and in variants"
+            yield f"{place}: set learning rates in learning_rates or variants, and matched widths in variants"
     sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
     texts = {f"text {name!r}": values for name, values in sweep.texts.items()}
     variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}

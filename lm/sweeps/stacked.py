@@ -41,8 +41,8 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
-        The config with seed 0 and 1.0 for every traced key, and the traced values. Runs whose first parts are equal
-        share a program.
+        The config of the program, with seed 0, 1.0 for every traced key, and on_nonfinite = "stop"; and the traced
+        values by name. Runs with equal configs and the same names share a program.
     """
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
@@ -51,13 +51,19 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
 
 
 def program_of(config: Config) -> tuple:
-    """Return what is equal for runs that share a program, and for no others."""
+    """Return a key that is equal for two configs if, and only if, their runs share a program."""
     program, values = split_config(config)
     return program, tuple(values)
 
 
 def with_values(config: Config, values: dict, seed=None) -> Config:
-    """Return the config with optimizer keys, and the seed if given, replaced; values may be traced."""
+    """Return the config with other values.
+
+    Args:
+        config: the config to change.
+        values: by name, values of optimizer keys; they may be traced.
+        seed: of the run; None: unchanged.
+    """
     train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
 
@@ -74,7 +80,13 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(program: Config, runs_per_device: int, n_devices: int | None = None) -> Programs:
-    """Make the programs for runs_per_device x n_devices (None: all) runs; each device vectorizes its runs (vmap)."""
+    """Make the programs for several runs; each device vectorizes its share of them (vmap).
+
+    Args:
+        program: the config of the program; see `split_config`.
+        runs_per_device: how many runs each device vectorizes.
+        n_devices: how many devices are used; None: all.
+    """
     devices = jax.devices()[:n_devices]
     mesh = jax.make_mesh((len(devices),), ("run",), axis_types=(AxisType.Auto,), devices=devices)
     runs, replicated = PartitionSpec("run"), PartitionSpec()
@@ -119,7 +131,10 @@ class StackedRuns:
         workdir: a directory for metrics.jsonl, whose values are lists over the runs, and checkpoints.
         runs_per_device: how many runs each device vectorizes.
         stream: where progress is shown.
-        warm_starts: the initial parameters of each run; empty: all are initialized.
+        warm_starts: the initial parameters of each run; empty: random.
+
+    Raises:
+        ValueError: the runs do not share a program.
     """
 
     def __init__(
@@ -152,7 +167,7 @@ class StackedRuns:
         self._seconds_of = dict.fromkeys(("compilation", "evaluation", "saving"), 0.0)  # all other seconds: steps
 
     def _put(self, tree):
-        """Copy arrays (R, ...) to the devices of their runs."""
+        """Copy arrays (R, ...) to the devices, each run to its own."""
         dtype = jax.dtypes.canonicalize_dtype(float)
         cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
         return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
@@ -196,7 +211,7 @@ class StackedRuns:
         return None, states, {}
 
     def _warm_started(self, params):
-        """Return the stacked parameters with the loaded ones of each run in their places."""
+        """Return the stacked parameters with those that each warm start loads in place of the initial ones."""
         missing = len(self._seeds) - len(self._warm_starts)
         loaded = self._warm_starts + self._warm_starts[-1:] * missing
         params = jax.device_get(params)
@@ -298,8 +313,8 @@ class StackedRuns:
     def _result(self, i: int, halted_at: int, lines: list[dict]) -> dict:
         """Return the result of one run.
 
-        A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite. What was
-        measured after that is left out.
+        A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite.
+        Evaluations after that are left out.
         """
         steps, curve, final = self.config.train.steps, [], {}
         for line in lines:
@@ -327,7 +342,7 @@ class StackedRuns:
 
 
 class _Speed:
-    """Tokens per second of all runs together, from dispatch to dispatch."""
+    """Measure the tokens per second of all runs together, from one dispatch to the next."""
 
     def __init__(self, config: Config, n_runs: int):
         self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
@@ -342,7 +357,7 @@ class _Speed:
 
 
 def group_by_program(configs: dict, size: int) -> list[list]:
-    """Group the keys of configs that share a program, in their order, into lists of at most `size`."""
+    """Group the keys of configs that share a program into lists of at most `size`; keys keep their order."""
     groups: dict[tuple, list] = {}
     for key, config in configs.items():
         groups.setdefault(program_of(config), []).append(key)

@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from lm.sweeps.moderation import NO_PRIOR, ROUNDING, Prior, moderate
 
-LEVEL = 0.95  # of every confidence interval; tests are at 1 - LEVEL
+LEVEL = 0.95  # of every confidence interval; a test is significant below 1 - LEVEL
 POWER = 0.8  # at which detectable differences are computed
 
 
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
         sd: the standard deviation of the differences, moderated if there was a prior.
         df: its degrees of freedom, n - 1 plus those of the prior.
         comparisons: the number of tests in the sweep, for `detectable` and `simultaneous`.
-        share: of the error 1 - LEVEL that this look at the results may spend; p and the interval include it.
+        share: the share of the error 1 - LEVEL that this look may spend; p and the interval include it.
     """
 
     mean: float
@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 
     @property
     def simultaneous(self) -> tuple[float, float]:
-        """Return the Bonferroni interval: with probability LEVEL those of all comparisons cover at once (Dunn 1961)."""
+        """Return the Bonferroni interval: with probability LEVEL, all comparisons' intervals cover (Dunn 1961)."""
         if self.n < 2:
             return -math.inf, math.inf
         half = float(stats.t.isf(self.share * (1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
@@ -107,11 +107,11 @@ def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR, share
     Args:
         a, b: the values of the same seeds in the same order.
         comparisons: the number of tests in the sweep. p does not depend on it; see `holm`.
-        prior: of the variance of the differences. With it this is Smyth's moderated t test (2004, eq. 3). It does not
-            apply to differences that vary by ROUNDING only.
-        share: of the error 1 - LEVEL that this look at the results may spend; see `shares`. p is divided by it, and the
-            interval is at the level 1 - share (1 - LEVEL), so that it excludes 0 where p is below 1 - LEVEL: a repeated
-            confidence interval (Jennison and Turnbull 1989).
+        prior: the prior of the variance of the differences; with it the test is Smyth's moderated t test (2004, eq. 3).
+            It is not used for differences that vary by ROUNDING only.
+        share: the share of the error 1 - LEVEL that this look may spend; see `shares`. p is divided by it. The interval
+            has the level 1 - share (1 - LEVEL), so it excludes 0 if p is below 1 - LEVEL: a repeated confidence
+            interval (Jennison and Turnbull 1989).
 
     Returns:
         The Difference. p is nan for one pair, and where all differences are the same number other than 0.
@@ -135,7 +135,7 @@ def paired_difference(a, b, comparisons: int = 1, prior: Prior = NO_PRIOR, share
 
 
 def shares(looks) -> list[float]:
-    """Return the share of the error 1 - LEVEL that each look at growing data may spend, n_k / sum(n).
+    """Return the share of the error 1 - LEVEL that each look at growing data may spend: n_k / sum(n).
 
     The shares add up to 1. By Bonferroni's inequality the chance that any look rejects a true hypothesis is then at
     most 1 - LEVEL, for any test, any dependence of the looks, and any level that Holm's correction sets.
@@ -230,7 +230,7 @@ def crossed_interval(sums, counts, share: float = 1.0) -> CrossedInterval:
     Args:
         sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
         counts: the number of tokens of each block (m,). Blocks are taken as independent.
-        share: of the error 1 - LEVEL that this look at the results may spend; see `shares`.
+        share: the share of the error 1 - LEVEL that this look may spend; see `shares`.
 
     Returns:
         The CrossedInterval; infinite for one seed or one block.
@@ -269,8 +269,7 @@ def learning_rate_sensitivity(losses, ceiling: float) -> float:
     Args:
         losses: the loss of each rate and seed (rates, seeds); nan where a run diverged, which counts as the ceiling.
             The mean over the seeds is the loss of a rate.
-        ceiling: larger losses count as this one, so that a rate where nothing is learned weighs the same however
-            large its loss is.
+        ceiling: larger losses count as this one, so that all rates at which nothing is learned have the same weight.
 
     >>> round(learning_rate_sensitivity([[2.2], [2.0], [float("nan")]], 3.0), 4)
     0.4

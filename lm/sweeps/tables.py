@@ -105,7 +105,7 @@ def _comparison_row(c: Comparison) -> list[str]:
 
 
 def _moderation(a: Analysis) -> str:
-    """Say how many degrees of freedom the tests have, if the variances are moderated."""
+    """Return a sentence on the degrees of freedom of the tests; "" if no variance is moderated."""
     found = [d for c in a.comparisons if (d := c.difference) and d.df > d.n - 1]
     if not found:
         return ""
@@ -121,7 +121,7 @@ def _moderation(a: Analysis) -> str:
 
 
 def with_interval(d: Difference | CrossedInterval) -> str:
-    """Return the mean and its interval."""
+    """Format the mean and its interval."""
     return f"{difference(d.mean)} [{difference(d.low)}, {difference(d.high)}]"
 
 
@@ -135,7 +135,7 @@ def p_value(p: float) -> str:
 
 
 def _no_optimum(a: Analysis) -> str:
-    """Return why variants have no estimate of the optimum."""
+    """Return sentences on the variants that have no estimate of the optimum, and why."""
     names = collections.defaultdict(list)
     for v in a.variants.values():
         if v.optimum.missing:
@@ -209,7 +209,7 @@ def curves(a: Analysis) -> Table:
 
 
 def changes(record: dict) -> Table:
-    """Return what each variant changes in the base config."""
+    """Return the changes of the base config that each variant makes."""
     rows = [[name, _changes(v, record["search"])] for name, v in record["variants"].items()]
     return Table("Variants", ["variant", "changes"], rows, is_text=True)
 
@@ -325,7 +325,7 @@ def _commit(git: dict | None) -> str:
 
 
 def reproduction(a: Analysis) -> list[str]:
-    """Return all that is needed to repeat the sweep, a line each; of several starts, each commit and machine once."""
+    """Return all that is needed to repeat the sweep, a line each; the commits and machines of all starts, each once."""
     r, last = a.record, a.record["starts"][-1]
     lengths = collections.Counter(_length(r, run) for run in a.results.runs.values())
     data = {(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in r["variants"].values()}

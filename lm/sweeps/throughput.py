@@ -26,7 +26,7 @@ class Workload(NamedTuple):
 
 
 def make_timer(workload: Workload) -> Callable[[], float]:
-    """Compile the runs; return a function that trains them for one dispatch and returns tokens per second of all."""
+    """Compile the runs; return a function that trains them for one dispatch and returns their total tokens/s."""
     program, values = split_config(workload.config)
     programs = make_programs(program, workload.runs_per_device, workload.n_devices)
     n, t = workload.runs_per_device * workload.n_devices, program.train

@@ -1,4 +1,4 @@
-"""The variants of a sweep, ready to train: config resolved, widths matched, cost counted, duplicates refused."""
+"""Prepare the variants of a sweep: resolve configs, match widths and lengths, count costs, refuse duplicates."""
 
 import dataclasses
 import itertools
@@ -28,15 +28,15 @@ class Variant:
     """A variant that can be trained.
 
     Attributes:
-        config: the resolved config with seed 0, at the first learning rate of the grid; without a trial's values.
+        config: the resolved config with seed 0, at the first learning rate of the grid, or without a trial's values.
         corpus: its data.
         grid: its learning rates.
         n_params: the number of parameters.
         flops: training FLOPs per token.
-        without_embeddings: both without embeddings and the head.
+        without_embeddings: (n_params, flops) without embeddings and the head.
         fingerprint: see lm.sweeps.fingerprint; empty if the variant cannot be traced.
-        warm_starts: by seed, the parameters that a run starts from; empty where they are random.
-        rate_from: the variant whose best learning rate decides on this one's; None: it is tuned.
+        warm_starts: by seed, the parameters that a run starts from; empty: random.
+        rate_from: the variant whose best learning rate this one uses, scaled; None: it is tuned itself.
         trials: by learning rate, the values of each random trial; empty without a search.
     """
 
@@ -73,7 +73,18 @@ class Variant:
 
 
 def resolve_variants(plan: SweepPlan, say: Callable[[str], None]) -> dict[str, Variant]:
-    """Resolve and match all variants of a plan; raises UserError with the problems of all of them."""
+    """Resolve all variants of a plan: open their data, compute matched widths and lengths, load warm starts, and trace.
+
+    Args:
+        plan: what `load_sweep` returned.
+        say: called with each message.
+
+    Returns:
+        The variants by name.
+
+    Raises:
+        UserError: a config is invalid, data lacks a split, or two variants are the same experiment.
+    """
     resolved = _resolve_configs(plan, say)
     for name, match in plan.matches.items():
         config, corpus = resolved[name]
@@ -112,7 +123,7 @@ def _check_computed(plan: SweepPlan, resolved: dict[str, tuple[Config, Corpus]])
 
 
 def _traced(name: str, variant: Variant, plan: SweepPlan, say) -> str:
-    """Return the fingerprint of a variant, or "" with a warning if it cannot be traced: only its runs will fail."""
+    """Return the fingerprint of a variant; if it cannot be traced, warn and return "", because only its runs fail."""
     try:
         config = variant.run_config(variant.grid[0], variant.config.train.seed)
         return fingerprint(config, variant.corpus, variant.warm_starts.get(seeds_of(plan.seeds, name)[0]))
@@ -162,7 +173,13 @@ def _same_parameters(warm_starts: dict[int, WarmStart]) -> list[list[int]]:
 
 
 def matched(config: Config, match: Match, target: Config) -> Config:
-    """Return the config with the d_ff whose parameters or FLOPs, linear in d_ff, are nearest to the target's."""
+    """Return a config with the d_ff at which its parameters or FLOPs, linear in d_ff, are nearest to another config's.
+
+    Args:
+        config: the resolved config whose width is to be set.
+        match: whether to match parameters or FLOPs.
+        target: the resolved config of the variant `match.of`.
+    """
 
     def with_width(d_ff: int) -> Config:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
@@ -194,9 +211,10 @@ def trained_on(config: Config, tokens: float) -> Config:
 
 
 def with_trial(config: Config, values: Values) -> Config:
-    """Return the config with values by dotted key. Another batch size leaves the tokens of training and evaluation.
+    """Return the config with values by dotted key.
 
-    The steps, the warm-up, the decay and the steps between evaluations then change in proportion.
+    Another batch size keeps the number of training tokens and the batches of the evaluation: the steps, the warm-up,
+    the decay and the steps between evaluations change in proportion.
     """
     t, found = config.train, config
     for key, value in values.items():
@@ -223,7 +241,7 @@ def _without_embeddings(config: Config) -> tuple[int, float]:
 def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Variants whose learning rates are all different may differ in nothing else: then the rate is what they compare.
+    Two variants without a learning rate in common may be the same otherwise: they compare learning rates.
 
     Args:
         variants: the variants by name.
@@ -237,7 +255,7 @@ def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> 
         if not keys and not set(first.grid) & set(second.grid):
             continue
         values = flatten(to_dict(first.config))
-        # Keys that the sweep file sets differently or in one of the two only, but that have one value in the end.
+        # Keys that the sweep file sets differently, or for one of the two only, but whose resolved values are equal.
         ours, theirs = ({key: repr(value) for key, value in changes[name].items()} for name in (a, b))
         same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, LEARNING_RATE})
         reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []

@@ -1,4 +1,4 @@
-"""Simulated sweeps: what counts as a wrong answer, and that they are tested as real ones are."""
+"""Simulated sweeps: which answers count as wrong, and agreement of their tests with those of real sweeps."""
 
 import math
 
@@ -39,7 +39,7 @@ UNDECIDED = answer(0.01, p_adjusted=0.5, p_beyond=0.01, p_equivalent=0.5)
         (2, EQUIVALENT, [False, False, True]),
     ],
 )
-def test_only_false_answers_are_wrong(margins, test, expected):
+def test_an_answer_is_wrong_only_if_the_truth_contradicts_it(margins, test, expected):
     assert answers.wrong(np.array([margins * MARGIN]), [test]) == expected
     assert answers.wrong(np.array([margins * MARGIN, 0]), [test, UNDECIDED]) == expected
 

@@ -26,7 +26,7 @@ def test_all_sides_draw_the_same_tokens():
     assert "**" in generation.table(rows)
 
 
-def test_another_draw_is_an_error():
+def test_sides_that_draw_other_tokens_are_an_error():
     """A side that draws other tokens is not timed."""
     sides = {name: (True, lambda ids, n, k=k: np.full((len(ids), n), k)) for k, name in enumerate(["ours", "theirs"])}
     with pytest.raises(AssertionError, match="theirs draws other tokens"):

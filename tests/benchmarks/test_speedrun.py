@@ -81,7 +81,7 @@ def test_configs_against_the_rules_are_refused(config_file):
 
 
 def test_text_and_splits_are_those_of_the_track(config_file):
-    """Whatever the config says, and also after changes on the command line."""
+    """For every config, and also after changes on the command line."""
     path = config_file(
         "config.data.splits = (0.98, 0.02, 0.0)", "config.data.tokenizer = 'byte'", "config.eval.every = 5"
     )
@@ -125,7 +125,7 @@ def test_a_run_sees_no_settings_of_jax_or_malloc(monkeypatch):
     }
 
 
-def test_the_scored_text_takes_the_config_as_it_is(capsys):
+def test_only_a_tuning_run_accepts_changes_of_the_config(capsys):
     arguments = ["--track", "nanogpt-cpu", "--config", TINY, "--config.train.steps=3"]
     with pytest.raises(SystemExit, match="2"):
         command.parse_arguments(arguments)

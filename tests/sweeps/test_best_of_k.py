@@ -13,12 +13,12 @@ from lm.sweeps.best_of_k import expected_best, trial_losses
 
 @pytest.mark.parametrize("losses", [[2.0, 1.5, 3.0, 1.0], [1.0, 1.0, 2.0], [4.0], [2.5, 2.5]])
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_it_is_the_mean_over_all_ways_to_draw_k_trials_with_replacement(losses, k):
+def test_the_expected_best_is_the_mean_over_all_ways_to_draw_k_trials_with_replacement(losses, k):
     lowest = [min(drawn) for drawn in itertools.product(losses, repeat=k)]
     assert expected_best(losses, k) == pytest.approx(np.mean(lowest), rel=1e-12)
 
 
-def test_it_falls_from_the_mean_to_the_lowest_loss():
+def test_the_expected_best_falls_from_the_mean_to_the_lowest_loss():
     losses = np.random.default_rng(0).uniform(1, 3, 20)
     found = [expected_best(losses, k) for k in (1, 2, 4, 20, 10_000)]
     assert found == sorted(found, reverse=True)

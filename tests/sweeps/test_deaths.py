@@ -1,4 +1,4 @@
-"""Processes of a sweep that die or fail: what other processes, later starts and the report make of it."""
+"""Processes of a sweep that die or fail: how other processes, later starts and the report handle it."""
 
 import contextlib
 from pathlib import Path
@@ -72,7 +72,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(("error", "most"), [(Killed(), MAX_DEATHS), (MemoryError("too many runs"), 5)])
 def test_a_sweep_whose_speeds_cannot_be_measured_is_finished(tmp_path, monkeypatch, error, most):
-    """Each start is another process. The report is written after the first; one that dies is not tried for ever."""
+    """Each start is another process, and a report is written after the first. After MAX_DEATHS none is tried again."""
     measured, lines = [], []
 
     def measure(pairs, baseline, together):

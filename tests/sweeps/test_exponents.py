@@ -38,7 +38,7 @@ def test_the_exponents_are_those_of_the_losses(tmp_path):
     assert found.laws[INNER_FLOPS].floor == pytest.approx(law.floor, rel=1e-6)
 
 
-def test_the_answer_has_both_countings_and_the_fitted_beside_the_true_loss(tmp_path):
+def test_the_answer_has_exponents_with_and_without_embeddings_and_both_the_fitted_and_the_true_loss(tmp_path):
     [answer] = analyzed(tmp_path).answers
     number = r"\d+\.\d+ \[\d+\.\d+, \d+\.\d+\]"
     assert re.match(
@@ -114,7 +114,7 @@ def test_a_quick_budget_makes_no_claim(tmp_path):
     assert a.answers == ["No conclusion about plain: budget quick only checks that the sweep runs."]
 
 
-def test_the_figure_shows_both_countings(tmp_path):
+def test_the_figure_shows_fits_with_and_without_embeddings(tmp_path):
     a = analyzed(tmp_path)
     figure = exponents_figure(a)
     for axes, measures in zip(figure.axes, ((ALL, INNER), (FLOPS, INNER_FLOPS)), strict=True):

@@ -150,8 +150,8 @@ def test_a_decided_comparison_stays_decided():
                     assert (found.verdict, found.look) == ("undecided", n_looks)
 
 
-def test_the_shares_keep_the_error():
-    """With normal differences the chance that any of four looks rejects a true hypothesis is below 0.05, not far."""
+def test_the_shares_keep_the_error_rate_below_0_05():
+    """With normal differences the chance that any of four looks rejects a true hypothesis is slightly below 0.05."""
     looks = (5, 8, 12, 20)
     shares = statistics.shares(looks)
     assert sum(shares) == pytest.approx(1)

@@ -65,7 +65,7 @@ def test_the_number_of_seeds_agrees_with_power_tables(ratio, n):
     assert detectable(0.01, n) <= 0.01 * ratio < detectable(0.01, n - 1)
 
 
-def test_more_comparisons_need_more_seeds_and_a_prior_fewer():
+def test_more_comparisons_need_more_seeds_and_a_prior_needs_fewer():
     one = Difference(0, -1, 1, 0.5, 5, sd=0.01, df=4)
     assert seeds_to_decide(one._replace(df=16), 0.01) < seeds_to_decide(one, 0.01)
     assert seeds_to_decide(one._replace(comparisons=4), 0.01) > seeds_to_decide(one, 0.01)
@@ -73,7 +73,7 @@ def test_more_comparisons_need_more_seeds_and_a_prior_fewer():
     assert 31 < seeds_to_decide(one._replace(sd=10.0), 0.005) / 1e6 < 32  # (1.960 + 0.842)^2 (sd / margin)^2
 
 
-def test_with_that_number_of_seeds_equal_variants_are_mostly_shown_to_be_equivalent():
+def test_the_number_of_seeds_shows_equal_variants_equivalent_in_three_of_four_sweeps():
     """The docs state 0.75 for sd 0.01, margin 0.005 and 34 seeds."""
     sweeps, draw = 1000, np.random.default_rng(4)
     p = [p_equivalent(difference(draw.normal(scale=0.01, size=34)), 0.005) for _ in range(sweeps)]

@@ -76,7 +76,7 @@ def test_effects_of_seeds_and_of_variants_do_not_change_the_prior():
     assert fit_prior(shifted) == pytest.approx(fit_prior(LOSSES), rel=1e-6)
 
 
-def test_variants_that_differ_by_rounding_give_no_prior_and_take_none():
+def test_variants_that_differ_by_rounding_neither_change_nor_use_the_prior():
     rounded = LOSSES[0] + 1e-8 * np.arange(5)
     prior = fit_prior([*LOSSES, rounded])
     assert prior == pytest.approx(fit_prior(LOSSES), rel=1e-5)
@@ -93,7 +93,7 @@ def test_pairs_that_share_variants_spread_less_by_the_stated_factor(k):
     assert spread == pytest.approx(k / (k + 1) * special.polygamma(1, 2), rel=0.06)
 
 
-def test_the_moderated_test_keeps_the_error_and_finds_more():
+def test_moderation_keeps_the_error_rate_and_raises_the_power():
     """4 comparisons with one variant under Holm's correction, 5 seeds; the first difference is 0 or 0.02."""
     sweeps, draw = 400, np.random.default_rng(7)
     rejected = {False: [], True: []}

@@ -82,7 +82,7 @@ def test_grids_that_give_no_estimate(grid, best, reason):
     assert estimate_optimum(results, record, "plain", best).missing == reason
 
 
-def test_diverged_stuck_or_concave_runs_give_no_estimate_and_the_table_says_why(tmp_path):
+def test_diverged_stuck_or_concave_runs_give_no_estimate_and_the_table_has_the_reason(tmp_path):
     record, runs = sweep()
     diverge(select(runs, "final", "gated", 0.004)[3])
     select(runs, "final", "wide", 0.001)[0]["test_loss"] = 2.74  # stuck: above 0.95 times the unigram baseline, 2.75

@@ -41,7 +41,7 @@ def test_the_fit_is_that_of_general_least_squares():
 
 
 @pytest.mark.parametrize("which", ["floor", "exponent"])
-def test_the_ends_of_an_interval_are_as_unlikely_as_its_definition_says(which):
+def test_the_ends_of_an_interval_satisfy_its_definition(which):
     """At an end, the best fit over the other two parameters has t^2 s^2 / n more squared error than the best of all."""
     data = losses(0.4, 1.9, noise=0.01)
     law, mean = fit(X, data), data.mean(axis=1)

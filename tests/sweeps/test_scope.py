@@ -1,4 +1,4 @@
-"""What an answer holds for: the size, the text, the tokens, and what was not tuned."""
+"""The limits of an answer: the size, the text, the tokens, and the hyperparameters that were not tuned."""
 
 import pytest
 from synthetic_sweep import OPTIMIZER, diverge, select, sweep, write
@@ -12,7 +12,7 @@ def config(**changes) -> dict:
     return {"optimizer": OPTIMIZER | changes, "train": {"batch_size": 8}}
 
 
-def test_every_answer_names_the_size_the_text_and_what_was_held(tmp_path):
+def test_every_answer_names_the_size_the_text_and_the_fixed_hyperparameters(tmp_path):
     """gated has 2,000 parameters and plain 1,000; both train on 12,800 tokens."""
     record, runs = sweep()
     scope = (
@@ -31,12 +31,12 @@ def test_an_answer_without_a_conclusion_has_no_scope(tmp_path):
     assert "At this size" not in answer
 
 
-def test_a_sweep_that_tunes_nothing_says_so(tmp_path):
+def test_the_answer_of_a_sweep_without_tuning_states_that_nothing_was_tuned(tmp_path):
     answer = analyze(write(tmp_path / "s", *sweep(grid=[0.002]))).comparisons[0].answer
     assert answer.endswith("and batch size: nothing was tuned, because each variant has one learning rate.")
 
 
-def test_what_a_comparison_changes_is_not_held():
+def test_hyperparameters_that_a_comparison_changes_are_not_listed_as_fixed():
     assert held_hyperparameters(config(), config()) == ["b2", "warm-up", "decay", "weight decay", "batch size"]
     for key, name in (
         ("warmup_steps", "warm-up"),

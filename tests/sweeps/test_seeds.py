@@ -24,7 +24,9 @@ from lm.sweeps.spec import MARGIN, Budget, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
-WITHOUT_SIZES = [path for path in SWEEPS if "sizes=" not in path.read_text(encoding="utf-8")]
+ONE_AXIS = [
+    path for path in SWEEPS if not {"sizes=", "texts="} & set(re.findall(r"\b\w+=", path.read_text(encoding="utf-8")))
+]
 
 
 def test_no_two_sweeps_of_configs_share_a_seed():
@@ -96,7 +98,7 @@ def test_seeds_of_sizes_are_trained_recorded_analyzed_and_kept(tmp_path):
 def test_seeds_that_do_not_fit_the_sizes_are_a_corrupted_record(tmp_path, changes):
     record, runs = synthetic_sizes.sweep(1.25)
     workdir = synthetic_sizes.write(tmp_path / "s", record | changes, runs)
-    with pytest.raises(UserError, match="its seeds are not those of its sizes"):
+    with pytest.raises(UserError, match="its seeds do not match its sizes"):
         read_sweep(workdir / "sweep.json")
 
 
@@ -147,14 +149,14 @@ def test_a_directory_of_an_older_version_keeps_its_seeds(tmp_path):
 @pytest.mark.parametrize("looks", [[8, 5], [5, 5], [4], [0, 5], [5.0], 5, ["a"], [], [True, 5]])
 def test_looks_that_do_not_fit_the_seeds_are_a_corrupted_record(tmp_path, looks):
     record, runs = synthetic()
-    with pytest.raises(UserError, match="its looks are not those of its seeds"):
+    with pytest.raises(UserError, match="its looks do not match its seeds"):
         read_sweep(write(tmp_path / "s", record | {"looks": looks}, runs) / "sweep.json")
 
 
-def test_a_placebo_that_is_no_variant_is_a_corrupted_record(tmp_path):
+def test_a_placebo_that_is_not_a_variant_is_a_corrupted_record(tmp_path):
     record, runs = synthetic()
     for i, placebo in enumerate(("other", ["plain"], 3)):
-        with pytest.raises(UserError, match="its placebo is no variant"):
+        with pytest.raises(UserError, match="its placebo is not a variant"):
             read_sweep(write(tmp_path / f"{i}", record | {"placebo": placebo}, runs) / "sweep.json")
 
 
@@ -198,10 +200,10 @@ def test_a_placebo_is_the_baseline_with_its_changes(monkeypatch):
     ("changes", "expected"),
     [
         ({"placebo": ["model.rope_pairing"]}, "placebo: ['model.rope_pairing'] must be a dictionary"),
-        ({"placebo": {"optimizer.learning_rate": 1.0}}, "it has the learning rates of the baseline; remove optimizer"),
+        ({"placebo": {"optimizer.learning_rate": 1.0}}, "it uses the learning rates of the baseline; remove optimizer"),
         ({"placebo": {"train.seed": 3}}, "variant 'placebo': train.seed is set by the sweep; remove it"),
         ({"placebo": {"model.rope": 3}}, "variant 'placebo': config.model.rope: unknown key"),
-        ({"comparisons": (("placebo", "mlp"),)}, "'placebo' is compared with the baseline in any case; remove it"),
+        ({"comparisons": (("placebo", "mlp"),)}, "'placebo' is always compared with the baseline; remove it"),
         ({"variants": {"mlp": {}, "placebo": {}}}, "'placebo' is the name of the variant that placebo describes"),
     ],
 )
@@ -211,8 +213,8 @@ def test_wrong_placebos(monkeypatch, changes, expected):
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("path", WITHOUT_SIZES, ids=lambda path: path.stem)
-def test_every_sweep_without_sizes_has_a_placebo_of_another_order_of_features(path: Path):
+@pytest.mark.parametrize("path", ONE_AXIS, ids=lambda path: path.stem)
+def test_every_sweep_of_one_size_and_text_has_a_placebo_of_another_order_of_features(path: Path):
     """Initial weights are independent and alike over the features of a head, or of the residual stream, and AdamW and
     SGD treat all alike. Pairing or ordering the features in another way gives results of the same distribution."""
     plan = load_sweep(str(path), "full")

@@ -124,7 +124,7 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
         ({"comparisons": (("glu", "mlp"),), "learning_rates": (1e-3,), "variants": TWO_GRIDS}, "'glu' has 2 learning"),
         ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
-        ({"values": {"optimizer.learning_rate": ()}}, "values: learning rates and matched widths belong in"),
+        ({"values": {"optimizer.learning_rate": ()}}, "values: set learning rates in learning_rates or variants"),
         ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
         ({"comparisons": ()}, "comparisons: there are none"),
         ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
@@ -190,7 +190,7 @@ def test_missing_fields_are_named(tmp_path):
     assert "variants is missing: it must be a dictionary" in str(caught.value)
 
 
-def test_the_wrong_kind_of_file_names_the_right_command():
+def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
     config, sweep = ROOT / "configs" / "shakespeare.py", ROOT / "configs" / "sweeps" / "norms.py"
     with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
         load_sweep(str(config), "quick")
