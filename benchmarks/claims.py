@@ -49,15 +49,20 @@ def write(directory: Path) -> int:
 def claims(directory: Path) -> list[dict]:
     """Return the claims of all pages, and after them the placebos.
 
+    Raises:
+        UserError: a page has runs and no claims.csv.
+
     Returns:
         Rows as in `lm.sweeps.claims`, with two more columns: page, and p_all_pages, the p-value after Holm's correction
         for all claims. significant is "all pages" if the claim is significant with that correction too, "page" if only
         with that of its page, else "no".
     """
     rows = []
-    for path in sorted(directory.glob("*/claims.csv")):
-        with open(path, newline="", encoding="utf-8") as file:
-            rows += [{"page": path.parent.name, **row} for row in csv.DictReader(file)]
+    for page in sorted(path.parent for path in directory.glob("*/runs.csv")):
+        if not (page / "claims.csv").is_file():
+            raise UserError(f"{page} has no claims.csv; publish it again")
+        with open(page / "claims.csv", newline="", encoding="utf-8") as file:
+            rows += [{"page": page.name, **row} for row in csv.DictReader(file)]
     compared = [row for row in rows if row["kind"] != PLACEBO]
     at_best, at_optimum = (statistics.holm([float(row[p] or "nan") for row in compared]) for p in ("p", "p_at_optimum"))
     level = 1 - statistics.LEVEL
@@ -78,16 +83,16 @@ def summary(rows: list[dict]) -> str:
     n_all = sum(row["significant"] == "all pages" for row in listed)
     n_wrong = sum(row["significant"] != "no" for row in placebos)
     about = (
-        f"{len(compared)} comparisons on {len({row['page'] for row in compared})} pages: {len(listed)} are significant "
+        f"{len(compared)} claims on {len({row['page'] for row in compared})} pages: {len(listed)} are significant "
         f"after the correction of their page, {n_all} of them also after Holm's correction over all pages. "
-        "[claims.csv](claims.csv) lists all comparisons."
+        "[claims.csv](claims.csv) lists all claims."
     )
     checks = "No page has a placebo so far."
     if placebos:
         checks = (
             f"False positives: {n_wrong} of {len(placebos)} placebos are significant; 1 in 20 is expected by chance."
         )
-    header = ["comparison", "difference [95 % CI]", "p on its page", "p over all pages", "page"]
+    header = ["claim", "difference [95 % CI]", "p on its page", "p over all pages", "page"]
     return "\n\n".join([about, checks, markdown_table(header, [_cells(row) for row in listed])])
 
 

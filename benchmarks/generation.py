@@ -77,7 +77,7 @@ def ours(params, c, seq_len: int) -> Callable:
 
 
 def ours_uncached(params, c, seq_len: int) -> Callable:
-    """Return the same without a cache: the model runs on the whole context, padded to one shape, for every token."""
+    """Return a side as `ours`, but without a cache: every token runs the model on the whole context, padded."""
     import jax
     import jax.numpy as jnp
 
@@ -100,7 +100,7 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
 
 
 def transformers_side(shape, arrays: dict) -> Callable:
-    """Return the same for `generate` of transformers with our parameters, which has a cache."""
+    """Return a side as `ours`, but for `generate` of transformers with our parameters, which has a cache."""
     import torch
     import transformers
 
@@ -122,7 +122,7 @@ def transformers_side(shape, arrays: dict) -> Callable:
 
 
 def nanogpt_side(shape, arrays: dict, checkout: str) -> Callable:
-    """Return the same for `generate` of a checkout of nanoGPT with our parameters, without a cache."""
+    """Return a side as `ours`, but for `generate` of a checkout of nanoGPT with our parameters, without a cache."""
     import torch
 
     from benchmarks.peers import nanogpt_of

@@ -236,7 +236,8 @@ def test_the_html_page_is_self_contained_and_the_published_page_names_no_local_p
     pictures = re.findall(r"!\[\w+\]\((.*?)\)", text)
     assert pictures == [f"gates/{name}.png" for name in report.CAPTIONS]
     assert all((docs / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    assert (docs / "gates" / "runs.csv").read_text() == (workdir / "runs.csv").read_text()
+    for table in ("runs.csv", "claims.csv"):
+        assert (docs / "gates" / table).read_text() == (workdir / table).read_text()
 
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")

@@ -91,7 +91,7 @@ def test_steps_without_jit_equal_compiled_steps():
     chex.assert_trees_all_close(state_debug.params, state.params, rtol=1e-4, atol=1e-5)
 
 
-def feeds_with_nan(config, bad_step, k=4):
+def batches_with_nan(config, bad_step, k=4):
     batches = [batch_of(config, seed) for seed in range(k)]
     batches[bad_step]["weights"] = batches[bad_step]["weights"].at[1, 2].set(jnp.nan)
     return batches
@@ -107,7 +107,7 @@ HALTING = {"model": ONE, "train": {"steps_per_dispatch": 4, "steps": 80}, "optim
 @pytest.mark.slow
 def test_on_nonfinite_stop_keeps_the_last_finite_state_and_its_step():
     config = tiny(**HALTING)
-    batches = feeds_with_nan(config, bad_step=2)
+    batches = batches_with_nan(config, bad_step=2)
     state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
     before, _ = jit_steps(state_of(config), None, stacked(batches), 2, config)
     assert metrics["finite"].tolist() == [True, True, False, True]
@@ -120,7 +120,7 @@ def test_on_nonfinite_stop_keeps_the_last_finite_state_and_its_step():
 @pytest.mark.slow
 def test_on_nonfinite_skip_counts_the_update_and_continues():
     config = tiny(model=ONE, train={"steps_per_dispatch": 4, "on_nonfinite": "skip"})
-    batches = feeds_with_nan(config, bad_step=1)
+    batches = batches_with_nan(config, bad_step=1)
     state, metrics = jit_steps(state_of(config), None, stacked(batches), 4, config)
     assert metrics["finite"].tolist() == [True, False, True, True]
     assert (int(state.step), bool(state.halted), int(state.skipped)) == (4, False, 1)

@@ -72,7 +72,7 @@ def scored_text(path: Path | None) -> bytes:
 
 
 def tuning_text() -> bytes:
-    """Return as much of Python's documentation as Tiny Shakespeare has characters; warn if it is another release's."""
+    """Return the beginning of Python's documentation, as long as Tiny Shakespeare; warn if it is of another release."""
     content = "".join(python_docs.documents()).encode()[: shakespeare.SIZE]
     if sha256(content) != TUNING_SHA256:
         print(f"WARNING: Python's documentation is not that of CPython {TUNING_PYTHON}; losses differ", file=sys.stderr)

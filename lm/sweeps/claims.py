@@ -15,27 +15,30 @@ DIFFERENCE, INTERACTION, MULTIPLIER = "difference", "interaction", "log compute 
 def claim_rows(a: Analysis) -> list[dict]:
     """Return one row per claim; none for a sweep that compares nothing.
 
-    With sizes the claims are the compute multipliers, and the differences at each size are not listed.
+    With sizes the claims are the compute multipliers, and the differences at each size are not listed. A budget that
+    supports no conclusions has no significant rows.
 
     Returns:
         Rows with the columns
             kind            DIFFERENCE, INTERACTION, MULTIPLIER or PLACEBO
             variant, against, on    the names of the two; for an interaction, also those of the two texts
             seeds           of each variant (at each size)
-            estimate, low, high, p  at the best rates of the grids, the 95 % interval and p uncorrected; nats per token,
-                            or the natural logarithm of the multiplier
+            estimate, low, high, p  at the best rates of the grids, in nats per token, or the natural logarithm of the
+                            multiplier; interval and p before Holm's correction, with looks for the share of this look
             p_page          p after Holm's correction for the claims of the same kind in this sweep; "" for a placebo
             at_optimum, p_at_optimum    the same at the estimated optima, p uncorrected; "" without an estimate
-            answer          see `Comparison.verdict`
+            answer          see `Comparison.verdict`; for an interaction and a multiplier "different", "undecided", or
+                            why there is none
             significant     "yes" or "no": a difference within the margin is no finding
         Numbers have six digits, so that another version of SciPy gives the same text; "" for a number that is missing.
     """
     if a.savings:
-        return [_saving(s) for s in a.savings]
-    rows = [_comparison(c) for c in a.comparisons] + [_interaction(x) for x in a.interactions]
+        rows = [_saving(s) for s in a.savings]
+    else:
+        rows = [_comparison(c) for c in a.comparisons] + [_interaction(x) for x in a.interactions]
     if a.placebo:
         rows.append(_comparison(a.placebo) | {"kind": PLACEBO, "p_page": ""})
-    return rows
+    return rows if a.is_full else [row | _answer("no conclusion", False) for row in rows]
 
 
 def _comparison(c: Comparison) -> dict:

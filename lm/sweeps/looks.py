@@ -51,9 +51,9 @@ class PairTest(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return "beyond the margin", "different", "equivalent" or "undecided", else the reason.
+        """Return "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
 
-        The reason is "" without a difference. Only "undecided" needs more seeds: they would not undo a divergence, nor
+        "" without a difference. Only "undecided" needs more seeds: they would not undo a divergence, nor
         make constant losses vary.
         """
         d, level = self.difference, 1 - statistics.LEVEL

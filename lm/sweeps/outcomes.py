@@ -103,7 +103,7 @@ class Comparison:
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.margins` after Holm's correction; with an estimate
             at the optimum, the larger one of both estimates, because an answer needs both.
         pairing: the variance of the difference, divided by that without pairing.
-        verdict: "beyond the margin", "different", "equivalent" or "undecided", else the reason why there is none.
+        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
         over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
             the two were tested on different tokens.
         n_seeds, look: the number of seeds at the look at which the comparison stopped, and that look, counted from 1.

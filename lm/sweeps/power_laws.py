@@ -9,7 +9,7 @@ interval if
     min RSS at this value <= min RSS + t^2 s^2 / n.
 
 Unlike an interval of the form estimate +- error, it may have one end only: a few sizes often show that E is below some
-value, but not that it is above any. Letters in names: S sizes, N seeds, K exponents.
+value, but give it no lower bound. Letters in names: S sizes, N seeds, K exponents.
 """
 
 import math
@@ -22,7 +22,7 @@ from lm.sweeps.spec import MIN_SIZES_OF_FIT
 from lm.sweeps.statistics import LEVEL
 
 SMALLEST = 1e-3  # the exponent below which a power law cannot be distinguished from a logarithm, where E is -infinity
-LARGEST = 20.0  # of exponent x ln(largest x / smallest x): above it, only the loss at the smallest x differs from E
+LARGEST = 20.0  # limit of a * ln(largest x / smallest x): beyond it only the loss at the smallest x differs from E
 N_GRID = 1001  # exponents at which the interval is computed
 
 
@@ -112,7 +112,7 @@ def fit(x_S, losses_SN) -> PowerLaw | None:
 
 
 def _ends(grid_K: np.ndarray, spare_K: np.ndarray, inside_K: np.ndarray) -> tuple[float, float]:
-    """Return the interval of the exponent: where spare_K is 0, or 0 and infinity where the grid ends before that."""
+    """Return the interval of the exponent: the zeros of spare_K; 0 or infinity on a side where the grid ends first."""
     first, last = np.flatnonzero(inside_K)[[0, -1]]
     low, high = 0.0, math.inf
     if first > 0:

@@ -79,7 +79,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
 
 
 def keep_seeds(plan: SweepPlan, workdir: Path) -> SweepPlan:
-    """Return the plan with the seeds of an existing directory of this sweep, which older versions chose otherwise."""
+    """Return the plan with the seeds that an existing directory of this sweep lists; older versions chose others."""
     path = workdir / "sweep.json"
     old = read_sweep(path) if path.exists() else None
     if old is None or _counts(old["seeds"], old["tuning_seeds"]) != _counts(plan.seeds, plan.tuning_seeds):
@@ -228,7 +228,7 @@ class Results:
         self._remember(runs)
 
     def add_failure(self, name: str, keys: list[tuple], error: str) -> None:
-        """Save the error of runs with these keys (as in `runs`, or SPEEDS); reports show it until they finish."""
+        """Save the error of runs with these keys (as in `runs`, or SPEEDS); reports show it until the runs finish."""
         with contextlib.suppress(OSError):  # a full disk must not stop the other runs
             (self.workdir / "failed").mkdir(exist_ok=True)
             write_text(self.workdir / "failed" / f"{name}.json", to_json({"runs": keys, "error": error}) + "\n")

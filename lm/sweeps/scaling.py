@@ -52,8 +52,8 @@ def multipliers(compute_S2, losses_SN2) -> Multipliers | None:
         losses_SN2: the loss of each run.
 
     Returns:
-        The multipliers with jackknife intervals; see `jackknife`. None if the loss does not fall with the compute at
-        every size, or does not when any one seed is left out.
+        The multipliers with jackknife intervals; see `jackknife`. None unless the loss falls with the compute over
+        the sizes, with all seeds and without any one of them.
     """
     compute_S2 = np.asarray(compute_S2, float)
     decades_S = np.log10(compute_S2).mean(axis=1)

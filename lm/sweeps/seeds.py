@@ -92,7 +92,7 @@ def wrong_types(budget):
     """Yield the numbers of seeds of a budget that are missing, given twice, or of another type."""
     looks = budget.looks
     if looks is not None and budget.seeds is not None:
-        yield "seeds and looks are both given: seeds is a fixed number, looks are growing ones; remove one of them"
+        yield "seeds and looks are both given: seeds is one number, looks are growing numbers; remove one of them"
     if looks is not None and not (isinstance(looks, tuple | list) and all(type(n) is int for n in looks)):
         yield f"looks is {short(looks)}: it must be a tuple of integers, such as (5, 8, 12, 20)"
     for field in ("tuning_seeds", "seeds"):

@@ -34,7 +34,7 @@ from lm.sweeps.text_axis import wrong_texts
 WIDTHS = ("params", "flops")  # the ways to match a width
 MIN_SEEDS = 5  # of the full budget
 MIN_SIZES = 3  # else the slope of the loss over the compute is a guess
-MIN_SIZES_OF_FIT = 4  # one more than the coefficients of a power law
+MIN_SIZES_OF_FIT = 4  # one more than the number of coefficients of a power law
 MARGIN = 0.005  # nats per token
 MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 
@@ -70,7 +70,8 @@ class Sweep:
         base: the path of the config file that all variants start from.
         variants: by name, the config values that each variant changes. The value of `optimizer.learning_rate` may be a
             grid of the variant's own, and that of `model.d_ff` may be `match_params` or `match_flops`.
-        baseline: the variant that is also timed one run at a time, and whose parameters `match_tokens` counts.
+        baseline: the variant that the placebo changes, that is also timed one run at a time, and whose parameters
+            `match_tokens` counts.
         comparisons: pairs (variant, against). p-values are corrected for their number. May be empty if there are sizes:
             the report then fits how the loss of each variant falls with the size.
         learning_rates: the grid from which each variant takes its best learning rate, in ascending order.

@@ -241,7 +241,7 @@ def _without_embeddings(config: Config) -> tuple[int, float]:
 def check_distinct(variants: dict[str, Variant], changes: dict[str, Values]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Two variants without a learning rate in common may be the same otherwise: they compare learning rates.
+    Two variants without a common learning rate may have equal configs: then they compare learning rates.
 
     Args:
         variants: the variants by name.

@@ -53,8 +53,8 @@ class BatchSource:
         """Return the inputs of n_steps training steps from `step` on, stacked to (max(2, steps_per_dispatch), B, ...).
 
         n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on. There
-        are at least two: given the inputs of one step, XLA moves work out of the loop over steps, where it rounds
-        differently, and runs with steps_per_dispatch = 1 and 10 would not be bit-identical.
+        are at least two, because XLA moves work out of a loop over one step, where it rounds differently: runs with
+        steps_per_dispatch = 1 and 10 would not be bit-identical.
         """
         t = self.config.train
         starts = np.zeros((max(2, t.steps_per_dispatch), t.batch_size), np.int64)

@@ -92,7 +92,7 @@ def state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
 def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, float]:
     """Return the bytes of a batch on one device, by use: those of training or of evaluation, whichever is more."""
     m, t = config.model, config.train
-    windows = {"the windows of a dispatch": 12.0 * t.steps_per_dispatch * t.batch_size}  # int64 and int32
+    windows = {"the windows of a dispatch": 12.0 * max(2, t.steps_per_dispatch) * t.batch_size}  # int64 and int32
     evaluated = dataclasses.replace(
         config,
         model=dataclasses.replace(m, n_layers=1, remat="none"),

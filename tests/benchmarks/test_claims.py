@@ -13,9 +13,10 @@ from running import ROOT
 from synthetic_sweep import sweep, write
 
 from benchmarks import claims
+from lm.errors import UserError
 from lm.sweeps import statistics
 from lm.sweeps.analysis import Analysis, analyze
-from lm.sweeps.claims import DIFFERENCE, MULTIPLIER, claim_rows
+from lm.sweeps.claims import DIFFERENCE, INTERACTION, MULTIPLIER, claim_rows
 from lm.sweeps.tables import to_csv
 
 RESULTS = ROOT / "docs" / "results"
@@ -30,9 +31,10 @@ def test_the_committed_files_are_what_the_command_writes(tmp_path, rows):
     """If this fails: python3 -m benchmarks.claims."""
     assert (RESULTS / "claims.csv").read_text(encoding="utf-8") == to_csv(rows)
     assert claims.summary(rows) in (RESULTS / "README.md").read_text(encoding="utf-8")
-    for page in RESULTS.glob("*/claims.csv"):
-        (tmp_path / page.parent.name).mkdir()
-        shutil.copy(page, tmp_path / page.parent.name)
+    for page in {path.parent for path in RESULTS.glob("*/runs.csv")}:
+        (tmp_path / page.name).mkdir()
+        for table in ("runs.csv", "claims.csv"):
+            shutil.copy(page / table, tmp_path / page.name)
     shutil.copy(RESULTS / "README.md", tmp_path)
     assert claims.main([str(tmp_path)]) == 0
     for name in ("claims.csv", "README.md"):
@@ -68,9 +70,12 @@ def best_losses(page: str, n_seeds: int) -> dict[str, list[float]]:
 
 
 def test_the_differences_are_those_of_the_published_runs(rows):
-    """Recompute every difference from the runs of its page without the code of the sweeps."""
+    """Recompute every difference from the runs of its page without the code of the sweeps.
+
+    Compute multipliers and interactions are not recomputed.
+    """
     checked = 0
-    for row in (row for row in rows if row["kind"] not in (MULTIPLIER, "interaction") and row["estimate"]):
+    for row in (row for row in rows if row["kind"] not in (MULTIPLIER, INTERACTION) and row["estimate"]):
         losses = best_losses(row["page"], int(row["seeds"]))
         found = np.mean(np.subtract(losses[row["variant"]], losses[row["against"]]))
         assert found == pytest.approx(float(row["estimate"]), abs=2e-6), row
@@ -105,6 +110,7 @@ def publish(directory, a: Analysis) -> list[dict]:
     """Write the claims of a sweep as `lm.report --publish` does, and return those of the whole directory."""
     page = directory / a.record["name"]
     page.mkdir()
+    (page / "runs.csv").touch()
     (page / "claims.csv").write_text(to_csv(claim_rows(a)))
     return claims.claims(directory)
 
@@ -118,6 +124,19 @@ def test_with_sizes_the_claims_are_the_multipliers(tmp_path):
     assert (float(row["estimate"]), float(row["p"])) == pytest.approx((pooled.value, pooled.p), rel=1e-5)
     assert row["significant"] == "all pages"
     assert f"| gated over plain | compute multiplier {math.exp(pooled.value):.2f} [" in claims.summary([row])
+
+
+def test_a_quick_budget_finds_nothing(tmp_path):
+    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2, budget="quick")))
+    (row,) = publish(tmp_path, a)
+    assert (row["answer"], row["significant"]) == ("no conclusion", "no")
+
+
+def test_a_page_without_claims_is_refused(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "runs.csv").touch()
+    with pytest.raises(UserError, match="old has no claims"):
+        claims.claims(tmp_path)
 
 
 def test_a_sweep_without_comparisons_claims_nothing(tmp_path):
@@ -148,7 +167,7 @@ def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
     (tmp_path / "README.md").write_text(f"# Results\n\n{claims.BEGIN}\nold\n{claims.END}\n\nMore.\n")
     assert claims.main([str(tmp_path)]) == 0
     index = (tmp_path / "README.md").read_text()
-    assert "5 comparisons on 3 pages: 3 are significant" in index
+    assert "5 claims on 3 pages: 3 are significant" in index
     assert "False positives: 0 of 1 placebos are significant; 1 in 20 is expected by chance." in index
     assert "old" not in index
     assert index.endswith(f"{claims.END}\n\nMore.\n")

@@ -31,7 +31,7 @@ def pull_back(q, k, v, g, dtype, implementation, window=None):
 
 @pytest.mark.parametrize("n", [7, 48])
 def test_values_and_gradients_equal_the_plain_softmax(n, monkeypatch):
-    """Plain is what runs in float32 on accelerators. More keys than features, and fewer, take products both ways."""
+    """The plain softmax is used in float32 on accelerators. The two lengths are below and above the width of a head."""
     arguments = *inputs(n, d_head=8), jnp.float32, "einsum"
     fast = pull_back(*arguments)
     monkeypatch.setattr(softmax_means, "enabled", lambda v: False)

@@ -170,7 +170,7 @@ def planned(monkeypatch, **changes):
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (Budget(2, 5, looks=(5, 8)), "budget 'full': seeds and looks are both given: seeds is a fixed number"),
+        (Budget(2, 5, looks=(5, 8)), "budget 'full': seeds and looks are both given: seeds is one number"),
         (Budget(2, looks=5), "budget 'full': looks is 5: it must be a tuple of integers, such as (5, 8, 12, 20)"),
         (Budget(2, looks=(5, 8.5)), "looks is (5, 8.5): it must be a tuple of integers"),
         (Budget(2, looks=(5,)), "looks is (5,); it must be at least two numbers in ascending order"),

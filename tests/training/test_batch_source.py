@@ -41,7 +41,7 @@ class CountingArray:
 
 @pytest.mark.parametrize("split", [PLAIN, PACKED], ids=["plain", "packed"])
 @pytest.mark.parametrize("device_bytes", [2**20, 0], ids=["resident", "host"])
-def test_feeds_are_the_batches_of_the_steps(split, device_bytes):
+def test_inputs_are_the_batches_of_the_steps(split, device_bytes):
     config = config_of(device_bytes, order="epochs")
     source = BatchSource(split, config)
     assert (source.resident is None) == (device_bytes == 0)
