@@ -27,6 +27,7 @@ def figures(a: Analysis) -> dict[str, Figure]:
 def to_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as "png" or "svg", the same bytes every time."""
     buffer = io.BytesIO()
+    figure.draw_without_rendering()  # the first layout changes the tick labels, and the second makes room for them
     figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 

@@ -172,6 +172,19 @@ def test_long_names_fit_into_the_figures(tmp_path):
         assert all(axes.get_window_extent().width > 0.7 * width for axes in figure.axes), name
 
 
+def test_the_label_of_an_axis_with_long_numbers_is_not_cut_off(tmp_path):
+    """Ticks with more digits, which the first layout adds, move the label to the left."""
+    record, runs = sweep()
+    losses = [r["val_loss"] for r in runs]
+    for r in runs:
+        r["val_loss"] = float(np.interp(r["val_loss"], (min(losses), max(losses)), (1.8, 2.0)))
+    figure = figures.learning_rates(analyze(write(tmp_path / "s", record, runs)))
+    figures.to_bytes(figure, "png")
+    ticks = [tick.label1.get_text() for tick in figure.axes[0].yaxis.get_major_ticks()]
+    assert any(len(text) == len("1.875") for text in ticks)
+    assert figure.axes[0].yaxis.label.get_window_extent().x0 >= 0
+
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("differences", "learning_curves")]
 
 
