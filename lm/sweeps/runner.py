@@ -251,7 +251,8 @@ class _Runner:
                     except Exception as error:  # the results are complete
                         reason = first_line(error)
                         self.results.add_failure("speeds", [SPEEDS], reason)
-                        self.say(f"WARNING: the throughput is not measured ({reason}); rerun to try again")
+                        advice = "" if isinstance(error, ProcessDied) else "; rerun to try again"
+                        self.say(f"WARNING: the throughput is not measured ({reason}){advice}")
                         return
             time.sleep(0 if self.results.speeds else 1)
 

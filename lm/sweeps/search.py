@@ -193,7 +193,11 @@ def _wrong_values(key: str, found: Interval | Choice):
             yield f"{short(values)} must be in ascending order"
         if found.is_log and not found.low > 0:
             yield f"log_uniform{short(values)}: the numbers must be positive"
-        values = tuple(map(float, values))  # a key of integers needs a choice
+        try:
+            values = tuple(map(float, values))  # a key of integers needs a choice
+        except OverflowError:
+            yield f"{short(values)}: a number is too large"
+            return
     for value in values:
         try:
             checked(value, *schema()[key])

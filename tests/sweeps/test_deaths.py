@@ -91,5 +91,6 @@ def test_a_sweep_whose_speeds_cannot_be_measured_is_finished(tmp_path, monkeypat
     assert len(measured) == most
     assert ("3 processes died" if most == MAX_DEATHS else "MemoryError: too many runs") in reason
     assert lines[-1].startswith("WARNING: the throughput is not measured (")
+    assert lines[-1].endswith("rerun to try again") == (most != MAX_DEATHS)
     (tmp_path / "speeds.json").rename(workdir / "speeds.json")
     assert not analyze(workdir).warnings

@@ -110,6 +110,7 @@ SIZES = {name: {"model.d_model": width} for name, width in (("s", 16), ("m", 32)
         ({"search": Search(6, {LEARNING_RATE: log_uniform(1, 0.1)})}, "(1, 0.1) must be in ascending order"),
         ({"search": Search(6, {LEARNING_RATE: uniform(1, 1 + 1e-12)})}, "two trials have the same optimizer.lea"),
         ({"search": Search(6, {LEARNING_RATE: log_uniform("a", 1)})}, "('a', 1) must be two numbers"),
+        ({"search": Search(6, {LEARNING_RATE: log_uniform(1, 10**400)})}, "a number is too large"),
         ({"search": space(optimizer__b3=choice(1, 2))}, "search: optimizer.b3: unknown key; optimizer has name, "),
         ({"search": space(optimizer__b2=choice(0.9, 1.5))}, "search: optimizer.b2: 1.5 is out of range"),
         ({"search": space(optimizer__b2=choice(0.9))}, "search: optimizer.b2: choice(0.9,) must have at least two"),
