@@ -36,6 +36,18 @@ def pytest_terminal_summary(terminalreporter, config):
         )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forget the compiled programs once they take many memory mappings.
+
+    A program takes hundreds. Linux allows 65,530 in a process (vm.max_map_count), and beyond that XLA crashes.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 15_000:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory, worker_id):
     """Return the `Bench` that all workers of the session share."""
