@@ -1,4 +1,7 @@
-"""3 layers of width 96, Muon; every value but the number of steps was chosen on Python's documentation."""
+"""3 layers of width 96, Muon; first values from two_layers, each then compared with others on Python's documentation.
+
+Only the number of steps was chosen without it. benchmarks/NOTES.md has the table of all tuning runs.
+"""
 
 from lm.config import default_config
 
