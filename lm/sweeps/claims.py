@@ -24,7 +24,8 @@ def claim_rows(a: Analysis) -> list[dict]:
             variant, against, on    the names of the two; for an interaction, also those of the two texts
             seeds           of each variant (at each size)
             estimate, low, high, p  at the best rates of the grids, in nats per token, or the natural logarithm of the
-                            multiplier; interval and p before Holm's correction, with looks for the share of this look
+                            multiplier; interval and p are before Holm's correction, and with looks include the
+                            share of the error that the look may spend
             p_page          p after Holm's correction for the claims of the same kind in this sweep; "" for a placebo
             at_optimum, p_at_optimum    the same at the estimated optima, p uncorrected; "" without an estimate
             answer          see `Comparison.verdict`; for an interaction and a multiplier "different", "undecided", or

@@ -15,6 +15,7 @@ from lm.sweeps import statistics
 from lm.sweeps.axes import at_size
 from lm.sweeps.looks import is_significant
 from lm.sweeps.moderation import NO_PRIOR, ROUNDING, Prior, fit_prior
+from lm.sweeps.multipliers import without_losses
 from lm.sweeps.statistics import Difference
 
 
@@ -82,7 +83,7 @@ def interactions(record: dict, comparisons: list, variants: dict) -> list[Intera
 def _tested(x: Interaction, record: dict, variants: dict, n_tests: int) -> Interaction:
     """Return an interaction with its two estimates, or with the reason why there are none."""
     names = [_on_both(name, x) for name in (x.variant, x.against)]
-    if missing := _missing([name for on_both in names for name in on_both], variants):
+    if missing := without_losses([name for on_both in names for name in on_both], variants):
         return dataclasses.replace(x, missing=missing)
     if _fingerprints(record, x.variant, x) != _fingerprints(record, x.against, x):
         return dataclasses.replace(x, missing="losses on different data or tokens cannot be compared")
@@ -105,15 +106,6 @@ def _fingerprints(record: dict, name: str, x: Interaction) -> list[str]:
     return [record["variants"][on_text]["data"]["fingerprint"] for on_text in _on_both(name, x)]
 
 
-def _missing(names: list[str], variants: dict) -> str:
-    """Return why these variants give no interaction; "" if they do."""
-    if failed := [name for name in names if name not in variants]:
-        return f"runs of {' and '.join(failed)} failed"
-    if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
-        return f"runs of {' and '.join(lost)} diverged or got stuck"
-    return ""
-
-
 def _contrasts(on_text, on_first) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the loss on a text minus that on the first one, per seed: at the best rate, and at the optimum."""
     at_optimum = None
@@ -126,7 +118,7 @@ def _priors(x: Interaction, record: dict, variants: dict) -> list[Prior]:
     """Return the priors of the variances, at the best rates and at the optima, from all variants on the same texts."""
     texts = _fingerprints(record, x.variant, x)
     names = [name.removesuffix(at_size("", x.text)) for name in variants if name.endswith(at_size("", x.text))]
-    names = [name for name in names if not _missing(_on_both(name, x), variants)]
+    names = [name for name in names if not without_losses(_on_both(name, x), variants)]
     names = [name for name in names if _fingerprints(record, name, x) == texts]
     found = [_contrasts(*(variants[on_text] for on_text in _on_both(name, x))) for name in names]
     columns = [[losses for losses in column if losses is not None] for column in zip(*found, strict=True)]

@@ -106,6 +106,20 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
     )
 
 
+def without_losses(names: list[str], variants: dict) -> str:
+    """Return which of these variants have no losses, and why; "" if all have them.
+
+    Args:
+        names: of the variants.
+        variants: by name, the VariantResults of the variants whose runs are complete.
+    """
+    if failed := [name for name in names if name not in variants]:
+        return f"runs of {' and '.join(failed)} failed"
+    if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
+        return f"runs of {' and '.join(lost)} diverged or got stuck"
+    return ""
+
+
 def incomparable(names: list[str], record: dict, variants: dict) -> str:
     """Return why the losses of these variants cannot be compared over sizes; "" if they can.
 
@@ -114,10 +128,8 @@ def incomparable(names: list[str], record: dict, variants: dict) -> str:
         record: sweep.json.
         variants: by name, the VariantResults of the variants whose runs are complete.
     """
-    if failed := [name for name in names if name not in variants]:
-        return f"runs of {' and '.join(failed)} failed"
-    if lost := [name for name in names if variants[name].n_diverged or variants[name].n_stuck]:
-        return f"runs of {' and '.join(lost)} diverged or got stuck"
+    if missing := without_losses(names, variants):
+        return missing
     if len({record["variants"][name]["data"]["fingerprint"] for name in names}) > 1:
         return "losses on different data or tokens cannot be compared"
     return ""
