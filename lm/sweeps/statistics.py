@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 
     @property
     def simultaneous(self) -> tuple[float, float]:
-        """Return the Bonferroni interval; the intervals of all comparisons cover at once with probability LEVEL (Dunn 1961)."""
+        """Return the Bonferroni interval, for all comparisons to cover at once with probability LEVEL (Dunn 1961)."""
         if self.n < 2:
             return -math.inf, math.inf
         half = float(stats.t.isf(self.share * (1 - LEVEL) / 2 / self.comparisons, self.df)) * self.error
