@@ -38,11 +38,12 @@ def find_damage(directory: Path) -> str | None:
     """
     try:
         recorded = read_json(directory / FILE, {str: {"size": COUNT, "crc32": [COUNT]}})
-    except FileNotFoundError:
+        present = {path.name for path in directory.iterdir()}
+    except FileNotFoundError:  # also of the directory: another process may be rebuilding it
         return f"{FILE} is missing"
     except UserError:
         return f"{FILE} is not what was written"
-    if unknown := {path.name for path in directory.iterdir()} - recorded.keys() - {FILE}:
+    if unknown := present - recorded.keys() - {FILE}:
         return f"{FILE} does not list {min(unknown)}"
     return next(filter(None, (_damage_of(directory / name, **recorded[name]) for name in recorded)), None)
 

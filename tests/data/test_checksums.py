@@ -39,3 +39,19 @@ def test_a_file_without_a_checksum_is_damage(tmp_path):
     checksums.record(tmp_path)
     (tmp_path / "tokens.bin").write_bytes(b"x")
     assert checksums.find_damage(tmp_path) == "checksums.json does not list tokens.bin"
+
+
+def test_a_directory_that_another_process_removes_meanwhile_is_damaged(tmp_path, monkeypatch):
+    """Another process has found the same damage and moves the directory away to rebuild it."""
+    entry, read_json = tmp_path / "entry", checksums.read_json
+    entry.mkdir()
+    (entry / "tokens.bin").write_bytes(b"text")
+    checksums.record(entry)
+
+    def read_and_remove(*arguments):
+        recorded = read_json(*arguments)
+        entry.rename(tmp_path / "aside")
+        return recorded
+
+    monkeypatch.setattr(checksums, "read_json", read_and_remove)
+    assert checksums.find_damage(entry) == "checksums.json is missing"
