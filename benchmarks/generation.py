@@ -35,7 +35,7 @@ def main() -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before jax is imported
     import torch
 
-    from lm.runtime import retain_freed_memory
+    from lm.malloc import retain_freed_memory
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -79,7 +79,7 @@ def point(change: dict) -> dict:
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}"}
     from benchmarks.shapes import CONFIG
     from lm.command_line.loading import load_values
-    from lm.runtime import retain_freed_memory
+    from lm.malloc import retain_freed_memory
 
     retain_freed_memory()
     import functools

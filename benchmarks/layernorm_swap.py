@@ -25,7 +25,7 @@ from lm.data.batches import gather
 from lm.errors import UserError, with_exit_code
 from lm.interpret import capture
 from lm.layers import norms
-from lm.runtime import retain_freed_memory
+from lm.malloc import retain_freed_memory
 from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel, load
 from lm.training.provenance import format_command

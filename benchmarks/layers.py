@@ -27,7 +27,7 @@ def main() -> int:
     import torch
 
     from benchmarks.layer_cases import CASES
-    from lm.runtime import retain_freed_memory
+    from lm.malloc import retain_freed_memory
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))

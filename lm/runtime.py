@@ -1,11 +1,12 @@
-"""The process around a run: glibc's allocator, JAX's settings, and the log. Importing this imports no jax."""
+"""The process around a run: JAX's settings and the log. Importing this imports no jax."""
 
 import contextlib
-import ctypes
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
 
+from lm import malloc
 from lm.errors import UserError
 
 ADVICE = {  # what to do if JAX does not find the platform
@@ -14,28 +15,19 @@ ADVICE = {  # what to do if JAX does not find the platform
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
     "cpu": "add cpu to JAX_PLATFORMS",
 }
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
+COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
 
 
-def can_set_malloc() -> bool:
-    """Return whether the C library is glibc and no environment variable configures its allocator."""
-    configured = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-    return not configured and hasattr(ctypes.CDLL(None), "mallopt")
+@functools.cache
+def _occupy_fragments_after_compilation() -> None:
+    """Register a listener of JAX's compilations; the cache makes it a single one."""
+    import jax
 
+    def after(event: str, seconds: float, **_) -> None:
+        if event == COMPILED and seconds >= 1:  # programs read from the cache leave few fragments
+            malloc.occupy_fragments()
 
-def retain_freed_memory() -> None:
-    """Make glibc malloc retain freed memory; set a MALLOC_* variable or GLIBC_TUNABLES to opt out.
-
-    XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
-    each new block is mapped page by page and filled with zeros. XLA allocates in threads of its own, whose arenas hold
-    at most 64 MiB and map each larger block anew: hence a single arena. `benchmarks/NOTES.md` has the measurements.
-    """
-    if can_set_malloc():
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(ARENA_MAX, 1)
-        mallopt(MMAP_MAX, 0)
-        mallopt(TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(TOP_PAD, 2**26)
+    jax.monitoring.register_event_duration_secs_listener(after)
 
 
 def start_jax(cache_dir: str | None = None, *, deterministic: bool = False, retain_memory: bool = True):
@@ -44,12 +36,13 @@ def start_jax(cache_dir: str | None = None, *, deterministic: bool = False, reta
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
         deterministic: choose GPU kernels whose sums are always added in one order.
-        retain_memory: see `retain_freed_memory`; False for commands that need memory rather than speed.
+        retain_memory: see `lm.malloc`; False for commands that need memory rather than speed.
     """
     if deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     if retain_memory:
-        retain_freed_memory()
+        malloc.retain_freed_memory()
+        _occupy_fragments_after_compilation()
     import jax
 
     from lm.data.cache import user_cache

@@ -1,11 +1,4 @@
-"""The platform of a run, and its allocator: glibc malloc retains freed memory unless the environment configures it."""
-
-import ctypes
-import os
-import subprocess
-import sys
-import types
-from platform import libc_ver
+"""The platform of a run, and what happens after a compilation."""
 
 import jax
 import pytest
@@ -67,59 +60,24 @@ def test_train_stops_without_the_platform_before_it_creates_the_workdir(train, t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def mallopt_calls(monkeypatch):
-    """The calls of a C library that has mallopt."""
-    calls = {}
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=calls.__setitem__))
-    for name in runtime.os.environ:
-        if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
-            monkeypatch.delenv(name)
-    return calls
+@pytest.mark.parametrize(("seconds", "n_calls"), [(0.5, 0), (2.0, 1)])
+def test_fragments_are_occupied_after_a_long_compilation(monkeypatch, seconds, n_calls):
+    calls, listeners = [], []
+    monkeypatch.setattr(runtime.malloc, "occupy_fragments", lambda: calls.append(1))
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", listeners.append)
+    runtime._occupy_fragments_after_compilation.__wrapped__()
+    (listener,) = listeners
+    listener(runtime.COMPILED, seconds, fun_name="step")
+    listener("/jax/core/compile/jaxpr_trace_duration", 2.0)
+    assert len(calls) == n_calls
 
 
-FAULTS_OF_SECOND_BLOCK = """
-import resource, threading
-import numpy as np
-from lm import runtime
-
-assert runtime.can_set_malloc()
-runtime.retain_freed_memory()
-found = []
-
-def allocate():  # 128 MiB, more than a thread's own arena can hold
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        np.empty(2**27, np.uint8).fill(1)
-        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-thread = threading.Thread(target=allocate)
-thread.start()
-thread.join()
-print(*found)
-"""
-
-
-@pytest.mark.skipif(libc_ver()[0] != "glibc", reason="needs glibc's malloc")
-def test_freed_memory_is_kept_for_the_next_block_of_a_thread():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
-    environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
-    command = [sys.executable, "-c", FAULTS_OF_SECOND_BLOCK]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    first, second = map(int, output.split())
-    assert first > 1000
-    assert second < 100
-
-
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_the_environment_takes_precedence(mallopt_calls, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
-    assert not runtime.can_set_malloc()
-    runtime.retain_freed_memory()
-    assert mallopt_calls == {}
-
-
-def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
-    assert not runtime.can_set_malloc()
-    runtime.retain_freed_memory()
+def test_jax_reports_compilations_by_the_name_that_is_expected(monkeypatch):
+    events = []
+    listener = lambda event, seconds, **_: events.append(event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        jax.jit(lambda x: x * 3 + 17).lower(1.0).compile()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert runtime.COMPILED in events

@@ -1,0 +1,106 @@
+"""glibc malloc retains freed memory, and fragments are occupied, unless the environment configures malloc."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import types
+from platform import libc_ver
+
+import pytest
+
+from lm import malloc
+
+
+@pytest.fixture
+def mallopt_calls(monkeypatch):
+    """The calls of a C library that has mallopt."""
+    calls = {}
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=calls.__setitem__))
+    for name in os.environ:
+        if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
+            monkeypatch.delenv(name)
+    return calls
+
+
+def _numbers_printed_by(program: str) -> list[int]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return [int(number) for number in output.split()]
+
+
+FAULTS_OF_SECOND_BLOCK = """
+import resource, threading
+import numpy as np
+from lm import malloc
+
+assert malloc.can_set_malloc()
+malloc.retain_freed_memory()
+found = []
+
+def allocate():  # 128 MiB, more than a thread's own arena can hold
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.empty(2**27, np.uint8).fill(1)
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+print(*found)
+"""
+
+
+@pytest.mark.skipif(libc_ver()[0] != "glibc", reason="needs glibc's malloc")
+def test_freed_memory_is_kept_for_the_next_block_of_a_thread():
+    first, second = _numbers_printed_by(FAULTS_OF_SECOND_BLOCK)
+    assert first > 1000
+    assert second < 100
+
+
+BYTES_OF_FRAGMENTS = """
+import ctypes, random
+from lm import malloc
+
+malloc.retain_freed_memory()
+c = ctypes.CDLL(None)
+c.mallinfo2.restype, c.malloc.restype = malloc.Heap, ctypes.c_void_p
+c.malloc.argtypes, c.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+sizes = random.Random(0).choices(range(2**10, 2**17), k=4000)
+blocks = [c.malloc(size) for size in sizes]
+for block in blocks[::2]:
+    c.free(block)
+
+def print_fragments():
+    heap = c.mallinfo2()
+    print(heap.fordblks - heap.keepcost)
+
+print_fragments()
+malloc.occupy_fragments()
+print_fragments()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
+def test_free_blocks_between_others_are_occupied():
+    bytes_before, bytes_after = _numbers_printed_by(BYTES_OF_FRAGMENTS)
+    assert bytes_before > 2000 * 2**15
+    assert bytes_after < 0.05 * bytes_before  # what is left are blocks of less than 8 KiB
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_the_environment_takes_precedence(mallopt_calls, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert not malloc.can_set_malloc()
+    malloc.retain_freed_memory()
+    malloc.occupy_fragments()
+    assert mallopt_calls == {}
+
+
+def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    assert not malloc.can_set_malloc()
+    malloc.retain_freed_memory()
+    malloc.occupy_fragments()
