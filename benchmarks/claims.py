@@ -16,11 +16,11 @@ from pathlib import Path
 
 from lm.errors import UserError, with_exit_code
 from lm.files import write_text
-from lm.sweeps import statistics
-from lm.sweeps.answers import difference
-from lm.sweeps.claims import INTERACTION, MULTIPLIER
-from lm.sweeps.seeds import PLACEBO
-from lm.sweeps.tables import to_csv
+from lm.sweeps.analysis.answers import difference
+from lm.sweeps.analysis.claims import INTERACTION, MULTIPLIER
+from lm.sweeps.design.seeds import PLACEBO
+from lm.sweeps.report.tables import to_csv
+from lm.sweeps.statistics import inference
 from lm.text_tables import markdown_table
 
 BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
@@ -53,9 +53,9 @@ def claims(directory: Path) -> list[dict]:
         UserError: a page has runs and no claims.csv.
 
     Returns:
-        Rows as in `lm.sweeps.claims`, with two more columns: page, and p_all_pages, the p-value after Holm's correction
-        for all claims. significant is "all pages" if the claim is significant with that correction too, "page" if only
-        with that of its page, else "no".
+        Rows as in `lm.sweeps.analysis.claims`, with two more columns: page, and p_all_pages, the p-value after Holm's
+        correction for all claims. significant is "all pages" if the claim is significant with that correction too,
+        "page" if only with that of its page, else "no".
     """
     rows = []
     for page in sorted(path.parent for path in directory.glob("*/runs.csv")):
@@ -64,8 +64,8 @@ def claims(directory: Path) -> list[dict]:
         with open(page / "claims.csv", newline="", encoding="utf-8") as file:
             rows += [{"page": page.name, **row} for row in csv.DictReader(file)]
     compared = [row for row in rows if row["kind"] != PLACEBO]
-    at_best, at_optimum = (statistics.holm([float(row[p] or "nan") for row in compared]) for p in ("p", "p_at_optimum"))
-    level = 1 - statistics.LEVEL
+    at_best, at_optimum = (inference.holm([float(row[p] or "nan") for row in compared]) for p in ("p", "p_at_optimum"))
+    level = 1 - inference.LEVEL
     for row, p, p_at_optimum in zip(compared, at_best, at_optimum, strict=True):
         row["p_all_pages"] = "" if math.isnan(p) else f"{p:.6g}"
         everywhere = p < level and (p_at_optimum < level or not row["at_optimum"])

@@ -153,7 +153,7 @@ def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
 
 
 def draw(found: list[dict]):
-    from lm.sweeps.figure_parts import COLOURS, STYLES, plt
+    from lm.sweeps.report.figure_parts import COLOURS, STYLES, plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for i, a in enumerate(ALGORITHMS[1:]):

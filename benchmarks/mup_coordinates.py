@@ -113,7 +113,7 @@ def table(found: dict) -> list[list[str]]:
 
 
 def draw(found: dict):
-    from lm.sweeps.figure_parts import COLOURS, plt
+    from lm.sweeps.report.figure_parts import COLOURS, plt
 
     figure, pictures = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
     for axes, what in zip(pictures, found["mup"][0], strict=True):

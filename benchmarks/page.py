@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from lm.files import write_text
-from lm.sweeps.tables import code
+from lm.sweeps.report.tables import code
 from lm.text_tables import markdown_table
 from lm.training.provenance import describe_start
 

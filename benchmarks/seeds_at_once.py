@@ -37,7 +37,7 @@ def main() -> int:
 def compare(shape: str, n_seeds: int, dtype: str, rounds: int) -> dict:
     """Time n_seeds seeds in one program and one seed on one device, in alternation; returns the printed JSON."""
     from lm.runtime import start_jax
-    from lm.sweeps.throughput import Workload, measure
+    from lm.sweeps.training.throughput import Workload, measure
     from lm.training.run import prepare
 
     with tempfile.TemporaryDirectory() as directory:

@@ -151,7 +151,7 @@ def make_optimizer(
     if factor != 1:
         scales = width_scales(o, table, factor)
         chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
-    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
+    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/training/stacked.py
         chain.append(
             optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         )

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from lm.errors import with_exit_code
-from lm.sweeps.analysis import analyze
-from lm.sweeps.report import check_publishable, publish, write_report
+from lm.sweeps.analysis.analyze_sweep import analyze
+from lm.sweeps.report.pages import check_publishable, publish, write_report
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,

@@ -11,7 +11,7 @@ from lm.config import Config
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
-from lm.sweeps.spec import load_sweep
+from lm.sweeps.design.spec import load_sweep
 
 
 @with_exit_code
@@ -26,7 +26,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
     start_jax(plan.configs[plan.sweep.baseline], arguments.platform)
-    from lm.sweeps.runner import run_sweep
+    from lm.sweeps.training.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)

@@ -11,7 +11,7 @@ SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 EAGER = """
 import sys
 from lm import sweep
-from lm.sweeps import stacked
+from lm.sweeps.training import stacked
 stacked.SAVE_EVERY = 0
 sys.exit(sweep.main(sys.argv[1:]))
 """

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from lm.sweeps.results import neighbors
+from lm.sweeps.storage.results import neighbors
 
 BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
 LOSSES = {

@@ -21,14 +21,25 @@ def imported(path: Path) -> set[str]:
     return {name for name in found if name.startswith(("lm.", "launch."))}
 
 
+def import_order(folder: str) -> list[str]:
+    """Return the packages and modules of a folder, each after what it imports; a cycle raises CycleError."""
+    graph, prefix = {}, folder.replace("/", ".") + "."
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        node = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
+        names = {name.removeprefix(prefix).split(".")[0] for name in imported(path) if name.startswith(prefix)}
+        graph.setdefault(node, set()).update(names - {node})
+    return list(TopologicalSorter(graph).static_order())
+
+
 def test_the_packages_import_one_way():
-    """A package or a module beside the packages is one node; the order exists only if there is no cycle."""
-    graph = {}
-    for path in MODULES:
-        node = path.relative_to(ROOT / "lm").parts[0].removesuffix(".py")
-        graph.setdefault(node, set()).update({name.split(".")[1] for name in imported(path)} - {node})
-    order = list(TopologicalSorter(graph).static_order())
+    order = import_order("lm")
     assert order.index("layers") < order.index("model") < order.index("step") < order.index("training")
+
+
+def test_the_packages_of_sweeps_import_one_way():
+    order = import_order("lm/sweeps")
+    assert order.index("design") < order.index("storage") < order.index("analysis") < order.index("training")
+    assert order.index("statistics") < order.index("analysis") < order.index("report")
 
 
 def test_the_modules_import_one_way():

@@ -12,15 +12,16 @@ import pytest
 from synthetic_sweep import GRID, LOSSES, TUNING_SEEDS, diverge, select, speeds_json, sweep, write
 
 from lm import report as command
-from lm.sweeps import cost_tables, figures, rate_tables, report, statistics, tables
-from lm.sweeps.analysis import analyze
-from lm.sweeps.results import Results
+from lm.sweeps.analysis.analyze_sweep import analyze
+from lm.sweeps.report import cost_tables, figures, pages, rate_tables, tables
+from lm.sweeps.statistics import inference
+from lm.sweeps.storage.results import Results
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Replace the figures by empty ones, for tests of everything else."""
-    monkeypatch.setattr(figures, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
+    monkeypatch.setattr(figures, "figures", lambda a: dict.fromkeys(pages.CAPTIONS))
     monkeypatch.setattr(figures, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
 
 
@@ -43,8 +44,8 @@ def test_the_unigram_baseline_is_reported_and_drawn(tmp_path):
     a = analyze(write(tmp_path / "sweep", *sweep()))
     expected = "Unigram baseline: text: 2.5000 on validation, 2.7500 on test."
     assert tables.unigram_baseline(a) == expected
-    assert expected in report.to_markdown(a, "")
-    assert expected in report.to_html(a, dict.fromkeys(report.CAPTIONS, b""))
+    assert expected in pages.to_markdown(a, "")
+    assert expected in pages.to_html(a, dict.fromkeys(pages.CAPTIONS, b""))
     drawn = {line.get_label(): list(line.get_ydata()) for line in figures.learning_curves(a).axes[0].lines}
     assert drawn["unigram baseline"] == [2.5, 2.5]
 
@@ -91,7 +92,7 @@ def test_a_variant_whose_runs_failed_is_left_out_with_a_warning(tmp_path, undraw
     assert list(a.variants) == ["plain", "wide"]
     gated, wide = a.comparisons
     assert (gated.difference, gated.answer) == (None, "gated against plain: no result, because runs of gated failed.")
-    assert wide.difference == statistics.paired_difference(LOSSES["wide"], LOSSES["plain"], 2)
+    assert wide.difference == inference.paired_difference(LOSSES["wide"], LOSSES["plain"], 2)
     assert wide.p_adjusted == pytest.approx(min(1, 2 * wide.difference.p))  # of the two that were declared
     text = (workdir / "report.md").read_text()
     assert "**Answer.** gated against plain: no result" in text
@@ -193,12 +194,12 @@ def test_names_are_escaped(tmp_path):
         warnings=["<i>warning</i>"],
         comparisons=[dataclasses.replace(c, variant="<i>gated|b", answer="<i>gated wins") for c in a.comparisons],
     )
-    page = report.to_html(a, dict.fromkeys(report.CAPTIONS, b"<svg/>"))
+    page = pages.to_html(a, dict.fromkeys(pages.CAPTIONS, b"<svg/>"))
     assert "<script" not in page
     assert "<i>" not in page
     assert page.count("&lt;i&gt;") >= 5
     assert "&lt;script&gt;" in page
-    assert "<i>gated\\|b − plain" in report.to_markdown(a, "")
+    assert "<i>gated\\|b − plain" in pages.to_markdown(a, "")
 
 
 class References(html.parser.HTMLParser):
@@ -218,23 +219,23 @@ def test_the_html_page_is_self_contained_and_the_published_page_names_no_local_p
     parser = References()
     parser.feed((workdir / "report.html").read_text())
     start = "data:image/svg+xml;base64,"
-    assert len(parser.found) == len(report.CAPTIONS)
+    assert len(parser.found) == len(pages.CAPTIONS)
     assert all(source.startswith(start) for source in parser.found)
     for source in parser.found:
         svg = xml.etree.ElementTree.fromstring(base64.b64decode(source.removeprefix(start)))
         links = [v for e in svg.iter() for name, v in e.attrib.items() if name.endswith(("href", "src"))]
         assert svg.tag.endswith("svg")
         assert all(link.startswith(("#", "data:")) for link in links)
-    assert "url(" not in report.STYLE
-    assert "@import" not in report.STYLE
+    assert "url(" not in pages.STYLE
+    assert "@import" not in pages.STYLE
 
     text = (docs / "gates.md").read_text()
     assert re.findall(r"(?<![\w.])/\w+", text) == []
     assert str(tmp_path) not in text
     assert "python -m lm.sweep --config gates.py --workdir=gates\n" in text
-    assert text.count(report.CAPTIONS["differences"]) == 1
+    assert text.count(pages.CAPTIONS["differences"]) == 1
     pictures = re.findall(r"!\[\w+\]\((.*?)\)", text)
-    assert pictures == [f"gates/{name}.png" for name in report.CAPTIONS]
+    assert pictures == [f"gates/{name}.png" for name in pages.CAPTIONS]
     assert all((docs / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
     for table in ("runs.csv", "claims.csv"):
         assert (docs / "gates" / table).read_text() == (workdir / table).read_text()
@@ -269,14 +270,14 @@ def test_every_footnote_explains_a_column(tmp_path):
         assert set(table.notes) <= set(table.header)
         assert all(len(row) == len(table.header) for row in table.rows)
         assert not any("–" in cell for row in table.rows for cell in row)
-    text = report.to_markdown(a, "")
+    text = pages.to_markdown(a, "")
     assert "| comparison | answer ¹ | difference [95 % CI] ² | p ³ |" in text
     assert "\n³ p: Two-sided paired t test after Holm's correction for 2 comparisons" in text
 
 
 def test_on_narrow_screens_every_cell_names_its_column(tmp_path):
-    page = report.to_html(analyze(write(tmp_path / "s", *sweep())), dict.fromkeys(report.CAPTIONS, b""))
+    page = pages.to_html(analyze(write(tmp_path / "s", *sweep())), dict.fromkeys(pages.CAPTIONS, b""))
     assert '<meta name="viewport" content="width=device-width' in page
     assert '<td data-column="p"><span>0.97</span></td>' in page
-    assert "attr(data-column)" in report.STYLE
+    assert "attr(data-column)" in pages.STYLE
     assert page.index("gated ends 0.1040") < page.index("<table") < page.index("<img")

@@ -12,15 +12,15 @@ from running import ROOT
 from sweeping import EAGER, SWEEP, changed, results, run
 
 from lm import sweep
-from lm.sweeps.report import WRITTEN
-from lm.sweeps.seeds import fresh_seeds, tuning_seeds
+from lm.sweeps.design.seeds import fresh_seeds, tuning_seeds
+from lm.sweeps.report.pages import WRITTEN
 
 SEEDS, (TUNING_SEED,) = fresh_seeds("tiny_sweep", 2), tuning_seeds("tiny_sweep", 1)
 # All runs of one variant fail.
 FAILING = """
 import sys
 from lm import sweep
-from lm.sweeps import runner
+from lm.sweeps.training import runner
 train_group = runner.train_group
 def failing(sweep, phase, keys):
     if keys[0][0] == "glu":

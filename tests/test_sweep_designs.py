@@ -9,7 +9,7 @@ import pytest
 from sweeping import EAGER, changed, results, run
 
 from lm.data.markov import MarkovChain
-from lm.sweeps.seeds import fresh_seeds, tuning_seeds
+from lm.sweeps.design.seeds import fresh_seeds, tuning_seeds
 
 SEEDS = fresh_seeds("tiny_sweep", 2)
 FALLS = """

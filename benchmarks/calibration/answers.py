@@ -9,9 +9,9 @@ Holm's correction leaves most of the error to the comparisons that remain. Varia
 import numpy as np
 
 from benchmarks.calibration.looks import LOOKS, grow, simulate_tests
-from lm.sweeps import statistics
-from lm.sweeps.looks import PairTest
-from lm.sweeps.spec import MARGIN
+from lm.sweeps.analysis.looks import PairTest
+from lm.sweeps.design.spec import MARGIN
+from lm.sweeps.statistics import inference
 from lm.text_tables import table
 
 SD = MARGIN / 3  # of a variant
@@ -27,7 +27,7 @@ CASES = (  # the true differences of the comparisons of a sweep, in margins
     (0, BELOW, BELOW, ABOVE, ABOVE),
     (0, *[BELOW] * 4, *[ABOVE] * 4),
 )
-DESIGNS = {"20 seeds": ((20,), (1,)), "looks": (LOOKS, statistics.shares(LOOKS))}
+DESIGNS = {"20 seeds": ((20,), (1,)), "looks": (LOOKS, inference.shares(LOOKS))}
 KINDS = ("different", "beyond the margin", "equivalent")
 
 

@@ -1,4 +1,4 @@
-"""Exponents and irreducible losses (lm/sweeps/power_laws.py): how often their intervals cover the truth.
+"""Exponents and irreducible losses (lm/sweeps/statistics/power_laws.py): how often their intervals cover the truth.
 
 Sweeps of one variant at the sizes of configs/sweeps/scaling.py, whose loss at the optimal learning rate is E + A N^-a.
 As in the other simulations, the optimum at each size is anywhere between two rates of the grid. Two kinds of intervals
@@ -9,7 +9,7 @@ seeds of each size.
 import numpy as np
 
 from benchmarks.calibration.rates import simulate_variant
-from lm.sweeps import power_laws, scaling
+from lm.sweeps.statistics import power_laws, scaling
 from lm.text_tables import table
 
 PARAMETERS = np.array([4188.0, 7248.0, 15864.0, 27808.0, 61680.0])  # of configs/sweeps/scaling.py

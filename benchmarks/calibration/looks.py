@@ -1,4 +1,4 @@
-"""Looks that add seeds (lm/sweeps/looks.py), beside fixed numbers of seeds, with Holm's correction.
+"""Looks that add seeds (lm/sweeps/analysis/looks.py), beside fixed numbers of seeds, with Holm's correction.
 
 The learning rates are known and the variances are not moderated, so that the errors are those of the looks alone. A
 comparison stops when it is decided, also as equivalent within MARGIN. A false positive is a significant difference
@@ -10,16 +10,16 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.calibration.rates import NOISE_SD, SEED_SD
-from lm.sweeps import statistics
-from lm.sweeps.looks import PairTest, follow
-from lm.sweeps.spec import MARGIN
+from lm.sweeps.analysis.looks import PairTest, follow
+from lm.sweeps.design.spec import MARGIN
+from lm.sweeps.statistics import inference
 from lm.text_tables import table
 
 LOOKS = (5, 8, 12, 20)
 DESIGNS = {  # by name: the numbers of seeds, and the share of the error 0.05 that each look may spend
     "5 seeds": ((5,), (1,)),
     "20 seeds": ((20,), (1,)),
-    "looks, as in sweeps": (LOOKS, statistics.shares(LOOKS)),
+    "looks, as in sweeps": (LOOKS, inference.shares(LOOKS)),
     "looks, larger bounds": (LOOKS, (0.1, 0.2, 0.4, 0.6)),
     "looks, 0.05 at each": (LOOKS, (1, 1, 1, 1)),
 }
@@ -87,7 +87,7 @@ def grow(design, tests: np.ndarray) -> list[PairTest]:
 
     def test(k: int, i: int) -> PairTest:
         (mean, sd, p), n = tests[k, i], looks[i]
-        d = statistics.Difference(mean, -np.inf, np.inf, p, n, sd, n - 1, len(tests), shares[i])
+        d = inference.Difference(mean, -np.inf, np.inf, p, n, sd, n - 1, len(tests), shares[i])
         return PairTest(i + 1, n, d, None)
 
     return follow(len(tests), len(looks), test, MARGIN)

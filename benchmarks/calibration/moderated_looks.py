@@ -8,10 +8,10 @@ import numpy as np
 
 from benchmarks.calibration.looks import LOOKS
 from benchmarks.calibration.moderation import DESIGNS, EFFECT, SDS
-from lm.sweeps import statistics
-from lm.sweeps.looks import PairTest, follow
-from lm.sweeps.moderation import NO_PRIOR, fit_prior
-from lm.sweeps.spec import MARGIN
+from lm.sweeps.analysis.looks import PairTest, follow
+from lm.sweeps.design.spec import MARGIN
+from lm.sweeps.statistics import inference
+from lm.sweeps.statistics.moderation import NO_PRIOR, fit_prior
 from lm.text_tables import table
 
 PAIRS = DESIGNS["4 of 5 with one"]
@@ -44,11 +44,11 @@ def grow(losses_VS: np.ndarray, test: str, pairs=PAIRS) -> list[PairTest]:
         pairs: the comparisons, pairs of indices of variants.
     """
     prior = fit_prior(losses_VS[:, : LOOKS[0]]) if test == "moderated" else NO_PRIOR
-    shares = statistics.shares(LOOKS)
+    shares = inference.shares(LOOKS)
 
     def test_pair(k: int, i: int) -> PairTest:
         a, b = losses_VS[list(pairs[k]), : LOOKS[i]]
-        return PairTest(i + 1, LOOKS[i], statistics.paired_difference(a, b, len(pairs), prior, shares[i]), None)
+        return PairTest(i + 1, LOOKS[i], inference.paired_difference(a, b, len(pairs), prior, shares[i]), None)
 
     return follow(len(pairs), len(LOOKS), test_pair, MARGIN)
 

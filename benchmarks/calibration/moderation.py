@@ -1,4 +1,4 @@
-"""Student's t test and the moderated one (lm/sweeps/moderation.py), in sweeps of 5 seeds and 4 comparisons.
+"""Student's t test and the moderated one (lm/sweeps/statistics/moderation.py), in sweeps of 5 seeds and 4 comparisons.
 
 SDS are the standard deviations of the variants over seeds, without the part that all variants share. The optima are on
 the grid. The columns are fractions of the sweeps:
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.calibration.rates import CURVATURE, SEED_SD, pseudo_values_of_minimum
-from lm.sweeps import statistics
-from lm.sweeps.moderation import NO_PRIOR, fit_prior
+from lm.sweeps.statistics import inference
+from lm.sweeps.statistics.moderation import NO_PRIOR, fit_prior
 from lm.text_tables import table
 
 # The standard deviations of the variants: (number of variants, random generator) -> (variants,).
@@ -91,9 +91,9 @@ def significant(losses: dict[str, np.ndarray], pairs, test: str, shift: float) -
     for estimate, losses_VS in losses.items():
         shifted_VS = losses_VS - shift * np.eye(len(losses_VS))[1][:, None]
         prior = fit_prior(shifted_VS) if test == "moderated" else NO_PRIOR
-        ds = [statistics.paired_difference(shifted_VS[a], shifted_VS[b], len(pairs), prior) for a, b in pairs]
-        found[estimate] = np.array(statistics.holm([d.p for d in ds])) < 1 - statistics.LEVEL
-        first.append(ds[0].p < 1 - statistics.LEVEL)
+        ds = [inference.paired_difference(shifted_VS[a], shifted_VS[b], len(pairs), prior) for a, b in pairs]
+        found[estimate] = np.array(inference.holm([d.p for d in ds])) < 1 - inference.LEVEL
+        first.append(ds[0].p < 1 - inference.LEVEL)
         signs.append([d.mean > 0 for d in ds])
     found["both"] = found["best rate"] & found["optimum"] & np.equal(*signs)
     alone = dict(zip(losses, first, strict=True))

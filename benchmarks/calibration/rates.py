@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.sweeps import statistics
+from lm.sweeps.statistics import inference
 from lm.text_tables import table
 
 CURVATURE = 0.028  # loss = minimum + CURVATURE (log2(rate) - optimum)^2
@@ -41,7 +41,7 @@ def simulate(n_sweeps: int) -> str:
     return table([header, *rows], right=range(3, len(header)))
 
 
-def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[statistics.Difference]]:
+def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[inference.Difference]]:
     """Return the differences of simulated sweeps at the best rates of the grid, and at the estimated optima.
 
     Sweeps without an estimate of an optimum are left out: at most one in 40.
@@ -57,7 +57,7 @@ def differences(place: str, n_seeds: int, n_sweeps: int) -> dict[str, list[stati
         a, b = (simulate_variant(optimum, n_seeds, draw) for optimum in optima)
         if a is not None and b is not None:
             for name, losses_a, losses_b in zip(found, a, b, strict=True):
-                found[name].append(statistics.paired_difference(losses_a, losses_b))
+                found[name].append(inference.paired_difference(losses_a, losses_b))
     return found
 
 
@@ -89,4 +89,4 @@ def simulate_variant(optimum: float, n_seeds: int, draw) -> tuple[np.ndarray, np
 
 def pseudo_values_of_minimum(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Return the pseudo-values of the minimum over three rates x of losses (seeds, rates), nan without a minimum."""
-    return statistics.pseudo_values(lambda some: statistics.parabola_minimum(x, some.mean(axis=0))[1], losses)
+    return inference.pseudo_values(lambda some: inference.parabola_minimum(x, some.mean(axis=0))[1], losses)

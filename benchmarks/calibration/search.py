@@ -13,9 +13,9 @@ trial is above that at its optimum.
 import numpy as np
 
 from benchmarks.calibration.rates import CURVATURE, NOISE_SD, SEED_SD
-from lm.sweeps import statistics
-from lm.sweeps.margins import p_beyond
-from lm.sweeps.spec import MARGIN
+from lm.sweeps.design.spec import MARGIN
+from lm.sweeps.statistics import inference
+from lm.sweeps.statistics.margins import p_beyond
 from lm.text_tables import table
 
 FACTORS = 5.0  # of 2, from the lowest learning rate to the highest
@@ -32,7 +32,7 @@ def simulate(n_sweeps: int) -> str:
             for n_tuning, n_seeds in ((1, 5), (2, 20)):
                 found, gap = differences(place, n_trials, n_tuning, n_seeds, n_sweeps)
                 wrong = np.mean([not d.low <= 0 <= d.high for d in found])
-                beyond = np.mean([p_beyond(d, MARGIN) < 1 - statistics.LEVEL for d in found])
+                beyond = np.mean([p_beyond(d, MARGIN) < 1 - inference.LEVEL for d in found])
                 rmse = np.sqrt(np.mean([d.mean**2 for d in found]))
                 sizes = [f"{n}" for n in (n_trials, n_tuning, n_seeds)]
                 rows.append([place, *sizes, f"{wrong:.3f}", f"{beyond:.3f}", f"{gap:.4f}", f"{rmse:.4f}"])
@@ -59,7 +59,7 @@ def differences(place: str, n_trials: int, n_tuning: int, n_seeds: int, n_sweeps
             best = (gap + noise(draw, n_tuning, n_trials).mean(axis=0)).argmin()
             losses.append(gap[best] + noise(draw, n_seeds, 1)[:, 0])
             gaps.append(gap[best])
-        found.append(statistics.paired_difference(*losses))
+        found.append(inference.paired_difference(*losses))
     return found, np.mean(gaps)
 
 

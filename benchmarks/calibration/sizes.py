@@ -1,4 +1,4 @@
-"""Compute multipliers (lm/sweeps/scaling.py) in sweeps with sizes: how often their intervals cover the truth.
+"""Compute multipliers (lm/sweeps/statistics/scaling.py) in sweeps with sizes: the coverage of their intervals.
 
 The loss at the optimum falls with the training FLOPs: the variant reaches with C FLOPs the loss that the other reaches
 with m C. The optimum of each variant at each size is anywhere between two rates of the grid.
@@ -7,7 +7,7 @@ with m C. The optimum of each variant at each size is anywhere between two rates
 import numpy as np
 
 from benchmarks.calibration.rates import simulate_variant
-from lm.sweeps import scaling
+from lm.sweeps.statistics import scaling
 from lm.text_tables import table
 
 FLOPS = np.array([1.1e11, 5.1e11, 1.6e12, 7.5e12])  # of one run at each size of configs/sweeps/scale_swiglu.py

@@ -6,7 +6,7 @@ comparison of feed-forward layers, and most of it is the same for all seeds.
 
 import numpy as np
 
-from lm.sweeps import statistics
+from lm.sweeps.statistics import inference
 from lm.text_tables import table
 
 # Standard deviations of a difference on a test text of N_BLOCKS blocks: over seeds, over blocks, and the rest.
@@ -22,8 +22,8 @@ def simulate(n_sweeps: int) -> str:
         for _ in range(n_sweeps):
             shared = draw.normal(0, DIFFERENCE_SD, (n, 1)) + draw.normal(0, BLOCK_SD, N_BLOCKS)
             tests = shared + draw.normal(0, REST_SD, (n, N_BLOCKS))
-            found["seeds"].append(statistics.interval(tests.mean(axis=1)))
-            found["seeds and text"].append(statistics.crossed_interval(tests, np.ones(N_BLOCKS)))
+            found["seeds"].append(inference.interval(tests.mean(axis=1)))
+            found["seeds and text"].append(inference.crossed_interval(tests, np.ones(N_BLOCKS)))
         for name, intervals in found.items():
             wrong = np.mean([not i.low <= 0 <= i.high for i in intervals])
             rows.append([name, f"{n}", f"{wrong:.3f}", f"{np.mean([i.high - i.low for i in intervals]):.4f}"])

@@ -101,7 +101,7 @@ def _rerun(bench: Bench, workdir: Path) -> Outcome:
 def _analyzed(workdir: Path) -> tuple[Outcome, str]:
     """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the report."""
     from lm.errors import with_exit_code
-    from lm.sweeps.analysis import analyze
+    from lm.sweeps.analysis.analyze_sweep import analyze
 
     found = []
 

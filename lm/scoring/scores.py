@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.sweeps.statistics import sampling_error
+from lm.sweeps.statistics.inference import sampling_error
 
 MAX_BLOCKS = 30
 MIN_BLOCKS = 8  # with fewer blocks, no standard error is reported

@@ -1,6 +1,6 @@
 """Sweeps: compare variants of a config at their best learning rates. Sweep files import their names from here."""
 
-from lm.sweeps.axes import (
+from lm.sweeps.design.axes import (
     LEARNING_RATE,
     each,
     match_flops,
@@ -10,8 +10,8 @@ from lm.sweeps.axes import (
     product,
     zipped,
 )
-from lm.sweeps.search import Search, choice, log_uniform, uniform
-from lm.sweeps.spec import Budget, Sweep
+from lm.sweeps.design.search import Search, choice, log_uniform, uniform
+from lm.sweeps.design.spec import Budget, Sweep
 
 __all__ = [
     "LEARNING_RATE",

@@ -7,14 +7,14 @@ import pytest
 
 from benchmarks.calibration import answers, moderated_looks
 from benchmarks.calibration.looks import LOOKS
-from lm.sweeps import statistics
-from lm.sweeps.looks import PairTest
-from lm.sweeps.moderation import fit_prior
-from lm.sweeps.spec import MARGIN
+from lm.sweeps.analysis.looks import PairTest
+from lm.sweeps.design.spec import MARGIN
+from lm.sweeps.statistics import inference
+from lm.sweeps.statistics.moderation import fit_prior
 
 
 def answer(mean: float, **p_values) -> PairTest:
-    return PairTest(1, 5, statistics.Difference(mean, -1, 1, math.nan, 5, 0.01, 4), None, **p_values)
+    return PairTest(1, 5, inference.Difference(mean, -1, 1, math.nan, 5, 0.01, 4), None, **p_values)
 
 
 DIFFERENT, OPPOSITE = (answer(mean, p_adjusted=0.01, p_beyond=0.5, p_equivalent=0.5) for mean in (0.01, -0.01))
@@ -50,7 +50,7 @@ def test_the_prior_of_all_looks_is_that_of_the_first():
     last = moderated_looks.grow(losses_VS, "moderated")[0]
     assert last.n_seeds > LOOKS[0]
     share = last.n_seeds / sum(LOOKS)
-    expected = statistics.paired_difference(*losses_VS[[1, 0], : last.n_seeds], 4, prior, share)
+    expected = inference.paired_difference(*losses_VS[[1, 0], : last.n_seeds], 4, prior, share)
     assert last.difference == expected
     assert expected.df > last.n_seeds - 1
     assert moderated_looks.grow(losses_VS, "t")[0].difference.df == moderated_looks.grow(losses_VS, "t")[0].n_seeds - 1

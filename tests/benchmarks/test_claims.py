@@ -14,10 +14,10 @@ from synthetic_sweep import sweep, write
 
 from benchmarks import claims
 from lm.errors import UserError
-from lm.sweeps import statistics
-from lm.sweeps.analysis import Analysis, analyze
-from lm.sweeps.claims import DIFFERENCE, INTERACTION, MULTIPLIER, claim_rows
-from lm.sweeps.tables import to_csv
+from lm.sweeps.analysis.analyze_sweep import Analysis, analyze
+from lm.sweeps.analysis.claims import DIFFERENCE, INTERACTION, MULTIPLIER, claim_rows
+from lm.sweeps.report.tables import to_csv
+from lm.sweeps.statistics import inference
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -85,7 +85,7 @@ def test_the_differences_are_those_of_the_published_runs(rows):
 
 def test_p_values_are_corrected_over_all_pages(rows):
     compared = [row for row in rows if row["variant"] != "placebo"]
-    corrected = statistics.holm([float(row["p"]) for row in compared])
+    corrected = inference.holm([float(row["p"]) for row in compared])
     assert [float(row["p_all_pages"]) for row in compared] == pytest.approx(corrected, rel=1e-4)
     assert all(float(row["p_all_pages"]) >= float(row["p_page"]) for row in compared)
     by_pair = {(row["variant"], row["against"]): row for row in rows}

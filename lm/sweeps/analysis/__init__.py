@@ -1,0 +1,1 @@
+"""From the finished runs of a sweep to its answers."""

@@ -1,0 +1,1 @@
+"""The report of a sweep: its tables, its figures, and the pages that contain them."""

@@ -1,0 +1,379 @@
+"""Stacked runs: runs that differ only in seed and continuous hyperparameters, trained together as one program.
+
+The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis letter: R, runs.
+
+A run equals the same run trained alone up to rounding, not to the bit: XLA compiles another program, whose sums may be
+in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/training/test_stacked.py).
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from lm.config import Config
+from lm.data import Corpus
+from lm.data.entropy_floor import check_loss
+from lm.step import eval_step, init_state, train_steps
+from lm.training.batch_source import BatchSource
+from lm.training.checkpoints import Checkpoints
+from lm.training.dispatch import Done, dispatches, pipeline
+from lm.training.metrics import MetricsWriter, read_metrics
+from lm.training.progress import Progress
+from lm.training.signals import Signals
+from lm.training.warm_start import WarmStart
+
+# Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
+TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
+SAVE_EVERY = 120.0  # seconds between two checkpoints
+
+
+def split_config(config: Config) -> tuple[Config, dict[str, float]]:
+    """Split a config into what the program depends on and the values that are its inputs.
+
+    Returns:
+        The config of the program, with seed 0, 1.0 for every traced key, and on_nonfinite = "stop"; and the traced
+        values by name. Runs with equal configs and the same names share a program.
+    """
+    values = {name: getattr(config.optimizer, name) for name in TRACED}
+    values = {name: value for name, value in values.items() if value}
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, on_nonfinite="stop"))
+    return with_values(config, dict.fromkeys(values, 1.0), seed=0), values
+
+
+def program_of(config: Config) -> tuple:
+    """Return a key that is equal for two configs if, and only if, their runs share a program."""
+    program, values = split_config(config)
+    return program, tuple(values)
+
+
+def with_values(config: Config, values: dict, seed=None) -> Config:
+    """Return the config with other values.
+
+    Args:
+        config: the config to change.
+        values: by name, values of optimizer keys; they may be traced.
+        seed: of the run; None: unchanged.
+    """
+    train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
+
+
+class Programs(NamedTuple):
+    """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings of their arrays."""
+
+    init: Callable  # (seeds_R) -> states
+    steps: Callable  # (states, resident, inputs, values, n_steps) -> (states, metrics (R, k))
+    evaluate: Callable  # (params, resident, inputs (n, ...)) -> (sums (R, n), counts (R, n))
+    by_run: NamedSharding
+    replicated: NamedSharding
+
+
+@functools.cache
+def make_programs(program: Config, runs_per_device: int, n_devices: int | None = None) -> Programs:
+    """Make the programs for several runs; each device vectorizes its share of them (vmap).
+
+    Args:
+        program: the config of the program; see `split_config`.
+        runs_per_device: how many runs each device vectorizes.
+        n_devices: how many devices are used; None: all.
+    """
+    devices = jax.devices()[:n_devices]
+    mesh = jax.make_mesh((len(devices),), ("run",), axis_types=(AxisType.Auto,), devices=devices)
+    runs, replicated = PartitionSpec("run"), PartitionSpec()
+
+    def over_runs(f):
+        if runs_per_device > 1:
+            return jax.vmap(f)
+        # With one run per device vmap only costs time: its batched products are slower on CPU.
+        first = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
+        return lambda *trees: jax.tree.map(lambda a: a[None], f(*first(trees)))
+
+    def over_devices(f, in_specs):
+        return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=runs, check_vma=False)
+
+    def init(seeds):
+        return over_runs(functools.partial(init_state, program))(seeds)
+
+    def steps(states, resident, inputs, values, n_steps):
+        def one_run(state, inputs, own):
+            return train_steps(state, resident, inputs, n_steps, with_values(program, own))
+
+        return over_runs(one_run)(states, inputs, values)
+
+    def evaluate(params, resident, inputs):
+        return over_runs(lambda p: jax.lax.map(lambda batch: eval_step(p, resident, batch, program), inputs))(params)
+
+    return Programs(
+        jax.jit(over_devices(init, runs)),
+        jax.jit(over_devices(steps, (runs, replicated, runs, runs, replicated)), donate_argnums=0),
+        jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
+        NamedSharding(mesh, runs),
+        NamedSharding(mesh, replicated),
+    )
+
+
+class StackedRuns:
+    """Runs of one program, and the directory of their metrics and checkpoints, from which they can be resumed.
+
+    Args:
+        configs: the resolved config of each run.
+        corpus: their data.
+        workdir: a directory for metrics.jsonl, whose values are lists over the runs, and checkpoints.
+        runs_per_device: how many runs each device vectorizes.
+        stream: where progress is shown.
+        warm_starts: the initial parameters of each run; empty: random.
+
+    Raises:
+        ValueError: the runs do not share a program.
+    """
+
+    def __init__(
+        self,
+        configs: list[Config],
+        corpus: Corpus,
+        workdir: Path,
+        *,
+        runs_per_device: int,
+        stream,
+        warm_starts: list[WarmStart] | None = None,
+    ):
+        splits = [split_config(config) for config in configs]
+        self.config, _ = splits[0]
+        if any(program != self.config for program, _ in splits):
+            raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
+        self.configs, self.corpus, self.workdir, self._warm_starts = configs, corpus, workdir, warm_starts or []
+        self._progress = Progress(self.config.train.steps, stream)
+        # Copies of the last run fill the last device's share; their results are dropped.
+        padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
+        self._seeds = [config.train.seed for config in padded]
+        self._programs = make_programs(self.config, runs_per_device)
+        names, values = splits[0][1], [split_config(config)[1] for config in padded]
+        self._values = self._put({name: np.array([v[name] for v in values]) for name in names})
+        source = BatchSource(corpus.split("train"), self.config)
+        self._sources = [source.with_seed(seed) for seed in self._seeds]
+        self._resident = jax.device_put(source.resident, self._programs.replicated)
+        self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
+        self._called = set()  # programs whose first call, which compiles them, has returned
+        self._seconds_of = dict.fromkeys(("compilation", "evaluation", "saving"), 0.0)  # all other seconds: steps
+
+    def _put(self, tree):
+        """Copy arrays (R, ...) to the devices, each run to its own."""
+        dtype = jax.dtypes.canonicalize_dtype(float)
+        cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
+        return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
+
+    @contextlib.contextmanager
+    def _timed(self, task: str):
+        began = time.monotonic()
+        yield
+        self._seconds_of[task] += time.monotonic() - began
+
+    def _call(self, name: str, program: Callable, *arguments):
+        """Call a program; the time of its first call is that of its compilation."""
+        is_first = name not in self._called
+        self._called.add(name)
+        with self._timed("compilation") if is_first else contextlib.nullcontext():
+            return program(*arguments)
+
+    def train(self, signals: Signals) -> list[dict] | None:
+        """Train to the last step, from the newest checkpoint if there is one.
+
+        Returns:
+            The result of each run (see `_result`), or None if a signal stopped them; they are then saved.
+        """
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        with closing(self._progress), closing(Checkpoints(self.workdir, keep=1, say=self._progress.say)) as checkpoints:
+            step, states, record = self._first_states(checkpoints)
+            with closing(MetricsWriter(self.workdir, resume_step=step, tensorboard=False)) as writer:
+                return self._train(step or 0, states, record, checkpoints, writer, signals)
+
+    def _first_states(self, checkpoints: Checkpoints) -> tuple[int | None, Any, dict]:
+        """Return (step, states, record) of the newest intact checkpoint, else (None, the states of step 0, {})."""
+        seeds = self._put(np.array(self._seeds, np.uint32))
+        if checkpoints.steps():
+            by_run = self._programs.by_run
+            abstract = jax.eval_shape(self._programs.init, seeds)
+            abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
+            return checkpoints.restore(abstract)
+        states = self._programs.init(seeds)
+        if self._warm_starts:
+            states = states.replace(params=self._warm_started(states.params))
+        return None, states, {}
+
+    def _warm_started(self, params):
+        """Return the stacked parameters with those that each warm start loads in place of the initial ones."""
+        missing = len(self._seeds) - len(self._warm_starts)
+        loaded = self._warm_starts + self._warm_starts[-1:] * missing
+        params = jax.device_get(params)
+        runs = [start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
+
+    def _train(self, first: int, states, record: dict, checkpoints: Checkpoints, writer, signals) -> list[dict] | None:
+        steps, every = self.config.train.steps, self.config.eval.every
+        # The step of each run's first update that was not finite; 0: none.
+        halted_at_R = np.array(record.get("halted_at", [0] * len(self.configs)))
+        seconds_before, began = record.get("seconds", 0.0), time.monotonic()
+        self._seconds_of |= record.get("seconds_of", {})
+        saved, speed = began, _Speed(self.config, len(self.configs))
+
+        def eval_due(step: int) -> bool:
+            return bool(every) and step % every == 0 and step < steps
+
+        def save_due(step: int) -> bool:
+            return step < steps and time.monotonic() - saved > SAVE_EVERY
+
+        def save(step: int, states) -> None:
+            writer.fsync()
+            seconds = seconds_before + time.monotonic() - began
+            seconds = {"seconds": seconds, "seconds_of": self._seconds_of}
+            with self._timed("saving"):
+                checkpoints.save(step, states, {"halted_at": halted_at_R.tolist()} | seconds)
+
+        step = first
+        for done in pipeline(
+            lambda states, inputs, n: self._call(
+                "steps", self._programs.steps, states, self._resident, inputs, self._values, n
+            ),
+            states,
+            dispatches(first, self.config),
+            self._inputs,
+            pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
+            stop=lambda: signals.received is not None,
+        ):
+            self._write_losses(done, halted_at_R, writer, speed)
+            if done.state is None:
+                continue
+            states, step = done.state, done.dispatch.end
+            if eval_due(step):
+                self._write_evaluation(writer, states, step, "validation", self.config.eval.max_batches)
+            if save_due(step):
+                save(step, states)
+                saved = time.monotonic()
+            speed.restart()
+        if signals.received:
+            save(step, states)
+            return None
+        for split in ("validation", "test"):
+            self._write_evaluation(writer, states, steps, split, 0)
+        seconds, n_runs = seconds_before + time.monotonic() - began, len(self.configs)
+        by_task = {task: value / n_runs for task, value in self._seconds_of.items()}
+        times = {"seconds": seconds / n_runs, "seconds_of": by_task}
+        lines = read_metrics(self.workdir / "metrics.jsonl")
+        return [self._result(i, int(halted_at), lines) | times for i, halted_at in enumerate(halted_at_R)]
+
+    def _inputs(self, step: int, n_steps: int):
+        """Return the inputs of a dispatch, stacked over the runs."""
+        inputs = [source.train(step, n_steps) for source in self._sources]
+        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *inputs), self._programs.by_run)
+
+    def _write_losses(self, done: Done, halted_at_R: np.ndarray, writer: MetricsWriter, speed: "_Speed") -> None:
+        """Write the losses of a dispatch, and record in halted_at_R which runs stopped in it."""
+        n_runs, (step, n) = len(self.configs), done.dispatch
+        losses, finite = done.metrics["loss"][:n_runs, :n].astype(float), done.metrics["finite"][:n_runs, :n]
+        for i in range(n):
+            halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
+            losses[halted_at_R > 0, i] = math.nan
+            writer.write({"step": step + i + 1, "loss": losses[:, i].tolist()})
+        tokens_per_second = speed.after(n)
+        if done.dispatch.end % self.config.log.every < n:
+            alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
+            median = float(np.median(alive)) if len(alive) else math.nan
+            self._progress.update({"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second})
+
+    def _write_evaluation(self, writer: MetricsWriter, states, step: int, split: str, max_batches: int) -> None:
+        """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch.
+
+        Raises:
+            BelowEntropy: the loss of a run is below that of the best possible model.
+        """
+        if (split, max_batches) not in self._evaluated:
+            source = BatchSource(self.corpus.split(split), self.config)
+            inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
+            self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
+        resident, inputs = self._evaluated[split, max_batches]
+        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, inputs)
+        with self._timed("evaluation"):
+            sums, counts = jax.device_get(found)
+        sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
+        counts = [int(n) for n in counts[0]]
+        lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
+        check_loss(self.corpus.split(split), lowest, sum(counts))
+        writer.write({"step": step, "split": split, "sums": sums, "counts": counts})
+
+    def _result(self, i: int, halted_at: int, lines: list[dict]) -> dict:
+        """Return the result of one run.
+
+        A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite.
+        Evaluations after that are left out.
+        """
+        steps, curve, final = self.config.train.steps, [], {}
+        for line in lines:
+            if "split" not in line or (halted_at and line["step"] >= halted_at):
+                continue
+            sums, counts = line["sums"][i], line["counts"]
+            if line["step"] == steps:
+                final[line["split"]] = math.fsum(sums) / sum(counts), sums, counts
+            if line["split"] == "validation":  # so that every point of the curve is over the same windows
+                n = self.config.eval.max_batches or len(counts)
+                curve.append([line["step"], math.fsum(sums[:n]) / sum(counts[:n])])
+        finished = not halted_at and all(math.isfinite(loss) for loss, _, _ in final.values())
+        test_loss, test_sums, test_counts = final["test"] if finished else (None, None, None)
+        return {
+            "status": "finished" if finished else "diverged",
+            "diverged_at": None if finished else halted_at or steps,
+            "train_loss": [line["loss"][i] for line in lines if isinstance(line.get("loss"), list)],
+            "validation": [point for point in curve if math.isfinite(point[1])],
+            "val_loss": final["validation"][0] if finished else None,
+            "test_loss": test_loss,
+            "test_sums": test_sums,
+            "test_counts": test_counts,
+            "steps": halted_at - 1 if halted_at else steps,
+        }
+
+
+class _Speed:
+    """Measure the tokens per second of all runs together, from one dispatch to the next."""
+
+    def __init__(self, config: Config, n_runs: int):
+        self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
+        self.restart()
+
+    def restart(self) -> None:
+        self._since = time.monotonic()
+
+    def after(self, n_steps: int) -> float:
+        before, self._since = self._since, time.monotonic()
+        return n_steps * self._tokens_per_step / max(self._since - before, 1e-9)
+
+
+def group_by_program(configs: dict, size: int) -> list[list]:
+    """Group the keys of configs that share a program into lists of at most `size`; keys keep their order."""
+    groups: dict[tuple, list] = {}
+    for key, config in configs.items():
+        groups.setdefault(program_of(config), []).append(key)
+    return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
+
+
+def runs_that_fit(config: Config, corpus: Corpus) -> int:
+    """Return how many runs to vectorize on each device: as many as fit in its memory, and one on a CPU."""
+    device = jax.devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
+    if limit is None:
+        return 1
+    program, values = split_config(config)
+    source = BatchSource(corpus.split("train"), program)
+    state = jax.eval_shape(functools.partial(init_state, program), 0)
+    one_run = lambda state, inputs, own: train_steps(state, source.resident, inputs, 1, with_values(program, own))  # noqa: E731
+    memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
+    per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
+    return max(1, int(0.8 * limit / max(per_run, 1)))

@@ -1,0 +1,96 @@
+"""Runs that are trained together, stacked in one program, equal runs trained one by one up to rounding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm.step import init_state, train_steps
+from lm.sweeps.training.stacked import TRACED, group_by_program, make_programs, split_config, with_values
+
+N_STEPS = 10
+RULES = {
+    "adamw": {"name": "adamw", "schedule": "cosine", "warmup_steps": 2},
+    "muon": {"name": "muon", "schedule": "linear", "adam_learning_rate": 3e-3},
+    "sgd": {"name": "sgd", "momentum": 0.9, "schedule": "wsd", "learning_rate": 0.1},
+    "lion": {"name": "lion", "schedule": "constant"},
+}
+
+
+def members(rule: str, dtype: str = "float32"):
+    """Return two configs that differ in seed and in every traced key that the rule has."""
+    base = tiny(optimizer=RULES[rule], model={"n_layers": 1, "param_dtype": dtype, "compute_dtype": dtype})
+    o = base.optimizer
+    change = {"learning_rate": o.learning_rate / 3, "weight_decay": 0.3, "clip_norm": 0.2, "final_fraction": 0.5}
+    changes = [{}, change | ({"adam_learning_rate": 1e-3} if o.adam_learning_rate else {})]
+    return [with_values(base, change, seed=3 * i) for i, change in enumerate(changes)]
+
+
+def inputs_of(config):
+    draw = np.random.default_rng(config.train.seed)
+    shape = (N_STEPS, config.train.batch_size, config.train.seq_len + 1)
+    return {"tokens": draw.integers(0, config.model.vocab_size, shape).astype(np.int32)}
+
+
+def one_by_one(configs):
+    run = jax.jit(train_steps, static_argnames="config")
+    return [run(init_state(c, c.train.seed), None, inputs_of(c), np.int32(N_STEPS), c) for c in configs]
+
+
+def all_together(configs, dtype):
+    program, values = split_config(configs[0])
+    programs = make_programs(program, len(configs))
+    values = {name: jnp.array([split_config(c)[1][name] for c in configs], dtype) for name in values}
+    inputs = jax.tree.map(lambda *a: np.stack(a), *map(inputs_of, configs))
+    states = programs.init(np.array([c.train.seed for c in configs], np.uint32))
+    return programs.steps(states, None, inputs, values, np.int32(N_STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_ten_stacked_steps_equal_ten_separate_steps(rule):
+    configs = members(rule)
+    states, metrics = all_together(configs, "float32")
+    for i, (state, alone) in enumerate(one_by_one(configs)):
+        for name in ("loss", "grad_norm", "learning_rate"):
+            np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6)
+        for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_stacked_and_separate_steps_agree_to_ten_digits_in_float64(rule):
+    with jax.enable_x64(True):
+        configs = members(rule, "float64")
+        states, metrics = all_together(configs, "float64")
+        for i, (state, alone) in enumerate(one_by_one(configs)):
+            np.testing.assert_allclose(
+                metrics["loss"][i], alone["loss"], rtol=1e-10 if alone["loss"].dtype == "float64" else 1e-7
+            )
+            for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
+                assert b.dtype == np.float64
+                np.testing.assert_allclose(a[i], b, atol=1e-10 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.slow
+def test_every_traced_key_changes_the_result():
+    """So the comparisons above can fail."""
+    base = members("muon")[0]
+    changed = {name: 1.5 * getattr(base.optimizer, name) for name in TRACED if name != "clip_norm"} | {"clip_norm": 0.1}
+    configs = [base, *(with_values(base, {name: value}) for name, value in changed.items())]
+    states, _ = all_together(configs, "float32")
+    ends = [np.concatenate([np.ravel(x[i]) for x in jax.tree.leaves(states.params)]) for i in range(len(configs))]
+    assert all(np.abs(end - ends[0]).max() > 1e-5 for end in ends[1:])
+
+
+def test_runs_that_differ_only_in_seed_and_traced_keys_are_grouped():
+    a, b = tiny(), tiny(train={"seed": 1}, optimizer={"learning_rate": 1.0})
+    c, d = tiny(model={"qk_norm": True}), tiny(optimizer={"weight_decay": 0.0})
+    assert group_by_program({"a": a, "c": c, "b": b, "d": d}, 4) == [["a", "b"], ["c"], ["d"]]
+    assert group_by_program({"a": a, "b": b, "e": a}, 2) == [["a", "b"], ["e"]]
+    assert split_config(a)[0] == split_config(b)[0]
+    assert dataclasses.replace(a.train, seed=0) == split_config(a)[0].train
