@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.training.provenance import format_command, git_state, processor, versions
+from lm.workdir.provenance import format_command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

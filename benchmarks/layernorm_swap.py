@@ -28,7 +28,7 @@ from lm.layers import norms
 from lm.malloc import retain_freed_memory
 from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel, load
-from lm.training.provenance import format_command
+from lm.workdir.provenance import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)

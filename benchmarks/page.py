@@ -6,7 +6,7 @@ from pathlib import Path
 from lm.files import write_text
 from lm.sweeps.report.tables import code
 from lm.text_tables import markdown_table
-from lm.training.provenance import describe_start
+from lm.workdir.provenance import describe_start
 
 
 def publish(directory: Path, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:

@@ -84,8 +84,8 @@ class Ours:
         from lm.training.diagnostics import Diagnostics
         from lm.training.job import first_state
         from lm.training.loop import Loop, Outputs, compile_steps
-        from lm.training.metrics import MetricsWriter
         from lm.training.progress import Progress
+        from lm.workdir.metrics import MetricsWriter
 
         progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
         self.state, _ = first_state(run, None, None)

@@ -18,7 +18,7 @@ from pathlib import Path
 from launch.arguments import after_dashes, check_sweep, check_train
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
-from lm.training.saved_run import check_init_from, check_workdir
+from lm.workdir.saved_run import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
 WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"

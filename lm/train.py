@@ -8,7 +8,7 @@ from lm.command_line.training import parse_arguments
 from lm.config import Config
 from lm.cost.devices import parse_device
 from lm.errors import with_exit_code
-from lm.training.saved_run import check_init_from, check_workdir
+from lm.workdir.saved_run import check_init_from, check_workdir
 
 
 @with_exit_code

@@ -21,8 +21,8 @@ from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params, to_device
-from lm.training import checkpoints
-from lm.training.saved_run import check_meta
+from lm.workdir import checkpoints
+from lm.workdir.saved_run import check_meta
 
 
 @dataclasses.dataclass(frozen=True)

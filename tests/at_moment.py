@@ -25,7 +25,8 @@ def act(action: str) -> None:
 
 def main(action: str, moment: str, count: str, *arguments: str) -> int:
     from lm import data, train
-    from lm.training import batch_source, checkpoints, metrics
+    from lm.training import batch_source
+    from lm.workdir import checkpoints, metrics
 
     calls = itertools.count(1)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lm.training.checkpoints import Checkpoints
+from lm.workdir.checkpoints import Checkpoints
 
 
 @flax.struct.dataclass

@@ -26,7 +26,7 @@ from lm.config import MESH_AXES
 from lm.parallel import sharding
 from lm.parallel.mesh import current_mesh, use_mesh
 from lm.step import eval_step, init_state, train_step
-from lm.training.checksums import leaves_by_path
+from lm.workdir.checksums import leaves_by_path
 
 N_STEPS, B, T, V = 10, 16, 8, 19
 

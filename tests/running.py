@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lm.files import write_text
-from lm.training.metrics import read_metrics
+from lm.workdir.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"

@@ -49,7 +49,7 @@ def test_generation_replaces_attention_that_this_device_does_not_support(bench, 
     """A run that was trained with cuDNN on a GPU generates text on a CPU."""
     workdir = tmp_path / "run"
     shutil.copytree(bench.reference(), workdir)
-    from lm.training import checkpoints
+    from lm.workdir import checkpoints
 
     for step in (workdir / "checkpoints").iterdir():
         record = json.loads((step / "meta" / "metadata").read_text())

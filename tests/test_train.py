@@ -12,7 +12,7 @@ from running import checkpoint_steps, checksums, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
 from lm.training import job
-from lm.training.workdir import SUMMARY_FIELDS
+from lm.workdir.directory import SUMMARY_FIELDS
 
 # One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
 # embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from running import checkpoint_steps, checksums, metrics_of, summary_of
 
-from lm.training.checkpoints import restore_params
+from lm.workdir.checkpoints import restore_params
 
 DIVERGING = (
     "--config.optimizer.name=sgd",

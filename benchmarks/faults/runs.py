@@ -135,7 +135,7 @@ class Bench:
 @contextlib.contextmanager
 def stopped_at(step: int) -> Iterator[None]:
     """Send SIGTERM to this process before the metrics of a step are written."""
-    from lm.training.metrics import MetricsWriter
+    from lm.workdir.metrics import MetricsWriter
 
     write = MetricsWriter.write
 
@@ -198,7 +198,7 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
         steps: whether it must have all checkpoints of the other one.
         gone: steps of checkpoints that the fault deleted or damaged.
     """
-    from lm.training.metrics import read_metrics
+    from lm.workdir.metrics import read_metrics
 
     found = []
     ours, theirs = (read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected))

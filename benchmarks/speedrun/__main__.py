@@ -19,7 +19,7 @@ from benchmarks.compare import machine
 from benchmarks.speedrun import records, table, tracks
 from benchmarks.speedrun.runs import train_and_score
 from lm.errors import UserError, with_exit_code
-from lm.training.provenance import format_command
+from lm.workdir.provenance import format_command
 
 
 @with_exit_code

@@ -9,8 +9,8 @@ from lm.errors import UserError
 from lm.huggingface.config_files import export_fields
 from lm.huggingface.safetensors_files import SHARD_BYTES
 from lm.huggingface.writing import write_checkpoint
-from lm.training import checkpoints
-from lm.training.saved_run import check_meta
+from lm.workdir import checkpoints
+from lm.workdir.saved_run import check_meta
 
 SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
 

@@ -14,9 +14,9 @@ from lm.files import to_json
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params, to_device
-from lm.training.checkpoints import Checkpoints, bytes_in_flight
-from lm.training.saved_run import WEIGHTS_OF, check_workdir, holds_run
-from lm.training.workdir import Workdir
+from lm.workdir.checkpoints import Checkpoints, bytes_in_flight
+from lm.workdir.directory import Workdir
+from lm.workdir.saved_run import WEIGHTS_OF, check_workdir, holds_run
 
 
 def import_checkpoint(

@@ -13,7 +13,7 @@ from lm.files import read_json
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 from lm.trained_model import TrainedModel
-from lm.training.saved_run import WEIGHTS_OF
+from lm.workdir.saved_run import WEIGHTS_OF
 
 # Shapes of run.json and config.json; see `lm.files.read_json`.
 _RUN = {"data": ({"fingerprint": str}, None)}

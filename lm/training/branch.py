@@ -12,9 +12,9 @@ from pathlib import Path
 from lm.config import Config, to_dict
 from lm.errors import UserError
 from lm.files import COUNT, read_json, to_json, write_text
-from lm.training.config_changes import compare_configs, stable_steps
-from lm.training.metrics import cut_back
-from lm.training.saved_run import holds_run, is_step
+from lm.workdir.config_changes import compare_configs, stable_steps
+from lm.workdir.metrics import cut_back
+from lm.workdir.saved_run import holds_run, is_step
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:

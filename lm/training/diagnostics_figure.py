@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.training.metrics import read_metrics
+from lm.workdir.metrics import read_metrics
 
 SIZE_INCHES, DPI = (10.0, 12.0), 100
 LABEL_GAP = 0.062  # between two labels beside a panel, as a fraction of its height

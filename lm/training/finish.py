@@ -10,7 +10,7 @@ from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
 from lm.training.step_log import nonfinite_cause
-from lm.training.workdir import Workdir
+from lm.workdir.directory import Workdir
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:

@@ -18,18 +18,18 @@ from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state
 from lm.step import TrainState, init_state
 from lm.training.batch_source import BatchSource
-from lm.training.checkpoints import Checkpoints, read_metas
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
 from lm.training.memory import report_out_of_memory
-from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
-from lm.training.saved_run import check_checkpoints, newest_checkpoint
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart, warm_start
-from lm.training.workdir import Workdir, default_workdir
+from lm.workdir.checkpoints import Checkpoints, read_metas
+from lm.workdir.directory import Workdir, default_workdir
+from lm.workdir.metrics import MetricsWriter
+from lm.workdir.saved_run import check_checkpoints, newest_checkpoint
 
 
 def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:

@@ -12,15 +12,15 @@ from lm.parallel import sharding
 from lm.parallel.mesh import current_mesh
 from lm.step import TrainState, train_steps
 from lm.training.batch_source import BatchSource
-from lm.training.checkpoints import Checkpoints
 from lm.training.diagnostics import Diagnostics
 from lm.training.dispatch import Dispatch, dispatches, pipeline
 from lm.training.evaluation import evaluate
-from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
 from lm.training.run import Run
 from lm.training.signals import Signals
 from lm.training.step_log import StepLog
+from lm.workdir.checkpoints import Checkpoints
+from lm.workdir.metrics import MetricsWriter
 
 
 @dataclasses.dataclass(frozen=True)

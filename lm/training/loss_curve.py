@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from lm.training.metrics import read_metrics
+from lm.workdir.metrics import read_metrics
 
 SIZE_INCHES, DPI = (6.4, 3.6), 120
 

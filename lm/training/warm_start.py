@@ -21,9 +21,9 @@ from lm.huggingface.config_files import is_checkpoint, normalized, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params
 from lm.parallel import processes, sharding
-from lm.training.checkpoints import restore_params
-from lm.training.checksums import leaf_checksums
-from lm.training.saved_run import check_meta
+from lm.workdir.checkpoints import restore_params
+from lm.workdir.checksums import leaf_checksums
+from lm.workdir.saved_run import check_meta
 
 
 @dataclasses.dataclass(frozen=True)

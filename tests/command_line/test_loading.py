@@ -15,7 +15,7 @@ from running import ROOT
 from lm.command_line.loading import load, load_values, run_file
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.errors import UserError
-from lm.training.config_changes import compare_configs
+from lm.workdir.config_changes import compare_configs
 
 
 def test_defaults_pass_their_own_checks(config_file):

@@ -12,10 +12,10 @@ import pytest
 from running import assert_same_run, checkpoint_steps, metrics_of, summary_of
 
 from benchmarks.faults.runs import stopped_at
-from lm.training import checkpoints as checkpoints_module
-from lm.training.checkpoints import Checkpoints
-from lm.training.metrics import MetricsWriter
 from lm.training.progress import Progress
+from lm.workdir import checkpoints as checkpoints_module
+from lm.workdir.checkpoints import Checkpoints
+from lm.workdir.metrics import MetricsWriter
 
 EXTREMES = {
     "vocabulary of 2": {"data.tokenizer": "char"},

@@ -14,9 +14,9 @@ import pytest
 
 from lm.errors import UserError
 from lm.files import refuse_links
-from lm.training.checkpoints import Checkpoints
-from lm.training.metrics import MetricsWriter
-from lm.training.orbax_errors import quieten_orbax
+from lm.workdir.checkpoints import Checkpoints
+from lm.workdir.metrics import MetricsWriter
+from lm.workdir.orbax_errors import quieten_orbax
 
 
 def save(workdir, losses: dict[int, float]) -> None:

@@ -25,8 +25,8 @@ from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
 from lm.parallel.mesh import make_mesh
 from lm.training import warm_start as module
-from lm.training.saved_run import check_init_from
 from lm.training.warm_start import warm_start
+from lm.workdir.saved_run import check_init_from
 
 TEXT = "abcdefghi" * 40
 

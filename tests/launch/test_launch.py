@@ -20,7 +20,7 @@ from launch import gke, slurm
 from lm import parameters
 from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
-from lm.training.workdir import Workdir
+from lm.workdir.directory import Workdir
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8", "--config.train.batch_size=384")

@@ -9,7 +9,7 @@ from running import assert_same_run
 from lm.config import Config, to_dict
 from lm.errors import UserError
 from lm.training.branch import branch
-from lm.training.saved_run import holds_run
+from lm.workdir.saved_run import holds_run
 
 # The decay of a run of N steps begins at step N / 2.
 WSD = ("--config.optimizer.schedule=wsd", "--config.optimizer.decay_fraction=0.5", "--config.optimizer.warmup_steps=1",

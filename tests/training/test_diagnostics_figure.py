@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm.training.diagnostics_figure import apart, curves_of, diagnostics_png
-from lm.training.metrics import MetricsWriter, read_metrics
+from lm.workdir.metrics import MetricsWriter, read_metrics
 
 DETAIL = {
     "attention": {"layers/max_logit": [2.0, 5.0], "layers/entropy": [1.0, 0.5], "layers/max_entropy": [3.0, 3.0]},

@@ -8,7 +8,7 @@ import pytest
 from running import checksums, metrics_of, summary_of
 
 from lm.parameters import flat
-from lm.training.checkpoints import restore_params
+from lm.workdir.checkpoints import restore_params
 
 ONCE = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
 

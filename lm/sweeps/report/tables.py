@@ -13,7 +13,7 @@ from lm.sweeps.design.axes import LEARNING_RATE
 from lm.sweeps.design.search import run_length, show_value, trial_of
 from lm.sweeps.statistics.inference import CrossedInterval, Difference
 from lm.sweeps.storage.results import STUCK
-from lm.training.provenance import format_command
+from lm.workdir.provenance import format_command
 
 UNCERTAIN_TRIALS = " Another draw of the trials would change the difference, too; p does not include that."
 MAX_STEPS = 10  # columns of the table of validation losses

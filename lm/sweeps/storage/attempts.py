@@ -11,7 +11,7 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.files import to_json, write_text
 from lm.sweeps.storage.records import read_attempts
-from lm.training.saved_run import newest_checkpoint
+from lm.workdir.saved_run import newest_checkpoint
 
 MAX_DEATHS = 3  # a group with so many counts as failed
 

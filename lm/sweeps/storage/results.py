@@ -19,8 +19,8 @@ from lm.sweeps.design.search import search_record, summary
 from lm.sweeps.design.seeds import PLACEBO, Seeds, count, first_seeds, seeds_from_json, seeds_of, seeds_to_json
 from lm.sweeps.design.spec import SweepPlan
 from lm.sweeps.storage.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
-from lm.training.config_changes import compare_configs
-from lm.training.provenance import describe_start
+from lm.workdir.config_changes import compare_configs
+from lm.workdir.provenance import describe_start
 
 SAME = 1e-6  # relative difference of two losses below which rounding explains it
 SPEEDS = ("speeds",)  # the key of a failed speed measurement; other failures have the keys of runs

@@ -25,12 +25,12 @@ from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.step import eval_step, init_state, train_steps
 from lm.training.batch_source import BatchSource
-from lm.training.checkpoints import Checkpoints
 from lm.training.dispatch import Done, dispatches, pipeline
-from lm.training.metrics import MetricsWriter, read_metrics
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart
+from lm.workdir.checkpoints import Checkpoints
+from lm.workdir.metrics import MetricsWriter, read_metrics
 
 # Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")

@@ -23,7 +23,7 @@ from lm.files import (
     without_links,
     write_text,
 )
-from lm.training.tensorboard import EventFile
+from lm.workdir.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})

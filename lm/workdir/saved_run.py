@@ -9,8 +9,8 @@ from lm.config import init_run
 from lm.errors import UserError
 from lm.files import COUNT, check_shape, read_json, refuse_links, refuse_url
 from lm.huggingface.config_files import is_checkpoint, read_config
-from lm.training.config_changes import compare_configs, refuse_growth
-from lm.training.metrics import read_metrics
+from lm.workdir.config_changes import compare_configs, refuse_growth
+from lm.workdir.metrics import read_metrics
 
 # What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
 _WRITTEN = (

@@ -12,7 +12,7 @@ from tiny import with_keys
 from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
 from lm.optimizers import learning_rate_schedule
-from lm.training import config_changes
+from lm.workdir import config_changes
 
 
 def as_saved(config) -> dict:

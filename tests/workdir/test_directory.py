@@ -14,13 +14,13 @@ from tiny import with_keys
 from lm import files
 from lm.config import Config, from_dict
 from lm.errors import TemporaryError, UserError
-from lm.training import config_changes, provenance, saved_run, workdir
-from lm.training.metrics import MetricsWriter
+from lm.workdir import config_changes, directory, provenance, saved_run
+from lm.workdir.metrics import MetricsWriter
 
 
 def start(path, config, **options) -> list[str]:
     """Start a run in a directory and release it; returns the lines to show."""
-    with closing(workdir.Workdir(path)) as run:
+    with closing(directory.Workdir(path)) as run:
         return run.start(config, **options)
 
 
@@ -30,7 +30,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_a_start_records_config_versions_and_commit(tmp_path):
     config = with_keys(Config(), train_steps=5)
-    with closing(workdir.Workdir(tmp_path / "run")) as run:
+    with closing(directory.Workdir(tmp_path / "run")) as run:
         assert run.start(config) == []
         assert run.experiment_digest == config_changes.experiment_digest(config)
         run.write_text("samples/step_5.txt", "once\n")
@@ -130,7 +130,7 @@ def test_changed_versions_are_reported(tmp_path):
 HOLD_THE_LOCK = """
 import sys
 from lm import files
-from lm.training.workdir import Workdir
+from lm.workdir.directory import Workdir
 from lm.config import Config
 workdir = Workdir(sys.argv[1])
 workdir.start(Config())
@@ -155,7 +155,7 @@ def test_a_workdir_is_locked_until_its_process_ends(tmp_path):
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_workdir_that_is_gone_is_not_made_again(tmp_path, moved):
-    with closing(workdir.Workdir(tmp_path / "run")) as run:
+    with closing(directory.Workdir(tmp_path / "run")) as run:
         run.start(Config())
         (tmp_path / "run").rename(tmp_path / "elsewhere")
         if moved:
@@ -217,18 +217,18 @@ def test_no_file_is_written_through_a_link(tmp_path):
 
 
 def test_default_workdirs_differ_within_one_second(tmp_path):
-    first = workdir.default_workdir("name", tmp_path)
+    first = directory.default_workdir("name", tmp_path)
     assert first.name.startswith("name-")
     first.mkdir()
-    assert workdir.default_workdir("name", tmp_path) != first
+    assert directory.default_workdir("name", tmp_path) != first
 
 
 def test_a_summary_has_all_its_fields_and_is_strict_json(tmp_path):
-    with closing(workdir.Workdir(tmp_path)) as run:
+    with closing(directory.Workdir(tmp_path)) as run:
         run.start(Config())
         run.write_summary(status="diverged", steps=3, val_loss=math.nan, extra=1)
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert summary.keys() == {*workdir.SUMMARY_FIELDS, "extra"}
+    assert summary.keys() == {*directory.SUMMARY_FIELDS, "extra"}
     assert (summary["status"], summary["val_loss"], summary["test_loss"]) == ("diverged", "NaN", None)
 
 
@@ -246,13 +246,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_modules_of_help_do_not_import_jax():
-    code = "import sys, lm.training.workdir, lm.training.metrics, lm.cost.flops"
+    code = "import sys, lm.workdir.directory, lm.workdir.metrics, lm.cost.flops"
     code += "; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_recorded_command_names_no_directories_of_the_machine():
-    root = Path(workdir.__file__).parents[2]
+    root = Path(directory.__file__).parents[2]
     typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
     typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
     assert provenance.format_command("lm.train", typed) == (

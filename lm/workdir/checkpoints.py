@@ -3,7 +3,7 @@
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
 workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
 restores a flipped byte silently and casts silently to the requested dtype; the record makes both visible.
-lm/training/val_losses.py has the validation losses, which may be known before or after a checkpoint is saved.
+lm/workdir/val_losses.py has the validation losses, which may be known before or after a checkpoint is saved.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from lm.errors import TemporaryError, UserError, first_line
 from lm.files import COUNT, appears, parse_json, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
-from lm.training.checksums import leaf_checksums, leaves_by_path
-from lm.training.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
-from lm.training.saved_run import is_step
-from lm.training.val_losses import best_step, read_val_losses, write_val_losses
+from lm.workdir.checksums import leaf_checksums, leaves_by_path
+from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
+from lm.workdir.saved_run import is_step
+from lm.workdir.val_losses import best_step, read_val_losses, write_val_losses
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 _RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}

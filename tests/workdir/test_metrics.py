@@ -14,8 +14,8 @@ from running import small_disk
 
 from lm.errors import UserError
 from lm.training.loss_curve import loss_curve_png
-from lm.training.metrics import TIMING_FIELDS, MetricsWriter, _scalars, _wandb_id, cut_back, read_metrics
 from lm.training.progress import Progress, duration
+from lm.workdir.metrics import TIMING_FIELDS, MetricsWriter, _scalars, _wandb_id, cut_back, read_metrics
 
 
 def write(workdir, steps, **options):
@@ -301,7 +301,7 @@ def test_tensorboard_does_not_import_torch(tmp_path):
     """tensorboardX would import torch if it is installed, which takes seconds at every start."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     job = (
-        "import sys\nfrom pathlib import Path\nfrom lm.training.tensorboard import EventFile\n"
+        "import sys\nfrom pathlib import Path\nfrom lm.workdir.tensorboard import EventFile\n"
         f"EventFile(Path({str(tmp_path)!r}), 1).close()\nassert 'torch' not in sys.modules\n"
     )
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lm.errors import UserError
 from lm.files import check_in_place, lock, to_json, write_bytes
-from lm.training.config_changes import execution_digest, experiment_digest
-from lm.training.provenance import describe_start
-from lm.training.saved_run import check_workdir
+from lm.workdir.config_changes import execution_digest, experiment_digest
+from lm.workdir.provenance import describe_start
+from lm.workdir.saved_run import check_workdir
 
 SUMMARY_FIELDS = (
     "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",

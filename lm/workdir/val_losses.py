@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lm.errors import UserError
 from lm.files import read_json, to_json, write_text
-from lm.training.metrics import read_metrics
+from lm.workdir.metrics import read_metrics
 
 FILE = "val_losses.json"
 

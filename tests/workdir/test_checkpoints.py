@@ -20,8 +20,8 @@ import pytest
 from checkpointing import assert_same, directories, make_state, save_steps
 
 from lm.errors import UserError
-from lm.training import checkpoints
-from lm.training.checkpoints import Checkpoints, restore_params
+from lm.workdir import checkpoints
+from lm.workdir.checkpoints import Checkpoints, restore_params
 
 # ---- Saving and restoring ------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ SAVE_FOREVER = """
 import os, sys
 os.environ["JAX_PLATFORMS"] = "cpu"
 import jax.numpy as jnp
-from lm.training.checkpoints import Checkpoints
+from lm.workdir.checkpoints import Checkpoints
 checkpoints = Checkpoints(sys.argv[1])
 state = {"params": {"w": jnp.zeros((500, 2000))}, "step": jnp.int32(0)}
 first = 0

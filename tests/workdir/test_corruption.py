@@ -12,7 +12,7 @@ import pytest
 from checkpointing import State, assert_same, data_file, directories, make_state, save_steps
 
 from lm.errors import TemporaryError, UserError
-from lm.training.checkpoints import Checkpoints, restore_params
+from lm.workdir.checkpoints import Checkpoints, restore_params
 
 
 def flip_a_byte(step_directory):

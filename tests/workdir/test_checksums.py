@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.training.checkpoints import restore_params
-from lm.training.checksums import leaf_checksums
+from lm.workdir.checkpoints import restore_params
+from lm.workdir.checksums import leaf_checksums
 
 
 def checksum(x) -> str:
@@ -90,8 +90,8 @@ import os, sys
 os.environ["JAX_PLATFORMS"], os.environ["JAX_NUM_CPU_DEVICES"] = "cpu", "8"
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from lm.training.checkpoints import Checkpoints, restore_params
-from lm.training.checksums import _checksum, leaf_checksums
+from lm.workdir.checkpoints import Checkpoints, restore_params
+from lm.workdir.checksums import _checksum, leaf_checksums
 from hlo import parse_collectives
 x = np.random.default_rng(0).standard_normal((8, 16, 3)).astype(np.float32)
 sums = set()

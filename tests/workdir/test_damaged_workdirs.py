@@ -8,10 +8,10 @@ from checkpointing import make_state, save_steps
 from tiny import tiny
 
 from lm.errors import UserError
-from lm.training.checkpoints import Checkpoints, read_metas, restore_params
-from lm.training.saved_run import check_checkpoints, check_meta, newest_checkpoint, read_run
 from lm.training.warm_start import warm_start
-from lm.training.workdir import Workdir
+from lm.workdir.checkpoints import Checkpoints, read_metas, restore_params
+from lm.workdir.directory import Workdir
+from lm.workdir.saved_run import check_checkpoints, check_meta, newest_checkpoint, read_run
 
 DATA = {"name": "text", "fingerprint": "abc"}
 
