@@ -17,6 +17,7 @@ from benchmarks.faults.workdirs import shuffled
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 N_KILLS = 3
+LEFT_OUT = ("seconds", "seconds_of", "sha256", "provenance")  # of a run, because they differ when it is trained again
 
 
 def damaged_for_report(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -79,7 +80,7 @@ def _runs(workdir: Path) -> dict:
     for path in (workdir / "results").glob("*.json"):
         for run in json.loads(path.read_text()):
             key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            found[key] = {name: value for name, value in run.items() if name not in ("seconds", "sha256", "provenance")}
+            found[key] = {name: value for name, value in run.items() if name not in LEFT_OUT}
     return found
 
 

@@ -1,3 +1,5 @@
+"""Kneser-Ney n-gram models: probabilities of NLTK, of plain dictionaries, and by derivation."""
+
 import collections
 import itertools
 import json

@@ -1,3 +1,5 @@
+"""Losses of n-gram models: values by hand, packed rows, and what is cached."""
+
 import math
 import threading
 

@@ -1,3 +1,5 @@
+"""The cache: entries are complete, made once by several processes, and rebuilt if they are damaged."""
+
 import multiprocessing
 import os
 import threading

@@ -1,3 +1,5 @@
+"""Checksums of cached files find every change."""
+
 import random
 
 import pytest

@@ -1,3 +1,5 @@
+"""Arrays joined without a copy are indexed like the copied array."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,3 +1,5 @@
+"""Packing: documents in rows, and which tokens are targets."""
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

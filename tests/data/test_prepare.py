@@ -194,7 +194,7 @@ def test_a_corrupted_manifest_is_an_error_of_one_line(dump, tmp_path, damage):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "1e-9", "1e300"])
-def test_a_size_of_units_that_is_no_size_is_a_usage_error(dump, tmp_path, capsys, value):
+def test_an_impossible_size_of_units_is_a_usage_error(dump, tmp_path, capsys, value):
     with pytest.raises(SystemExit, match="2"):
         main(arguments(dump, tmp_path / "out", "--unit_mb", value))
     assert "--unit_mb must be at least one byte" in capsys.readouterr().err
@@ -224,7 +224,7 @@ def test_a_corrupted_line_is_an_error_of_one_line_that_names_the_file(dump, tmp_
 
 
 @pytest.mark.parametrize("size", ["1" + "0" * 23, "9" * 5000, "256", "-1", "", "³²¹"])
-def test_a_size_of_a_vocabulary_that_cannot_be_is_an_error(dump, tmp_path, capsys, size):
+def test_an_impossible_size_of_the_vocabulary_is_an_error(dump, tmp_path, capsys, size):
     assert main(arguments(dump, tmp_path / "out", "--tokenizer", f"bpe:{size}")) == 2
     error = capsys.readouterr().err
     assert "SIZE above 256 and below 10000000" in error

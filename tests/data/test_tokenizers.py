@@ -1,3 +1,5 @@
+"""Tokenizers: round trips, ids, and errors that name what cannot be encoded."""
+
 import json
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Opening a corpus: tokens, splits and fingerprints, and what happens to damaged or missing files."""
+
 import errno
 import json
 import os

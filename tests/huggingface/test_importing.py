@@ -69,7 +69,7 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
 
 
 @pytest.mark.parametrize(("case", "n"), [("llama", 2), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("gemma2", 4)])
-def test_the_number_of_key_heads_has_the_default_of_the_family_and_null_means_that_of_query_heads(case, n, tmp_path):
+def test_the_default_number_of_key_heads_is_the_familys_and_null_means_as_many_as_queries(case, n, tmp_path):
     heads = 2 if case == "llama" else 64
     sizes = {"num_attention_heads": heads, "hidden_size": 128, "head_dim": 2}
     assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
@@ -77,7 +77,7 @@ def test_the_number_of_key_heads_has_the_default_of_the_family_and_null_means_th
     assert read_config(tmp_path).model.n_kv_heads == heads
 
 
-def test_of_two_places_of_the_parameters_of_rope_the_one_that_transformers_prefers_is_read(tmp_path):
+def test_if_config_json_has_two_entries_for_rope_the_one_that_transformers_prefers_is_read(tmp_path):
     new = {"rope_type": "default", "rope_theta": 500.0}
     old = {"type": "linear", "factor": 2.0}
     m = read_config(checkpoint(tmp_path, rope_parameters=new, rope_scaling=old)).model

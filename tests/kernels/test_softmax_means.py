@@ -1,4 +1,4 @@
-"""The softmax of attention: values and gradients as of the plain softmax, up to rounding, also where it is peaked."""
+"""The softmax of attention: its values and gradients equal the plain softmax's up to rounding, also where peaked."""
 
 import jax
 import jax.numpy as jnp

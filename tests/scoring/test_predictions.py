@@ -90,7 +90,7 @@ def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logi
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
 
 
-def test_a_batch_is_at_most_the_text(plain):
+def test_a_batch_size_beyond_the_number_of_windows_is_reduced(plain):
     """Rows beyond the last window are computed in vain, and 2^31 of them do not fit into memory."""
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=2**31 - 1).sums, plain.sums, atol=1e-5)
 

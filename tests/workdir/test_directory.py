@@ -1,3 +1,5 @@
+"""The workdir of a run: what is recorded, what is refused, and that nothing is overwritten."""
+
 import json
 import math
 import os

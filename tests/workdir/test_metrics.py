@@ -1,3 +1,5 @@
+"""Metrics and progress: what is written and read back, on disk, in TensorBoard, in W&B and in a terminal."""
+
 import collections
 import contextlib
 import io

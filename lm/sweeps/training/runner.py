@@ -204,7 +204,7 @@ class _Runner:
     def _missing(self, phase: str, keys: list[Key]) -> list[Key]:
         return [key for key in keys if (phase, *key) not in self.results.runs]
 
-    def _refuse_deadly(self, phase: str, program: Config) -> None:
+    def _refuse_deadly(self, phase: str, program: tuple) -> None:
         """Raise ProcessDied if runs of this program have failed with ProcessDied since this process started.
 
         This process or another one may have tried them. The failure deletes the count of deaths, so that the next start
