@@ -20,14 +20,14 @@ examples:
   python -m lm.evaluate --workdir runs/mine --data text:novel.txt --split all
   python -m lm.evaluate --workdir runs/mine --data tfds:tiny_shakespeare --data text:novel.txt --json
 
-Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With a stride, the
-text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens
-of context, if that many come before it. docs/evaluation.md explains all numbers.
+Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With --stride N, the
+text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens of context, if
+that many come before it. docs/evaluation.md explains all numbers.
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 3 a loss below the
 entropy of synthetic text; 130 Ctrl-C.
 """
-MAX_BYTES = 120  # of the names of split and texts in the name of a file
+MAX_BYTES = 120  # of the names of the split and of the texts, in the name of a file
 
 
 @with_exit_code

@@ -85,7 +85,7 @@ def export(a: argparse.Namespace) -> int:
     """Export a run, and return the exit code."""
     step = parse_step(a.step)
     if not 0 < a.shard_gb < 1e6:
-        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0")
+        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0 and less than 1000000")
     start_jax()
     from lm.exchange.exporting import export_run
 

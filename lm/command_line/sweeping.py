@@ -15,12 +15,12 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
 
-Rerun the same command to resume after an interruption. Several processes that run the same command, on one machine or
-on several alike that share the directory, divide the runs among them.
+Rerun the same command to resume after an interruption. Several processes that run the same command divide the runs
+among them, on one machine or on several of one kind that share the directory.
 
 budgets: "quick" checks that the sweep works and supports no conclusions; "full" does.
 
-exit codes: 0 finished; 1 some runs failed, or the disk did: rerun to try again; 2 invalid arguments or sweep file;
+exit codes: 0 finished; 1 some runs failed, or a disk: rerun to try again; 2 invalid arguments or sweep file;
 130 (Ctrl-C) or 143 (SIGTERM): stopped, rerun to resume.
 """
 
