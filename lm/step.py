@@ -53,7 +53,11 @@ def init_state(config: Config, seed) -> TrainState:
 
 
 def target_weights(batch: dict):
-    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents."""
+    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents.
+
+    >>> target_weights({"tokens": jnp.zeros((1, 5), int), "segments": jnp.array([[1, 1, 2, 2, 0]])})
+    Array([[1., 0., 1., 0.]], dtype=float32)
+    """
     tokens = batch["tokens"]
     weights = batch.get("weights", jnp.ones((tokens.shape[0], tokens.shape[1] - 1), jnp.float32))
     if "segments" in batch:

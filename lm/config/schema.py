@@ -372,10 +372,18 @@ def schema() -> dict[str, tuple[Any, dataclasses.Field]]:
 
 
 def init_run(config: Config) -> str | None:
-    """Return the workdir that init_from names for this seed."""
+    """Return the directory that init_from names for this seed.
+
+    >>> init_run(Config(init_from="runs/seed-{seed}", train=TrainConfig(seed=3)))
+    'runs/seed-3'
+    """
     return config.init_from and config.init_from.replace("{seed}", str(config.train.seed))
 
 
 def layer_windows(model: ModelConfig) -> list[int]:
-    """Return the attention window of each layer (0: no window): the pattern, repeated over the layers."""
+    """Return the attention window of each layer (0: no window): the pattern, repeated over the layers.
+
+    >>> layer_windows(ModelConfig(n_layers=5, window_pattern=(128, 0)))
+    [128, 0, 128, 0, 128]
+    """
     return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]
