@@ -16,7 +16,7 @@ def get_config():
     config.data.offline = "python_docs"
     config.model.fixed_window = 8
     config.model.n_layers = 1
-    config.model.d_model = 64  # with the bias, enough for any function of one of 65 characters, as one-hot vectors are
+    config.model.d_model = 64  # with the bias, as expressive as one-hot vectors of 65 characters
     config.model.head_bias = True
     config.model.positions = "none"
     config.model.norm_placement = "none"

@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_manifest(args: argparse.Namespace) -> int:
+    """Print the manifest, and return the exit code."""
     print(yaml.safe_dump(jobset(args), sort_keys=False), end="")
     return 0
 
@@ -109,7 +110,7 @@ def jobset(args: argparse.Namespace) -> dict:
 
 
 def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> dict:
-    # Do not retry after a wrong argument (2) or a loss that is not finite (3): the error would repeat.
+    # Do not retry after a wrong argument (2) or an invalid loss, such as NaN (3): the error would repeat.
     permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
     job = {
         "parallelism": n_pods,

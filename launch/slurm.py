@@ -50,8 +50,8 @@ n=1
 if [ -f "$starts" ] && ! saved; then n=$(($(cat "$starts") + 1)); fi
 echo $n > "$starts" || exit
 
-# Each task adds its exit code to this file if it is 2 (a mistake) or 3 (not finite): srun returns the highest code,
-# which may be the 143 of a task that srun stopped.
+# Each task adds its exit code to this file if it is 2 (a mistake) or 3 (an invalid loss): srun returns the highest
+# code, which may be the 143 of a task that srun stopped.
 permanent=$starts.failed
 : > "$permanent"
 task='trap : TERM; "$@"; code=$?; case $code in 2 | 3) echo $code >> "$0" ;; esac; exit $code'
@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_and_submit(args: argparse.Namespace) -> int:
+    """Check the arguments of the launcher and of the run, submit the job, and return the exit code."""
     check_options(args)
     argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
@@ -157,7 +158,7 @@ def check_options(args: argparse.Namespace) -> None:
         if value < 0:
             raise UserError(f"--{option} must be at least 0 (it is {value})")
     if args.array < 0:
-        raise UserError(f"--array must be the number of jobs (it is {args.array})")
+        raise UserError(f"--array must be at least 1, the number of jobs (it is {args.array})")
     if args.array and args.nodes > 1:
         raise UserError(f"--nodes {args.nodes}: each job of a sweep has one node; set --array to the number of jobs")
     refuse_url(args.workdir, "--workdir")
@@ -214,7 +215,9 @@ def submit(script: str, log: Path) -> int:
         with contextlib.suppress(OSError):  # the directory holds something else
             log.parent.rmdir()
     else:
-        print(f"watch: tail -f {log}; save and requeue: scancel --signal=TERM JOB; stop for good: scancel JOB")
+        print(
+            f"watch: tail -f {log}; save and requeue: scancel --signal=TERM JOB; stop without requeueing: scancel JOB"
+        )
     return done.returncode
 
 

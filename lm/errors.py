@@ -80,6 +80,6 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 
 def _fail(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
-    if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes ends without the others
+    if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes must not wait for the others
         processes.leave(code, message)
     return code

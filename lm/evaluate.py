@@ -20,14 +20,14 @@ examples:
   python -m lm.evaluate --workdir runs/mine --data text:novel.txt --split all
   python -m lm.evaluate --workdir runs/mine --data tfds:tiny_shakespeare --data text:novel.txt --json
 
-Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With a stride, the
-text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens
-of context, if that many come before it. docs/evaluation.md explains all numbers.
+Another text is encoded with the tokenizer of the run and cut into splits like the text of the run. With --stride N, the
+text is also evaluated in overlapping windows, so that each token has at least seq_len - N + 1 tokens of context, if
+that many come before it. docs/evaluation.md explains all numbers.
 
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 3 a loss below the
 entropy of synthetic text; 130 Ctrl-C.
 """
-MAX_BYTES = 120  # of the names of split and texts in the name of a file
+MAX_BYTES = 120  # of the names of the split and of the texts, in the name of a file
 
 
 @with_exit_code
@@ -45,13 +45,23 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add_checkpoint(parser)
     add = parser.add_argument
-    add("--split", default="test", metavar="NAME", help="train, validation, test, a+b to join two, or all (test)")
-    add("--data", action="append", metavar="SOURCE", help="text, see config.data.source; may be repeated (the run's)")
-    add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (train.seq_len)")
+    add(
+        "--split",
+        default="test",
+        metavar="NAME",
+        help="train, validation, test, a+b to join two, or all (default: test)",
+    )
+    add(
+        "--data",
+        action="append",
+        metavar="SOURCE",
+        help="a text, see config.data.source; may be repeated (default: the run's)",
+    )
+    add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (default: train.seq_len)")
     add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
-    add("--batch-size", type=int, metavar="N", help="windows per batch (as many as have about 8,000 tokens)")
+    add("--batch-size", type=int, metavar="N", help="windows per batch (default: as many as have about 8,000 tokens)")
     add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
-    add("--output", metavar="DIR", help="directory for the results (evaluation/ in --workdir)")
+    add("--output", metavar="DIR", help="directory for the results (default: evaluation/ in --workdir)")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 

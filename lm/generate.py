@@ -41,20 +41,36 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
-    add("--tokens", type=int, default=500, metavar="N", help="maximum number of new tokens for each prompt (500)")
-    add("--samples", type=int, default=1, metavar="N", help="number of texts for each prompt (1)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (0.8)")
-    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (all)")
-    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with total probability P (all)")
-    add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the likeliest (all)")
+    add(
+        "--tokens",
+        type=int,
+        default=500,
+        metavar="N",
+        help="maximum number of new tokens for each prompt (default: 500)",
+    )
+    add("--samples", type=int, default=1, metavar="N", help="number of texts for each prompt (default: 1)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (default: 0.8)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default: all)")
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the likeliest tokens with total probability P (default: all)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="draw from tokens at least P times as likely as the likeliest (default: all)",
+    )
     add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
-    add("--seed", type=int, default=0, metavar="N", help="random seed (0)")
-    add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (16)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (default: 16)")
     add(
         "--special-tokens",
         action=argparse.BooleanOptionalAction,
-        help="encode special tokens of prompts, such as <|endoftext|>, as these tokens and not as text (as in the "
-        "model's own data)",
+        help="encode special tokens of prompts, such as <|endoftext|>, as these tokens, or as text (default: as in "
+        "the model's own data)",
     )
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)

@@ -46,22 +46,35 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = command("import", import_, "write the directory of a run with the weights and tokenizer of a checkpoint")
     add("directory", metavar="DIR", help="the directory of the checkpoint")
     add("--workdir", required=True, metavar="DIR", help="the directory to write")
-    add("--seq-len", type=int, metavar="N", help="positions that the model uses (the checkpoint's, at most 2048)")
-    add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (the checkpoint's)")
+    add(
+        "--seq-len",
+        type=int,
+        metavar="N",
+        help="positions that the model uses (default: the checkpoint's, at most 2048)",
+    )
+    add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (default: as stored)")
 
     add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
     add("--workdir", required=True, metavar="DIR", help="the directory of the run")
     add("--output", required=True, metavar="DIR", help="the directory to write")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
-    add("--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (5)")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint (default: best, by validation loss)")
+    add(
+        "--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (default: 5)"
+    )
 
     add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
     add("directory", metavar="DIR", help="the directory of the checkpoint")
-    add("--workdir", metavar="RUN", help="compare the weights of this run (those of DIR)")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint of the run (best by validation loss)")
-    add("--prompt", metavar="TEXT", help="the text to compare on (random ids)")
-    add("--ids", metavar="N,N,...", help="the token ids to compare on (random ids)")
-    add("--tolerance", type=float, default=1e-3, metavar="X", help="largest accepted difference of logits (0.001)")
+    add("--workdir", metavar="RUN", help="compare the weights of this run (default: those of DIR)")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint of the run (default: best)")
+    add("--prompt", metavar="TEXT", help="the text to compare on (default: random ids)")
+    add("--ids", metavar="N,N,...", help="the token ids to compare on (default: random ids)")
+    add(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="largest accepted difference of logits (default: 0.001)",
+    )
 
     add = command("config", config, "print our config for the config.json of a checkpoint")
     add("directory", metavar="DIR", help="the directory of the checkpoint")
@@ -85,7 +98,7 @@ def export(a: argparse.Namespace) -> int:
     """Export a run, and return the exit code."""
     step = parse_step(a.step)
     if not 0 < a.shard_gb < 1e6:
-        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0")
+        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0 and less than 1000000")
     start_jax()
     from lm.exchange.exporting import export_run
 

@@ -39,8 +39,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add_checkpoint(parser)
     add = parser.add_argument
     add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")
-    add("--layers", metavar="I,J,...", help="layers whose attention is shown (all, or as many as fit on a page)")
-    add("--output", type=Path, metavar="FILE", help="the page to write (inspect.html in the directory of the run)")
+    add("--layers", metavar="I,J,...", help="layers whose attention is shown (default: as many as fit on a page)")
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page to write (default: inspect.html in the directory of the run)",
+    )
     return parser.parse_args(argv)
 
 

@@ -22,7 +22,13 @@ MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 
 
 def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each.
+
+    Args:
+        params: nested dicts, as returned by parameters.init_params.
+        batch: see lm/step.py.
+        c: the model section of a resolved config.
+    """
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time

@@ -1,14 +1,14 @@
-"""glibc's allocator: retain freed memory, and keep the fragments that a compilation leaves out of the free lists."""
+"""glibc's allocator: retain freed memory, and remove from its free lists the fragments that a compilation leaves."""
 
 import ctypes
 import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
-SMALLEST, LARGEST = 2**13, 2**22  # bytes of the fragments that are occupied; the larger ones are few, and of use
+SMALLEST, LARGEST = 2**13, 2**22  # bytes of the fragments that are occupied; larger ones are few, and useful
 
 
 class Heap(ctypes.Structure):
-    """glibc's struct mallinfo2, the parts of it that are used."""
+    """glibc's struct mallinfo2."""
 
     _fields_ = [(f"unused_{i}", ctypes.c_size_t) for i in range(8)] + [
         ("fordblks", ctypes.c_size_t),  # bytes in free blocks
@@ -38,11 +38,11 @@ def retain_freed_memory() -> None:
 
 
 def occupy_fragments() -> None:
-    """Allocate the free blocks between others, forever, after returning their pages to the kernel.
+    """Return the pages of the free blocks between used ones to the kernel, and allocate these blocks forever.
 
-    A compilation leaves thousands of them, of as many sizes. glibc sorts free blocks by size in linked lists, and each
-    block that a step frees would have to pass hundreds of others: 5 to 10 % of a step's time at 0.2 million parameters.
-    Needs glibc 2.33; does nothing where `retain_freed_memory` does nothing.
+    A compilation leaves thousands of such blocks, of as many sizes. glibc sorts free blocks by size in linked lists,
+    and each block that a step frees would have to pass hundreds of others: 5 to 10 % of a step's time at 0.2 million
+    parameters. Needs glibc 2.33; does nothing where `retain_freed_memory` does nothing.
     """
     c = ctypes.CDLL(None)
     if not (can_set_malloc() and hasattr(c, "mallinfo2")):

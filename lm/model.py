@@ -70,7 +70,7 @@ class Context:
     tap: Callable = flax.struct.field(pytree_node=False, default=lambda module, name, x: x)
 
     def mask(self, n_tokens: int, window) -> Mask:
-        """Return which keys (of all devices that share a sequence) the n_tokens queries of this device see."""
+        """Return which keys the n_tokens queries of this device see, among the keys of all devices of a sequence."""
         positions = collectives.local_positions(n_tokens) if self.positions is None else self.positions
         k_positions = collectives.gather_sequence(positions, -1)
         k_segments = None if self.segments is None else collectives.gather_sequence(self.segments, -1)
@@ -85,6 +85,8 @@ class Context:
 
 
 class Norm(nn.Module):
+    """RMSNorm or LayerNorm over the features of a position."""
+
     config: ModelConfig
 
     @nn.compact
@@ -93,6 +95,8 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal self-attention with its projections, QK-norm and rotation of queries and keys."""
+
     config: ModelConfig
 
     @nn.compact
@@ -120,6 +124,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """The MLP or gated linear unit."""
+
     config: ModelConfig
 
     @nn.compact

@@ -25,14 +25,14 @@ def _wsd(o: OptimizerConfig, peak, end: int, length: int):
     return optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
 
 
-# After the warm-up: (config, peak, step at which the decay ends, steps from the warm-up to there) -> schedule.
+# After the warm-up: (config, peak, last step of the decay, steps between the warm-up and that step) -> schedule.
 SCHEDULES = {"constant": _constant, "linear": _linear, "cosine": _cosine, "wsd": _wsd}
 
 
 def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return the learning rate by step: a linear warm-up to the peak, then the schedule of the config.
 
-    The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps` (none: `steps`), at
+    The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps` (None: `steps`), at
     final_fraction of the peak, and the rate stays there. "wsd" (warm-up, stable, decay) stays at the peak and decays
     linearly over the last decay_fraction of decay_steps (Hu et al. 2024, MiniCPM, with a linear decay).
 

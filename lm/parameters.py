@@ -15,7 +15,7 @@ from flax import traverse_util
 from lm.config import Config, ModelConfig
 from lm.layers.feed_forward import default_d_ff
 
-LARGE = 2**20  # from this size on a parameter's initial values are drawn sharded (one layer of it, if stacked)
+LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Parameter:
         shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
         kind: "weight", "embedding", "norm" or "bias", which weight decay and Muon distinguish.
         n_in: number of dimensions that a product contracts (the first ones); 0 without a product.
-        init, std: a key of DISTRIBUTIONS, and the factor of its draws (0: none).
+        init, std: a key of DISTRIBUTIONS, and the factor of its draws (0: no factor).
     """
 
     shape: tuple[int, ...]
@@ -62,7 +62,12 @@ class Table(dict):
 
 
 def resolve(config: Config, vocab_size: int) -> Config:
-    """Return the config with the unset keys of its model section filled in."""
+    """Return the config with the unset keys of its model section filled in.
+
+    Args:
+        config: a config, resolved or not.
+        vocab_size: that of the tokenizer, used if config.model.vocab_size is not set.
+    """
     c = config.model
     model = dataclasses.replace(
         c,
@@ -136,7 +141,7 @@ def parameter_table(c: ModelConfig) -> Table:
     if NORMS_BY_PLACEMENT[c.norm_placement][1]:
         table |= _with_prefix("final_norm", norm_table(c))
     if not c.tie_embeddings:
-        # Under muP the variance is that of the base width, for which the standard parametrization gives it.
+        # Under muP the variance is that of a head of the base width under the standard parametrization.
         base = dataclasses.replace(c, parametrization="standard")
         table["head/w_DV"] = dataclasses.replace(_weight(base, (round(D / width_factor(c)), V), "DV"), shape=(D, V))
         if c.head_bias:
@@ -154,6 +159,7 @@ def block_table(c: ModelConfig) -> Table:
 
 
 def norm_table(c: ModelConfig) -> Table:
+    """Return the parameters of a norm."""
     table = {"scale_D": Parameter((c.d_model,), "D", "norm", init="ones")}
     if c.norm == "layer" and c.norm_bias:
         table["bias_D"] = Parameter((c.d_model,), "D", "bias")
@@ -161,6 +167,7 @@ def norm_table(c: ModelConfig) -> Table:
 
 
 def attention_table(c: ModelConfig) -> Table:
+    """Return the parameters of attention."""
     D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
     table = {
         "w_q_DHK": _weight(c, (D, H, K), "DHK"),
@@ -181,6 +188,7 @@ def attention_table(c: ModelConfig) -> Table:
 
 
 def ffn_table(c: ModelConfig) -> Table:
+    """Return the parameters of the feed-forward layer."""
     D, F = c.d_model, c.d_ff
     inputs, output = {"mlp": (("in",), "out"), "glu": (("gate", "up"), "down")}[c.ffn]
     table = {f"w_{name}_DF": _weight(c, (D, F), "DF") for name in inputs}

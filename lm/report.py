@@ -39,6 +39,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(arguments: argparse.Namespace) -> int:
+    """Write the report, publish it if asked to, and return the exit code."""
     analysis = analyze(arguments.sweep)
     if arguments.publish:
         check_publishable(analysis)

@@ -20,7 +20,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monit
 
 @functools.cache
 def _occupy_fragments_after_compilation() -> None:
-    """Register a listener of JAX's compilations; the cache makes it a single one."""
+    """Register a listener of JAX's compilations; functools.cache limits it to one per process."""
     import jax
 
     def after(event: str, seconds: float, **_) -> None:

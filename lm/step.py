@@ -53,7 +53,11 @@ def init_state(config: Config, seed) -> TrainState:
 
 
 def target_weights(batch: dict):
-    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents."""
+    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents.
+
+    >>> target_weights({"tokens": jnp.zeros((1, 5), int), "segments": jnp.array([[1, 1, 2, 2, 0]])})
+    Array([[1., 0., 1., 0.]], dtype=float32)
+    """
     tokens = batch["tokens"]
     weights = batch.get("weights", jnp.ones((tokens.shape[0], tokens.shape[1] - 1), jnp.float32))
     if "segments" in batch:
@@ -108,7 +112,7 @@ def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
 
     Args:
         n_sequences: sequences of a batch on one device.
-        micro_batch_size: config.train.micro_batch_size; none: one micro-batch.
+        micro_batch_size: config.train.micro_batch_size; None: one micro-batch.
 
     >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
     (3, 1)
@@ -149,9 +153,10 @@ def gradients(state: TrainState, batch: dict, config: Config):
         return _loss_sum(params, fields, config, t.z_loss)[0] / n_targets
 
     def local(params, fields):
-        """Sum loss and gradients over devices once, after all micro-batches.
+        """Return loss and gradients, summed over the devices once, after all micro-batches.
 
-        Except over fsdp: gradients of sharded parameters are scattered at once, because full ones might not fit.
+        Only over fsdp, gradients of sharded parameters are summed and scattered in each micro-batch: the gradients of
+        full parameters might not fit.
         """
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
         loss, grads = _sum_over_micro_batches(jax.value_and_grad(mean_loss), params, fields, n)
@@ -171,6 +176,11 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
     An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
     rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
     all later calls.
+
+    Args:
+        state: the train state.
+        batch: the batch of the step, see the top of this file.
+        config: a resolved config.
 
     Returns:
         The new state, and the metrics, all scalars: loss (nats per token), grad_norm (before clipping), learning_rate,

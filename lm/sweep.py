@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
+    """Run the sweep or show its plan, and return the exit code."""
     refuse_url(arguments.workdir, "--workdir")
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")

@@ -63,6 +63,10 @@ def test_config_prints_a_file_that_trains_the_architecture(with_tokenizer, tmp_p
         (["export", "--workdir", "run", "--output", "model"], "is not an empty directory"),
         (["export", "--workdir", "run", "--output", "out", "--step", "last"], "--step: 'last' is not best"),
         (["export", "--workdir", "run", "--output", "out", "--shard-gb", "0"], "--shard-gb: 0.0"),
+        (
+            ["export", "--workdir", "run", "--output", "out", "--shard-gb", "2e6"],
+            "greater than 0 and less than 1000000",
+        ),
         (["check", "model", "--ids", "1;2"], "--ids: '1;2' is not a list"),
         (["check", "model", "--ids", "1", "--prompt", "a"], "give one of them"),
         (["check", "model", "--prompt", ""], "--prompt is empty"),

@@ -175,8 +175,9 @@ def _level(keys, counts, vocab_size: int, discounts) -> Level:
 def estimate_discounts(counts) -> tuple[float, float, float]:
     """Return the discounts of the counts 1, 2, and 3 or more (Chen and Goodman 1999, section 3).
 
-    With few n-grams, such as the unigrams of characters, a number n_1 .. n_4 of n-grams with these counts can be 0, or
-    an estimate not positive; then FALLBACK is returned. A discount of 0 would give unseen n-grams the probability 0.
+    They follow from the numbers n_1 .. n_4 of n-grams with the counts 1 .. 4. With few n-grams, such as the unigrams of
+    characters, one of these can be 0, or an estimate not positive; then FALLBACK is returned. A discount of 0 would
+    give unseen n-grams the probability 0.
 
     Args:
         counts: the count of each n-gram.

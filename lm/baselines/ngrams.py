@@ -101,6 +101,9 @@ def compute_losses(train: tuple, scored: tuple, vocab_size: int) -> dict[str, fl
         train: ids (n,) and document numbers (n,) or None of the text that is counted.
         scored: the same of the text that is predicted.
         vocab_size: size of the vocabulary.
+
+    Raises:
+        UserError: an id is outside the vocabulary, or no token is predicted.
     """
     for tokens, _ in (train, scored):
         if len(tokens) and tokens.max() >= vocab_size:

@@ -11,7 +11,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add --workdir and --step to a command that reads a trained model."""
     add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint to use (best by validation loss)")
+    add("--step", default="best", metavar="N|best|latest", help="checkpoint (default: best, by validation loss)")
 
 
 def step_problems(text: str) -> list[str]:

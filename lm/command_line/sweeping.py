@@ -15,12 +15,12 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
 
-Rerun the same command to resume after an interruption. Several processes that run the same command, on one machine or
-on several alike that share the directory, divide the runs among them.
+Rerun the same command to resume after an interruption. Several processes that run the same command divide the runs
+among them, on one machine or on several of one kind that share the directory.
 
 budgets: "quick" checks that the sweep works and supports no conclusions; "full" does.
 
-exit codes: 0 finished; 1 some runs failed, or the disk did: rerun to try again; 2 invalid arguments or sweep file;
+exit codes: 0 finished; 1 some runs or a disk failed: rerun to try again; 2 invalid arguments or sweep file;
 130 (Ctrl-C) or 143 (SIGTERM): stopped, rerun to resume.
 """
 
@@ -39,14 +39,16 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/")
-    parser.add_argument("--budget", choices=BUDGETS, default="quick", help="which budget of the file (%(default)s)")
-    parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (sweeps/NAME-BUDGET)")
+    parser.add_argument(
+        "--budget", choices=BUDGETS, default="quick", help="a budget of the file (default: %(default)s)"
+    )
+    parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (default: sweeps/NAME-BUDGET)")
     parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their cost, and stop")
     parser.add_argument(
         "--together",
         type=int,
         metavar="N",
-        help="runs vectorized on each device (as many as fit in its memory; on CPU 1)",
+        help="runs vectorized on each device (default: as many as fit in its memory, and 1 on a CPU)",
     )
     parser.add_argument(
         "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"

@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=CONNECT_TIMEOUT,
         metavar="SECONDS",
-        help="how long to wait for the other processes (%(default)s)",
+        help="how long to wait for the other processes (default: %(default)s)",
     )
     return parser
 

@@ -227,7 +227,10 @@ def splits(config: Config) -> Iterator[Problem]:
     if d.splits is None:
         return
     if len(d.splits) != 3 or abs(sum(d.splits) - 1) > 1e-6 or d.splits[0] == 0:
-        yield problem("data.splits", f"{d.splits} must be three fractions (train, validation, test) that add up to 1")
+        yield problem(
+            "data.splits",
+            f"{d.splits} must be three fractions (train, validation, test) that add up to 1, with train above 0",
+        )
     if d.source.startswith("tokens:"):
         yield problem("data.splits data.source", "token shards name their splits in their file names; use none")
 

@@ -229,8 +229,13 @@ class OptimizerConfig:
     )  # fmt: skip
     decay_fraction: float = key(0.2, "wsd: fraction of decay_steps that decays, at the end", above=0.0, high=1.0)
     final_fraction: float = key(0.1, "final learning rate / peak learning rate", low=0.0, high=1.0)
-    b1: float = key(0.9, "adamw, muon's adamw, lion: decay rate of the first moment", low=0.0, below=1.0)
-    b2: float = key(0.95, "adamw, muon's adamw, lion: decay rate of the second moment", low=0.0, below=1.0)
+    b1: float = key(
+        0.9, "adamw, muon's adamw: decay rate of the first moment; lion: weight of the momentum in an update",
+        low=0.0, below=1.0,
+    )  # fmt: skip
+    b2: float = key(
+        0.95, "adamw, muon's adamw: decay rate of the second moment; lion: of the momentum", low=0.0, below=1.0
+    )
     eps: float = key(1e-8, "adamw, muon: epsilon added to the denominator", above=0.0)
     momentum: float = key(0.0, "sgd: decay rate of the momentum; 0: no momentum", low=0.0, below=1.0)
     nesterov: bool = key(True, "sgd with momentum, muon and its adamw: use Nesterov momentum")
@@ -367,10 +372,18 @@ def schema() -> dict[str, tuple[Any, dataclasses.Field]]:
 
 
 def init_run(config: Config) -> str | None:
-    """Return the workdir that init_from names for this seed."""
+    """Return the directory that init_from names for this seed.
+
+    >>> init_run(Config(init_from="runs/seed-{seed}", train=TrainConfig(seed=3)))
+    'runs/seed-3'
+    """
     return config.init_from and config.init_from.replace("{seed}", str(config.train.seed))
 
 
 def layer_windows(model: ModelConfig) -> list[int]:
-    """Return the attention window of each layer (0: no window): the pattern, repeated over the layers."""
+    """Return the attention window of each layer (0: no window): the pattern, repeated over the layers.
+
+    >>> layer_windows(ModelConfig(n_layers=5, window_pattern=(128, 0)))
+    [128, 0, 128, 0, 128]
+    """
     return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]

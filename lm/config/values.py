@@ -66,7 +66,7 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
 
 
 def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
-    """Return the value as the key's type: an int becomes a float where one is due, and a list a tuple.
+    """Return the value as the key's type: an int given for a float becomes a float, and a list for a tuple a tuple.
 
     Args:
         value: the value, as a config file or the command line gives it.

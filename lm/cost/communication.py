@@ -72,6 +72,11 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
     builds as many rings as there are devices in the group, each with its own network port: a collective with m
     devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
     time, and each hop adds its latency.
+
+    Args:
+        transfer: the collectives.
+        device: the kind of device.
+        sizes: the size of each mesh axis.
     """
     local = devices_per_group(device.group, sizes, transfer.axes)
     within = transfer.sent / device.link if local > 1 else 0.0
@@ -82,7 +87,7 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
 def latency(transfer: Transfer, device: Device, local: int) -> float:
     """Return the seconds of latency of one collective with `local` devices per group.
 
-    An all-reduce is a tree, up and down. Other collectives are rings.
+    An all-reduce goes up and down a tree. Other collectives are rings.
     """
     n_groups = math.ceil(transfer.n / local)
     if transfer.kind == "all-reduce":

@@ -135,7 +135,7 @@ def step_time(
 
 
 def search_meshes(config: Config, device_name: str, n_devices: int) -> list[Estimate]:
-    """Estimate all meshes that the config can be sharded over.
+    """Estimate all meshes that the config can be sharded over. Arguments as for `estimate`.
 
     Returns:
         The meshes that fit, fastest first, then those that do not fit, least memory first. Meshes whose expected times

@@ -76,5 +76,8 @@ def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: 
         flops_per_token: as from flops_per_token.
         n_devices: number of devices.
         peak: FLOP/s of one device, or None if it is not known; then the result is None.
+
+    >>> mfu(1000.0, 6e9, n_devices=2, peak=1e13)
+    0.3
     """
     return None if peak is None else tokens_per_second * flops_per_token / (n_devices * peak)

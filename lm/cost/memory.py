@@ -1,4 +1,7 @@
-"""Bytes that one device needs for a training step, by formulas. Nothing is allocated or compiled."""
+"""Bytes that one device needs for a training step, by formulas. Nothing is allocated or compiled.
+
+In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the kind of device.
+"""
 
 import dataclasses
 import functools

@@ -19,7 +19,7 @@ from lm import files
 from lm.data import checksums
 from lm.errors import UserError
 
-LAYOUT = 2  # of the files in the cache; part of their names, so that another version makes its own
+LAYOUT = 2  # version of the files in the cache; part of their names, so that each version has its own files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 

@@ -27,8 +27,8 @@ def record(directory: Path) -> None:
 def find_damage(directory: Path) -> str | None:
     """Compare the files of a directory with their checksums.
 
-    Of a file of more than MAX_BLOCKS blocks only that many are compared: one, chosen at random, of each of that many
-    equal parts, so that repeated calls compare others.
+    A file of more than MAX_BLOCKS blocks is divided into MAX_BLOCKS equal parts, and one random block of each part is
+    compared. Repeated calls compare other blocks.
 
     Returns:
         What is wrong with the first damaged file; None if there is none.
@@ -65,7 +65,7 @@ def _damage_of(path: Path, size: int, crc32: list[int]) -> str | None:
 
 
 def _chosen(n_blocks: int) -> list[int]:
-    """Return the blocks to check: all of them, or one at random of each of MAX_BLOCKS parts.
+    """Return the blocks to check: all of them, or one random block of each of MAX_BLOCKS parts.
 
     >>> _chosen(3)
     [0, 1, 2]

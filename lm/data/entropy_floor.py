@@ -33,7 +33,7 @@ def best_loss(split: Split, n_predicted: int) -> float | None:
 
     Args:
         split: the split; its first token is not predicted.
-        n_predicted: the number of predictions, which are those of the next tokens.
+        n_predicted: the number of predictions, which begin with the second token.
 
     Returns:
         None if the true source of the text is not known, if the split is packed, or if it has training text, which a

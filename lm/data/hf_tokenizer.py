@@ -119,9 +119,10 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def _inseparable(self) -> dict[int, str]:
-        """Return the special tokens by id that the model itself makes of their names; not the one for unknown text.
+        """Return the names of special tokens by id, if the model encodes a name as its token even where it is text.
 
-        Unigram and WordLevel models have the names in their vocabularies.
+        Unigram and WordLevel models do, because the names are in their vocabularies. The token of unknown text, which
+        any name may become, is left out.
         """
 
         def ids(text):

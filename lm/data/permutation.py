@@ -50,7 +50,7 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
     A Feistel network on pairs (left, right) in [0, s)^2 with s = ceil(sqrt(n)) permutes [0, s^2). Images outside [0, n)
     are permuted again until they fall inside ("cycle walking", Black and Rogaway 2002), which is rare because
-    s^2 - n < 2 sqrt(n) + 1. Every index is equally likely at every place. For n of a handful, some orders are more
+    s^2 - n < 2 sqrt(n) + 1. Every index is equally likely at every place. For very small n, some orders are more
     likely than others.
 
     Args:

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(a: argparse.Namespace) -> int:
+    """Write the shards, and return the exit code."""
     from lm.data.shard_writer import Options, write_shards
 
     unit_bytes = int(a.unit_mb * 2**20)
@@ -39,6 +40,7 @@ def write(a: argparse.Namespace) -> int:
 
 
 def verify(directory: Path) -> int:
+    """Print whether the shards of a directory are intact, and return the exit code."""
     from lm.data import shards
 
     print(shards.verify(directory))
@@ -75,8 +77,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--validation",
         type=float,
         default=0.005,
-        help="expected fraction of the validation split; a hash of its text assigns each document (default: "
-        "%(default)s)",
+        help="expected fraction of the text in the validation split, to which documents are assigned by a hash of "
+        "their text (default: %(default)s)",
     )
     parser.add_argument("--field", default="text", help="jsonl: name of the field with the text (default: %(default)s)")
     parser.add_argument("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
@@ -87,7 +89,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --verify)")
     if not 0 <= a.validation < 1:
         parser.error("--validation must be at least 0 and below 1")
-    if not 2**-20 <= a.unit_mb <= 2**20:  # a byte to a TiB; not a number is neither
+    if not 2**-20 <= a.unit_mb <= 2**20:  # from 1 byte to 1 TiB; false for NaN
         parser.error("--unit_mb must be at least one byte (0.000001) and at most 1048576")
     if a.workers < 1:
         parser.error("--workers must be at least 1")

@@ -58,6 +58,8 @@ def write_shards(o: Options, say: Callable[[str], None] = print) -> None:
     units = find_units(o.input, o.unit_bytes)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
+    if not any(unit.split in ("", "train") for unit in units):
+        raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
     with _claim(o, units):
         tokenizer = _prepare_tokenizer(o, units, say)
         _write_missing(o, units, say)

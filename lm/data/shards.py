@@ -260,7 +260,7 @@ def look_like_pairs(tokens) -> bool:
 
 
 def largest_id(tokens, max_read: int = 2**28) -> int:
-    """Return the largest id; of more than max_read tokens only 64 evenly spaced blocks are read."""
+    """Return the largest id. If there are more than max_read tokens, only 64 evenly spaced blocks of them are read."""
     n_blocks = 64 if len(tokens) > max_read else 1
     block = min(len(tokens), max_read) // n_blocks
     largest, chunk = 0, 2**20

@@ -16,7 +16,7 @@ from lm.files import read_json
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 MAX_LISTED_FILES = 4
-# What is read of the metadata of a prepared TFDS directory. Numbers are strings there, as in all JSON of proto3.
+# What is read of the metadata of a prepared TFDS directory. The lengths are strings, as all int64 in JSON of proto3.
 INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
 
 
@@ -105,7 +105,7 @@ def _slice(documents, start, end) -> Iterator[str]:
 
 
 def find_text(path: Path, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
-    """Find text files, each of which is one document in UTF-8."""
+    """Find text files, each of which is one document in UTF-8; see `find_source`."""
     files = list_files(path)
     if not files:
         raise UserError(f'config.data.source: "{config.source}" is not a file, nor a folder with files')
@@ -190,7 +190,10 @@ class Records:
 
 
 def find_tfds(name: str, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
-    """Find a text dataset in a prepared TFDS directory; download and prepare tiny_shakespeare if it is missing."""
+    """Find a text dataset in a prepared TFDS directory; see `find_source`.
+
+    tiny_shakespeare is downloaded and prepared if it is missing.
+    """
     root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     directory = prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":
@@ -263,7 +266,7 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
 
 
 def _feature_names(features: dict) -> list[str]:
-    """Return the names in features.json; none if the dataset is not a dictionary of features."""
+    """Return the names in features.json; an empty list if the dataset is not a dictionary of features."""
     for key in ("featuresDict", "features"):
         features = features.get(key)
         if not isinstance(features, dict):

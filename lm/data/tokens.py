@@ -22,7 +22,7 @@ from lm.files import COUNT, read_json
 FORMAT = 1  # of the tokens; part of their fingerprints
 MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
 MAX_BATCH_DOCUMENTS = 1024
-# Advice for unknown characters or words: if the tokenizer is learned from the text, and if it is given.
+# Advice for unknown characters or words: where the tokenizer is learned from the text, and where it is given.
 OTHER_VOCABULARY = 'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
 OTHER_TEXT = "this model cannot predict them: remove them from the text"
 
@@ -238,7 +238,7 @@ def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int,
 
 @contextlib.contextmanager
 def _report_corruption(directory: Path) -> Iterator[None]:
-    """Turn what is wrong with a cache entry into a UserError, though it was complete a moment ago."""
+    """Raise UserError if a cache entry, which was complete a moment ago, turns out to be damaged."""
     try:
         yield
     except (FileNotFoundError, ValueError) as e:

@@ -126,7 +126,7 @@ def _parse_line(line: bytes, field: str) -> str:
     try:
         text = parse_json(line).get(field)
     except ValueError as error:
-        raise ValueError(f"a line is no JSON object ({error}): {line[:100]!r}") from None
+        raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
     if not isinstance(text, str):
         raise ValueError(f"a line has no text in the field {field!r} (set --field): {line[:100]!r}")
     return text

@@ -1,4 +1,4 @@
-"""Config fields of Hugging Face that correspond to our keys in another way than by name. Imports no jax."""
+"""Config fields of Hugging Face whose values must be converted for our keys and back. Imports no jax."""
 
 import math
 from collections.abc import Callable

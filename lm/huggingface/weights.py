@@ -131,7 +131,11 @@ def to_device(params: dict) -> dict:
 
 
 def _match(directory: str | Path, family: Family, c: ModelConfig, files: TensorFiles) -> dict[str, str]:
-    """Return the names in the files of the tensors of a model. Raises UserError unless they are the model's."""
+    """Return the name in the files of each tensor of a model, by its usual name.
+
+    Raises:
+        UserError: tensors are missing, unexpected or of another shape.
+    """
     short = {name.removeprefix(family.prefix): name for name in files.shapes}
     wanted = {place.name: place.shape for place in places(family, c)}
     names = {name: short.get(name.removeprefix(family.prefix)) for name in wanted}

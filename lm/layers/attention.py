@@ -111,10 +111,10 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
     """Return the implementation that runs, and why. A pure function, so a config can be checked before compilation.
 
     "einsum" is the reference and supports everything. "chunked" skips the keys that come after a chunk of queries or
-    before its window, little more than half of the work; it needs contiguous positions and no segments. "xla" is
-    jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit inputs, d_head
-    a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a window that is an int. "auto" is
-    cudnn if possible, else chunked if there are several chunks and it is possible, else einsum.
+    before its window, which leaves little more than half of the work; it needs contiguous positions and no segments.
+    "xla" is jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit
+    inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a window that is an
+    int. "auto" is cudnn if possible, else chunked if there are several chunks and it is possible, else einsum.
 
     Args:
         implementation: "auto" or a key of IMPLEMENTATIONS.
@@ -128,6 +128,10 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
 
     Raises:
         ValueError: unknown implementation, or one that does not support the arguments; names one that does.
+
+    >>> model = {"dtype": "float32", "d_head": 64, "softcap": None, "window": None, "segments": False}
+    >>> choose_implementation("auto", platform="cpu", contiguous=True, n_queries=1024, **model)
+    ('chunked', 'cudnn needs an NVIDIA GPU (the platform is cpu)')
     """
     if implementation != "auto" and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention is {implementation!r}; expected one of auto, {', '.join(IMPLEMENTATIONS)}")

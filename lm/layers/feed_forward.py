@@ -65,6 +65,12 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
 
     Returns:
         (..., D).
+
+    Raises:
+        ValueError: unknown activation.
+
+    >>> mlp(jnp.array([1.0, -2.0]), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # max(1, 0) + max(-2, 0)
+    Array([1.], dtype=float32)
     """
     hidden = jax.checkpoint(functools.partial(_activate, activation))  # see glu
     return project(tap(hidden(project(x, w_in, b_in))), w_out, b_out)
@@ -85,6 +91,12 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
 
     Returns:
         (..., D).
+
+    Raises:
+        ValueError: unknown activation.
+
+    >>> glu(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # 1 * 1 + 2 * 2
+    Array([5.], dtype=float32)
     """
     # The backward pass computes the activation again: cheaper than to store and read its parts.
     gated = jax.checkpoint(lambda gate, up: _activate(activation, gate) * up)

@@ -1,8 +1,8 @@
 """Algorithms for the mean and variance of LayerNorm: two passes over the features, or one.
 
-Each takes wide x (..., D) and a block size, and returns the mean (..., 1) and the sum of squared deviations (..., 1).
-None uses E[x^2] - E[x]^2, which cancels: in float32 with an offset of 1000 and unit variance it is off by up to 29 %
-(2000 rows of 768), and can be negative.
+Each takes x (..., D) in float32 or wider and a block size, and returns the mean (..., 1) and the sum of squared
+deviations (..., 1). None uses E[x^2] - E[x]^2, which cancels: in float32 with an offset of 1000 and unit variance it is
+off by up to 29 % (2000 rows of 768), and can be negative.
 """
 
 import jax

@@ -15,7 +15,7 @@ def project(x, w, b=None, *, n_in=1):
     """Multiply the last `n_in` axes of `x` with the first `n_in` axes of a weight, and add a bias.
 
     With n_in = 1 this is einsum("...D,DHK->...HK", x, w) or einsum("...D,DF->...F", x, w); with n_in = 2 it is
-    einsum("...HK,HKD->...D", x, w). The product is accumulated in float32 and rounded once to the dtype of `x`.
+    einsum("...HK,HKD->...D", x, w). The product is accumulated in float32 or wider, and rounded to the dtype of `x`.
 
     Args:
         x: activations (..., *in).
@@ -28,7 +28,7 @@ def project(x, w, b=None, *, n_in=1):
         (..., *out) in the dtype of `x`.
 
     Raises:
-        ValueError: The axes of `x` and `w` differ.
+        ValueError: the axes of `x` and `w` differ.
 
     >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
     (5, 2, 3)
@@ -61,6 +61,9 @@ def project_to_float32(x, w, b=None, *, transposed=False):
 
     Returns:
         (..., V).
+
+    >>> project_to_float32(jnp.full((2,), 3, jnp.bfloat16), jnp.eye(2))
+    Array([3., 3.], dtype=float32)
     """
     leading, x, w = x.shape[:-1], x.reshape(-1, x.shape[-1]), w.astype(x.dtype)
     y = (cpu_products.matmul if cpu_products.enabled(x) else _matmul_to_float32)(x, w, transposed)
@@ -92,7 +95,11 @@ _matmul_to_float32.defvjp(_matmul_to_float32_forward, _matmul_to_float32_backwar
 
 
 def scores(q_BTHK, k_BSHK):
-    """Return q k^T for each example and head, (..., H, T, S), in float32 or wider."""
+    """Return q k^T for each example and head, (..., H, T, S), in float32 or wider.
+
+    >>> scores(jnp.ones((3, 2, 4)), jnp.ones((5, 2, 4))).shape  # 3 queries and 5 keys, 2 heads of width 4
+    (2, 3, 5)
+    """
     if cpu_products.enabled(q_BTHK):
         return cpu_products.matmul(jnp.swapaxes(q_BTHK, -2, -3), jnp.swapaxes(k_BSHK, -2, -3), True)
     wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
@@ -103,6 +110,9 @@ def weighted_sums(weights_BHTS, v_BSHK):
     """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the dtype of the values.
 
     On a CPU bfloat16 values give a float32 result, which is not rounded yet.
+
+    >>> weighted_sums(jnp.array([[[0.5, 0.5]]]), jnp.array([[[1.0]], [[3.0]]]))  # the mean of two values
+    Array([[[2.]]], dtype=float32)
     """
     weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
     if cpu_products.enabled(v_BSHK):

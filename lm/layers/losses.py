@@ -67,7 +67,8 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
 
     Value and gradients are the same. A chunk has the same positions of every example, so a batch that is sharded over
     devices is not moved. The gradients are computed in the forward pass, chunk by chunk: the loss is one number, so the
-    backward pass only scales them, and no logits are saved or computed twice. Supports reverse mode, once.
+    backward pass only scales them, and no logits are saved or computed twice. Supports first derivatives in reverse
+    mode only.
 
     Args:
         h_BTD: hidden states (..., D).
@@ -80,6 +81,11 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
 
     Raises:
         ValueError: `chunk_size` is less than 1.
+
+    >>> head = Head(jnp.zeros((3, 8)))
+    >>> loss, count = chunked_softmax_cross_entropy(jnp.ones((2, 4, 3)), head, jnp.zeros((2, 4), int), chunk_size=4)
+    >>> round(float(loss / count), 4), float(count)  # log(8) for each token
+    (2.0794, 8.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
     chunks = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)
@@ -93,6 +99,10 @@ def token_losses(logits, targets, z_loss=0.0):
         logits: (..., V).
         targets: integers (...).
         z_loss: weight of log(Z)^2.
+
+    >>> losses = token_losses(jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5]])), jnp.array([1, 0]))
+    >>> [round(float(loss), 3) for loss in losses]  # -log(3/4) and -log(1/2)
+    [0.288, 0.693]
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_z = jax.nn.logsumexp(logits, axis=-1)

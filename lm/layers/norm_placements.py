@@ -16,31 +16,51 @@ def pre(x, attention, ffn, norm):
 
 
 def post(x, attention, ffn, norm):
-    """norm(x + f(x)) (Vaswani et al. 2017)."""
+    """norm(x + f(x)) (Vaswani et al. 2017).
+
+    >>> post(1.0, attention=lambda x: 10 * x, ffn=lambda x: 0 * x, norm=lambda name, x: x / 2)
+    2.75
+    """
     x = norm("attention_norm", x + attention(x))
     return norm("ffn_norm", x + ffn(x))
 
 
 def sandwich(x, attention, ffn, norm):
-    """x + norm(f(norm x)) (Ding et al. 2021)."""
+    """x + norm(f(norm x)) (Ding et al. 2021).
+
+    >>> sandwich(1.0, attention=lambda x: 10 * x, ffn=lambda x: 0 * x, norm=lambda name, x: x / 2)
+    3.5
+    """
     x = x + norm("attention_post_norm", attention(norm("attention_norm", x)))
     return x + norm("ffn_post_norm", ffn(norm("ffn_norm", x)))
 
 
 def output(x, attention, ffn, norm):
-    """x + norm(f(x)) (OLMo et al. 2025, arXiv:2501.00656)."""
+    """x + norm(f(x)) (OLMo et al. 2025, arXiv:2501.00656).
+
+    >>> output(1.0, attention=lambda x: 10 * x, ffn=lambda x: 0 * x, norm=lambda name, x: x / 2)
+    6.0
+    """
     x = x + norm("attention_post_norm", attention(x))
     return x + norm("ffn_post_norm", ffn(x))
 
 
 def parallel(x, attention, ffn, norm):
-    """x + attention(norm x) + ffn(norm x) (Wang and Komatsuzaki 2021)."""
+    """x + attention(norm x) + ffn(norm x) (Wang and Komatsuzaki 2021).
+
+    >>> parallel(1.0, attention=lambda x: 10 * x, ffn=lambda x: 0 * x, norm=lambda name, x: x / 2)
+    6.0
+    """
     y = norm("norm", x)
     return x + attention(y) + ffn(y)
 
 
 def none(x, attention, ffn, norm):
-    """x + f(x)."""
+    """x + f(x).
+
+    >>> none(1.0, attention=lambda x: 10 * x, ffn=lambda x: 0 * x, norm=lambda name, x: x / 2)
+    11.0
+    """
     x = x + attention(x)
     return x + ffn(x)
 

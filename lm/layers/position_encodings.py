@@ -34,7 +34,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", **factors):
     Args:
         positions: integers (..., T), starting anywhere.
         d_head: width of a head, or of the part of it that is rotated.
-        theta: base wavelength.
+        theta: base of the wavelengths, which grow from 2 pi to almost 2 pi theta positions.
         scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
 
     Returns:
@@ -95,7 +95,7 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
         d_model: width of the embeddings.
         order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first"
             cos, sin.
-        theta: base wavelength.
+        theta: base of the wavelengths, see `rope_table`.
 
     Returns:
         float32 (..., T, d_model).

@@ -1,0 +1,1 @@
+"""Several devices and processes: the mesh, sharding rules, collectives, and how processes connect."""

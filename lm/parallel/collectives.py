@@ -99,7 +99,13 @@ def local_shape(p: Parameter) -> tuple[int, ...]:
 
 
 def gather_parameter(w, p: Parameter, dtype):
-    """All-gather a parameter over fsdp in `dtype`, where it is sharded. Its gradient is summed in float32."""
+    """All-gather a parameter over fsdp, if it is sharded there. Its gradient is summed in float32.
+
+    Args:
+        w: the device's shard of the parameter.
+        p: its declaration.
+        dtype: dtype in which it is sent and returned; a parameter that is not sharded keeps its own.
+    """
     if not _is_mapped("fsdp") or "fsdp" not in (spec := _spec(p)):
         return w
     tensor_spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in spec))

@@ -26,6 +26,9 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
 
     Raises:
         UserError: the product of the sizes is not the number of devices.
+
+    >>> mesh_sizes(MeshConfig(replica=-1, fsdp=2), n_devices=8)
+    {'replica': 4, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
     """
     sizes = {axis: getattr(c, axis) for axis in MESH_AXES}
     given = math.prod(size for size in sizes.values() if size > 0)

@@ -1,7 +1,7 @@
 """Several processes that train one model: how they connect, agree on decisions, and end.
 
 jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0 alone writes files and
-prints. With one process every function here is trivial.
+prints. With one process there is nothing to connect, to agree on or to wait for.
 
 Processes exchange small texts through the key-value store of JAX's coordination service. Collectives on devices would
 fail if one process is late: Gloo, on CPUs, waits 30 s.

@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 
 def _digits(x: float, following: int) -> int:
-    """Return the digits after the point that show x with so many digits after the first, from 0 to 6."""
+    """Return the number of decimals, 0 to 6, that show x with `following` digits after its first significant one."""
     if x == 0 or not math.isfinite(x):
         return following
     return min(6, max(0, following - math.floor(math.log10(abs(x)))))
@@ -151,7 +151,7 @@ def ratio(sums_B, counts_B) -> Estimate:
     """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
 
     The blocks may differ in their counts, so this is the linearized error of a ratio, see `sampling_error`. For equal
-    counts it is the variance of the n means divided by n.
+    counts its square is the sample variance of the means of the n blocks, divided by n.
 
     >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
     Estimate(value=2.5, error=0.4225771273642583)

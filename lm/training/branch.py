@@ -18,7 +18,7 @@ from lm.workdir.saved_run import holds_run, is_step
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
-    """Copy the last state that a run shares with a run of config.train.steps into a new directory, to be resumed there.
+    """Copy the last state that a run shares with one of config.train.steps steps to a new directory, to be resumed.
 
     A directory that holds a run already, such as one that was branched before, is left as it is.
 

@@ -42,6 +42,11 @@ def dispatches(first: int, config: Config) -> Iterator[Dispatch]:
 
     A dispatch has at most train.steps_per_dispatch steps. It ends at each step after which the host evaluates, saves,
     writes details, or starts or stops a profile.
+
+    >>> from lm.config.schema import EvalConfig, TrainConfig
+    >>> config = Config(train=TrainConfig(steps=10, steps_per_dispatch=4), eval=EvalConfig(every=5))
+    >>> [(dispatch.step, dispatch.end) for dispatch in dispatches(0, config)]
+    [(0, 4), (4, 5), (5, 9), (9, 10)]
     """
     t = config.train
     periods = (config.eval.every, config.checkpoint.every, config.log.detail_every)

@@ -66,7 +66,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             Signals(progress.say) as signals,
             closing(Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)) as checkpoints,
             processes.fail_together(),
-            report_out_of_memory(),  # first: the exit code of one of several processes is that of a mistake, too
+            report_out_of_memory(),  # inside fail_together, so that one of several processes exits with 2, too
         ):
             # ---- The state: restored, warm-started or new --------------------------------------------------------
             state, record = first_state(run, checkpoints if resume else None, loaded)

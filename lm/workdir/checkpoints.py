@@ -108,7 +108,9 @@ class Checkpoints:
         The state has been copied off the device on return, so its buffers may be donated.
 
         Args:
-            meta: anything that JSON can hold.
+            step: the number of steps taken.
+            state: the train state.
+            meta: anything that JSON can represent.
 
         Returns:
             False if the step already has a checkpoint, which is kept.
@@ -133,8 +135,8 @@ class Checkpoints:
     def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict] | None:
         """Restore the newest intact checkpoint, or that of a step.
 
-        Without `step`, a corrupted checkpoint is skipped with a warning for the next older one, and its directory is
-        renamed to STEP.corrupted-N.
+        Without `step`, a corrupted checkpoint causes a warning, its directory is renamed to STEP.corrupted-N, and the
+        next older one is restored.
 
         Args:
             abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
@@ -170,7 +172,7 @@ class Checkpoints:
         )
 
     def _set_aside(self, corrupted: dict[int, str], intact: int) -> None:
-        """Rename corrupted checkpoints, so that their steps can be saved again, once an intact one is found."""
+        """Rename corrupted checkpoints that are newer than the intact one, so that their steps can be saved again."""
         if not corrupted:
             return
         warnings = []
@@ -234,10 +236,9 @@ def restore_params(
         wanted = leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
         leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
     except Corrupted as reason:
-        there = _steps_on_disk(directory)
-        raise UserError(
-            f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); there are {there}"
-        ) from None
+        others = [step for step in _steps_on_disk(directory) if step != chosen]
+        advice = f"choose another step: {others}" if others else "there is no other checkpoint"
+        raise UserError(f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); {advice}") from None
     return chosen, nest(leaves)["params"], record["meta"]
 
 

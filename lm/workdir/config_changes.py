@@ -59,7 +59,16 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
 
 
 def stable_steps(steps: int, optimizer) -> int:
-    """Return how many steps of a run, whose schedule ends with it, every longer run shares."""
+    """Return how many of the first steps of a run have the learning rates of every longer run.
+
+    Args:
+        steps: train.steps, where the schedule ends.
+        optimizer: optimizer section of the config.
+
+    >>> from lm.config import OptimizerConfig
+    >>> stable_steps(1000, OptimizerConfig(schedule="wsd", warmup_steps=10, decay_fraction=0.2))
+    800
+    """
     if optimizer.schedule != "wsd":
         return optimizer.warmup_steps
     return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))

@@ -29,7 +29,10 @@ def describe_start() -> dict:
 def format_command(module: str, arguments: list[str]) -> str:
     """Return a command line without this machine's directories.
 
-    Paths inside the repository are relative to it; of other absolute paths only the last component remains.
+    Paths inside the repository are relative to it; other absolute paths are cut to their last component.
+
+    >>> format_command("lm.train", ["--config", "configs/shakespeare.py", "--workdir=/somewhere/runs/mine"])
+    'python -m lm.train --config configs/shakespeare.py --workdir=mine'
     """
 
     def shown(path: str) -> str:

@@ -46,10 +46,14 @@ def read_val_losses(workdir: Path, say: Callable[[str], None]) -> tuple[dict[int
 
 
 def write_val_losses(workdir: Path, val_losses: dict[int, float]) -> None:
-    """Replace the file."""
+    """Replace val_losses.json."""
     write_text(workdir / FILE, to_json(val_losses) + "\n")
 
 
 def best_step(steps: Iterable[int], val_losses: dict[int, float]) -> int | None:
-    """Return the step with the smallest validation loss, the first of several; None if none was evaluated."""
+    """Return the step with the smallest validation loss, the first of equal ones; None if no step was evaluated.
+
+    >>> best_step([100, 200, 300], {100: 2.5, 200: 2.25, 300: 2.25})
+    200
+    """
     return min((step for step in sorted(steps) if step in val_losses), key=val_losses.__getitem__, default=None)

@@ -62,6 +62,11 @@ WINDOW = "model.fixed_window=8 model.n_layers=1 model.positions=none model.norm_
         (f"{WINDOW} model.tie_embeddings=true", "model.tie_embeddings: true, but the output head"),
         (f"{WINDOW} log.detail_every=10", "log.detail_every: a model of a fixed_window has no layers"),
         ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
+        (
+            "data.splits=(0,0.5,0.5)",
+            "data.splits: (0.0, 0.5, 0.5) must be three fractions (train, validation, test) that add up to 1, "
+            "with train above 0",
+        ),
         ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
         ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
         ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),

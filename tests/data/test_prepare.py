@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lm.config import DataConfig
-from lm.data import cache, hf_tokenizer, open_corpus, tokenizers
+from lm.data import cache, hf_tokenizer, open_corpus, shard_writer, tokenizers
 from lm.data.prepare import main
 from lm.data.shard_writer import split_documents
 from lm.data.units import Unit, find_units, read_documents
@@ -267,6 +267,15 @@ def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch
         ours = np.asarray(found.splits[name].tokens)
         assert len(ours) - len(split.tokens) in (0, 1)  # a newline after the last document
         np.testing.assert_array_equal(ours[: len(split.tokens)], np.asarray(split.tokens))
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe:300"])
+def test_a_dataset_without_a_train_split_is_an_error_before_anything_is_written(tmp_path, monkeypatch, tokenizer):
+    units = [Unit("tfds:test", "dataset", 0, 1, "test")]
+    monkeypatch.setattr(shard_writer, "find_units", lambda *_: units)
+    with pytest.raises(UserError, match="--input: 'tfds:dataset' has no train split"):
+        shard_writer.write_shards(shard_writer.Options("tfds:dataset", tokenizer, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_array_records_are_documents(dump, tmp_path, capsys):

@@ -74,7 +74,7 @@ def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp
         checkpoints.save(step, big_state(step), {"data": f"position {step}"})
     checkpoints.close()
     damage(tmp_path / "checkpoints" / "3")
-    with pytest.raises(UserError, match=r"step 3 .* is corrupted"):
+    with pytest.raises(UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]"):
         restore_params(tmp_path, 3)
 
     checkpoints = Checkpoints(tmp_path, say=printed.append)
