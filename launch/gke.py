@@ -26,6 +26,11 @@ PORT = 8476
 VOLUME = "/runs"  # where pods mount the claim
 SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
 CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
+EXAMPLES = """\
+examples:
+  python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 -- --config configs/gpt2_124m.py
+  python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 -- --config configs/gpt2_124m.py
+"""
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
 
 
@@ -45,6 +50,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m launch.gke",
         description="Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")

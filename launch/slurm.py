@@ -27,6 +27,13 @@ RESTARTS_HELP = (
 )
 SBATCH_HELP = "further options of sbatch (the = is required); they override those of the script"
 
+EXAMPLES = """\
+examples:
+  python -m launch.slurm --nodes 4 --gpus-per-node 8 --workdir runs/gpt2 -- --config configs/gpt2_124m.py
+  python -m launch.slurm --array 4 -- --config configs/sweeps/swiglu_vs_silu.py --budget full
+  python -m launch.slurm --dry-run -- --config configs/shakespeare.py
+"""
+
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -115,7 +122,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m launch.slurm",
         description="Submit a run or a sweep to SLURM.",
-        epilog="example: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config configs/gpt2_124m.py",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")

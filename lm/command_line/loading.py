@@ -30,7 +30,7 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
     """Return the config of a file with overrides.
 
     Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
-    `warn` is called.
+    `warn` is called. In the same way log.every is shortened, without a warning: it changes no result.
 
     Args:
         path: a config file, or hf:DIR for the architecture of a Hugging Face checkpoint.
@@ -54,8 +54,12 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
         else:
             given[name] = parse(text, leaves[name][0])
     config, wrong = from_flat(in_file | given)
-    shortened = _shortened_schedule(config.optimizer, in_file.get("train.steps"), config.train.steps, given)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **shortened))
+    before, now, shortened, log = in_file.get("train.steps"), config.train.steps, {}, config.log
+    if "train.steps" in given and isinstance(before, int) and 0 < now < before:
+        shortened = _shortened_schedule(config.optimizer, before, now, given)
+        if log.every > now and "log.every" not in given:
+            log = dataclasses.replace(log, every=max(1, log.every * now // before))
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **shortened), log=log)
     _raise_problems(config, problems | wrong)
     for name, value in shortened.items():
         warn(
@@ -143,7 +147,7 @@ def _raise_problems(config: Config, problems: dict[str, str]) -> None:
         raise UserError(*problems.values(), *across)
 
 
-def _shortened_schedule(o: OptimizerConfig, before: Any, now: int, given: dict[str, Any]) -> dict[str, int]:
+def _shortened_schedule(o: OptimizerConfig, before: int, now: int, given: dict[str, Any]) -> dict[str, int]:
     """Return the new warmup_steps and decay_steps of a run whose train.steps was shortened on the command line.
 
     Both are scaled in proportion, but only where they no longer fit and were not given on the command line: no
@@ -153,11 +157,9 @@ def _shortened_schedule(o: OptimizerConfig, before: Any, now: int, given: dict[s
     Args:
         o: the optimizer's config, with the values given on the command line.
         before: train.steps in the file.
-        now: train.steps of the run.
+        now: train.steps of the run, at least 1 and less than before.
         given: the values given on the command line, by dotted name.
     """
-    if "train.steps" not in given or not isinstance(before, int) or not 0 < now < before:
-        return {}
     shortened, end = {}, o.decay_steps or now
     if end > now and o.schedule != "constant" and "optimizer.decay_steps" not in given:
         shortened["decay_steps"] = end = min(now, max(1, end * now // before))

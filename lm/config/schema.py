@@ -327,7 +327,9 @@ class CheckpointConfig:
 class LogConfig:
     """What is logged, how often and where."""
 
-    every: int = key(10, "steps between metrics", low=1, execution=True)
+    every: int = key(
+        10, "steps between metrics; shortened if train.steps on the command line is less", low=1, execution=True
+    )
     detail_every: int = key(
         0, "steps between diagnostics by layer: attention, and RMS of activations, gradients, parameters and updates; "
         "0: never", low=0, execution=True,

@@ -105,7 +105,9 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys
         whole,
         train=dataclasses.replace(whole.train, steps=steps),
         optimizer=dataclasses.replace(whole.optimizer, warmup_steps=config.optimizer.warmup_steps),
+        log=dataclasses.replace(whole.log, every=config.log.every),
     )
+    assert config.log.every <= steps
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,21 @@ def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys, li
     warned = capsys.readouterr().err.splitlines()
     assert len(warned) == len(changed)
     assert all(any(line.startswith(f"WARNING: config.optimizer.{name} is") for line in warned) for name in changed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "every"),
+    [
+        ("train.steps=20", 1),  # of 1000; else a short run logs its last step only, and has no loss curve
+        ("train.steps=40", 2),
+        ("train.steps=50", 50),
+        ("train.steps=20 log.every=40", 40),
+        ("train.steps=9000", 50),
+        ("", 50),
+    ],
+)
+def test_a_short_run_logs_more_often(config_file, overrides, every):
+    assert load(config_file("config.log.every = 50"), overrides.split()).log.every == every
 
 
 def test_a_short_run_is_resumed_by_its_command_and_cannot_be_extended_to_the_full_run(config_file):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from launch import gke, slurm
+from launch.arguments import after_dashes, check_sweep, check_train
 from lm import parameters
 from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
@@ -59,6 +61,23 @@ def test_slurm_script_has_one_task_per_gpu(launch, tmp_path):
     assert expected.items() <= sbatch_options(done.stdout).items()
     assert f"lm.train {' '.join(CONFIG[1:])} --workdir '{workdir}' --platform gpu --resume" in done.stdout
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize("module", [gke, slurm])
+def test_the_commands_in_the_help_of_a_launcher_are_accepted(module, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as caught:
+        module.parse_arguments(["--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    examples = [shlex.split(line)[3:] for line in lines if line.startswith(f"  python -m {module.__name__} ")]
+    assert len(examples) >= 2
+    for arguments in examples:
+        train = after_dashes(module.parse_arguments(arguments).train)
+        if "--array" in arguments:
+            check_sweep(train, workdir="")
+        else:
+            check_train(train, workdir="", n_devices=None)
 
 
 def test_slurm_workdir_defaults_to_the_name_of_the_config(launch):

@@ -15,7 +15,7 @@ import pytest
 from running import small_disk
 
 from lm.errors import UserError
-from lm.training.loss_curve import loss_curve_png
+from lm.training.loss_curve import loss_curve, loss_curve_png
 from lm.training.progress import Progress, duration
 from lm.workdir.metrics import TIMING_FIELDS, MetricsWriter, _scalars, _wandb_id, cut_back, read_metrics
 
@@ -326,3 +326,18 @@ def test_the_loss_curve_leaves_out_lines_with_several_losses(tmp_path):
     lines = ['{"step": 1, "loss": 2.5}', '{"step": 2, "loss": [2.5, 3.0]}', '{"step": 3, "loss": []}']
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     assert loss_curve_png(tmp_path / "metrics.jsonl").startswith(b"\x89PNG")
+
+
+def test_the_loss_curve_shows_a_run_that_logged_one_step():
+    lines = [{"step": 20, "loss": 2.6}, {"step": 20, "split": "validation", "loss": 2.7}]
+    (axes,) = loss_curve(lines, 3.3).axes
+    training, validation, _ = axes.lines
+    assert training.get_marker() != "None"
+    assert validation.get_marker() != "None"
+    assert axes.get_xlim()[0] == 0
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_a_loss_curve_of_many_steps_is_a_line():
+    (axes,) = loss_curve([{"step": step, "loss": 2.6} for step in range(1, 100)]).axes
+    assert axes.lines[0].get_marker() == "None"
