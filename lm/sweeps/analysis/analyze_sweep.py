@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from lm.errors import UserError
-from lm.sweeps.analysis.answers import describe_answer, describe_interaction, describe_placebo_answer
+from lm.sweeps.analysis.answers import describe_answer, describe_placebo_answer
 from lm.sweeps.analysis.exponents import falls
+from lm.sweeps.analysis.interaction_answers import describe_interaction
 from lm.sweeps.analysis.interactions import interactions
 from lm.sweeps.analysis.looks import PairTest, at_look, pair_tests, placebo_test, seeds_needed
 from lm.sweeps.analysis.multipliers import savings
@@ -149,7 +150,7 @@ def _placebo(record: dict, results: Results, failed: dict[str, str]) -> Comparis
     """Return the comparison of the placebo with the baseline."""
     pair = record["placebo"], record["baseline"]
     placebo = _comparison(record, results, failed, pair, placebo_test(record, results))
-    return dataclasses.replace(placebo, answer=describe_placebo_answer(placebo))
+    return dataclasses.replace(placebo, answer=describe_placebo_answer(placebo, record))
 
 
 def _pairing(a: VariantResult, b: VariantResult) -> float:
@@ -207,7 +208,7 @@ def _interval_over_text(a: VariantResult, b: VariantResult, d: Difference | None
     if a.n_diverged or b.n_diverged or a.runs[0]["test_counts"] != b.runs[0]["test_counts"]:
         return None
     sums = [np.array([run["test_sums"] for run in v.runs]) for v in (a, b)]
-    return inference.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"], d.share if d else 1.0)
+    return inference.crossed_interval(sums[0] - sums[1], a.runs[0]["test_counts"], d)
 
 
 def _scope(c: Comparison, record: dict) -> str:

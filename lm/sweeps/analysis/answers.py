@@ -1,8 +1,5 @@
 """The answer to a comparison in one sentence that the numbers support."""
 
-import math
-
-from lm.sweeps.analysis.interactions import Interaction
 from lm.sweeps.analysis.outcomes import Comparison, VariantResult
 from lm.sweeps.statistics.inference import LEVEL, Difference, shares
 from lm.sweeps.statistics.margins import seeds_to_decide
@@ -43,10 +40,27 @@ def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: d
     sentence = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)
     claim, remarks = sentence(c, record)
     evidence = _evidence(c, len(record["looks"]))
-    return f"{claim} ({'; '.join([evidence, *remarks, *([stuck] if stuck else [])])})."
+    remarks += _left_out(a, b, record) + [stuck] * bool(stuck)
+    return f"{claim} ({'; '.join([evidence, *remarks])})."
 
 
-def describe_placebo_answer(c: Comparison) -> str:
+def _left_out(a: VariantResult, b: VariantResult, record: dict) -> list[str]:
+    """Return the error of tuning that the p-values leave out; none where both have an estimate at the optimum."""
+    if record["search"]:
+        return [
+            "p leaves out the luck of the random trials: equal variants differ significantly in more than 1 of 20 such "
+            "sweeps"
+        ]
+    reasons = dict.fromkeys(v.optimum.missing for v in (a, b) if v.optimum.missing)
+    if not reasons or len(a.grid) == len(b.grid) == 1:
+        return []
+    return [
+        f"no estimate at the optima, because {' and '.join(reasons)}: p leaves out how far the best rates of the grids "
+        "are from them"
+    ]
+
+
+def describe_placebo_answer(c: Comparison, record: dict) -> str:
     """Return the answer to the comparison of the placebo, whose true difference is 0, with the baseline."""
     if c.verdict not in ("beyond the margin", "different", "equivalent", "undecided"):
         return c.answer
@@ -54,7 +68,7 @@ def describe_placebo_answer(c: Comparison) -> str:
     about = f"{c.variant} - {c.against} is {difference(d.mean)} (n = {d.n} paired seeds, {_interval(d)}, p = {d.p:.2g}"
     if o:
         about += f"; at the estimated optima {_estimate(o)}, p = {o.p:.2g}"
-    verdict = "a false positive, as 1 in 20 sweeps may have" if c.is_significant else "not significant, as it should be"
+    verdict = f"a false positive, as {_how_often(record)}" if c.is_significant else "not significant, as it should be"
     return f"Placebo, whose true difference is 0: {about}): {verdict}."
 
 
@@ -65,9 +79,14 @@ def describe_placebo(record: dict) -> str:
     return (
         f"{record['placebo']}: {record['baseline']} with {changed}, which changes the program but not the distribution "
         "of its results. The true difference is 0, so it checks the whole procedure, from tuning to test: a "
-        "significant one is a false positive, as 1 in 20 sweeps may have. It is not one of the comparisons, and its p "
-        "is not corrected."
+        f"significant one is a false positive, as {_how_often(record)}. It is not one of the comparisons, and its p is "
+        "not corrected."
     )
+
+
+def _how_often(record: dict) -> str:
+    """Return how often a placebo may be significant."""
+    return "more than 1 in 20 sweeps with a random search have" if record["search"] else "1 in 20 sweeps may have"
 
 
 def describe_looks(looks: list[int]) -> str:
@@ -79,33 +98,6 @@ def describe_looks(looks: list[int]) -> str:
         "p here is scaled by 0.05 over the bound of its look, so that below 0.05 is significant; the intervals have "
         "the level of their look."
     )
-
-
-def describe_interaction(x: Interaction, record: dict) -> str:
-    """Return the answer to whether a difference depends on the text."""
-    names = f"{x.variant} − {x.against}"
-    if (budget := record["budget"]) != "full":
-        return f"No conclusion about {names} on two texts: budget {budget} only checks that the sweep runs."
-    if x.missing:
-        return f"{names} on {x.text} and on {x.first}: no interaction, because {x.missing}."
-    if math.isnan(x.p_adjusted) or (x.at_optimum and math.isnan(x.p_at_optimum)):
-        return (
-            f"{names} on {x.text}, minus that on {x.first}, is {difference(x.at_best.mean)} for every seed: without "
-            "variation over seeds there is no p-value."
-        )
-    numbers = (
-        f"n = {x.at_best.n} paired seeds, {_with_interval(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"
-    )
-    if x.at_optimum:
-        numbers += f"; at the estimated optima {_with_interval(x.at_optimum)}, p = {x.p_at_optimum:.2g}"
-    if not x.is_significant:
-        return (
-            f"No significant interaction: {names} on {x.text}, minus that on {x.first} ({numbers}). This does not show "
-            "that the two are equal."
-        )
-    more = "more" if x.at_best.mean > 0 else "less"
-    size = difference(abs(x.at_best.mean), sign="")
-    return f"{names} depends on the text: on {x.text} it is {size} nats per token {more} than on {x.first} ({numbers})."
 
 
 def _did_not_train(a: VariantResult, b: VariantResult) -> str:

@@ -10,6 +10,7 @@ from lm.sweeps.statistics.inference import Difference
 from lm.sweeps.statistics.scaling import Estimate
 
 DIFFERENCE, INTERACTION, MULTIPLIER = "difference", "interaction", "log compute multiplier"
+FOUND = ("beyond the margin", "different")  # the verdicts that are findings
 
 
 def claim_rows(a: Analysis) -> list[dict]:
@@ -28,8 +29,7 @@ def claim_rows(a: Analysis) -> list[dict]:
                             share of the error that the look may spend
             p_page          p after Holm's correction for the claims of the same kind in this sweep; "" for a placebo
             at_optimum, p_at_optimum    the same at the estimated optima, p uncorrected; "" without an estimate
-            answer          see `Comparison.verdict`; for an interaction and a multiplier "different", "undecided", or
-                            why there is none
+            answer          see `Comparison.verdict`; for a multiplier "different", "undecided", or why there is none
             significant     "yes" or "no": a difference within the margin is no finding
         Numbers have six digits, so that another version of SciPy gives the same text; "" for a number that is missing.
     """
@@ -44,15 +44,15 @@ def claim_rows(a: Analysis) -> list[dict]:
 
 def _comparison(c: Comparison) -> dict:
     numbers = _numbers(c.difference, c.p_adjusted, c.at_optimum)
-    found = c.is_significant and c.verdict in ("beyond the margin", "different")
+    found = c.is_significant and c.verdict in FOUND
     return _names(DIFFERENCE, c) | {"seeds": c.n_seeds} | numbers | _answer(c.verdict, found)
 
 
 def _interaction(x: Interaction) -> dict:
     names = _names(INTERACTION, x, on=f"{x.text} − {x.first}")
     numbers = _numbers(x.at_best, x.p_adjusted, x.at_optimum)
-    answer = x.missing or ("different" if x.is_significant else "undecided")
-    return names | {"seeds": x.at_best.n if x.at_best else 0} | numbers | _answer(answer, x.is_significant)
+    found = x.is_significant and x.verdict in FOUND
+    return names | {"seeds": x.at_best.n if x.at_best else 0} | numbers | _answer(x.missing or x.verdict, found)
 
 
 def _saving(s: Saving) -> dict:

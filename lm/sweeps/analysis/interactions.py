@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from lm.sweeps.analysis.looks import is_significant
+from lm.sweeps.analysis.looks import PairTest, correct, is_significant
 from lm.sweeps.analysis.multipliers import without_losses
 from lm.sweeps.design.axes import at_size
 from lm.sweeps.statistics import inference
@@ -29,6 +29,8 @@ class Interaction:
         at_best: at the best learning rates of the grids; None if there is none: see `missing`.
         at_optimum: at the estimated optima; None if a variant has no estimate on one of the texts.
         p_adjusted, p_at_optimum: their p-values after Holm's correction for all interactions.
+        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after the same correction; see `PairTest`.
+        verdict: "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
         sampling_error: standard error over blocks of both test texts.
         missing: the reason if there is no interaction, else "".
         answer: the result in one sentence.
@@ -42,6 +44,9 @@ class Interaction:
     at_optimum: Difference | None = None
     p_adjusted: float = math.nan
     p_at_optimum: float = math.nan
+    p_beyond: float = math.nan
+    p_equivalent: float = math.nan
+    verdict: str = ""
     sampling_error: float = math.nan
     missing: str = ""
     answer: str = ""
@@ -71,12 +76,15 @@ def interactions(record: dict, comparisons: list, variants: dict) -> list[Intera
             error = math.hypot(of_first.sampling_error, other.sampling_error)
             interaction = Interaction(*names, text, texts[0], sampling_error=error)
             found.append(_tested(interaction, record, variants, n_tests))
-    p_best, p_optimum = (
-        inference.holm([math.nan if d is None else d.p for d in ds])
-        for ds in ([x.at_best for x in found], [x.at_optimum for x in found])
-    )
+    tests = [PairTest(1, x.at_best.n if x.at_best else 0, x.at_best, x.at_optimum) for x in found]
+    names, is_full = ("p_adjusted", "p_at_optimum", "p_beyond", "p_equivalent"), record["budget"] == "full"
     return [
-        dataclasses.replace(x, p_adjusted=p, p_at_optimum=q) for x, p, q in zip(found, p_best, p_optimum, strict=True)
+        dataclasses.replace(
+            x,
+            verdict=test.verdict if is_full else "no conclusion",
+            **{name: getattr(test, name) for name in names},
+        )
+        for x, test in zip(found, correct(tests, record["margin"]), strict=True)
     ]
 
 

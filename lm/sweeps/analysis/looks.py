@@ -119,7 +119,7 @@ def follow(n_comparisons: int, n_looks: int, test: Callable[[int, int], PairTest
     for i in range(n_looks):
         for k in undecided if i else ():
             found[k] = test(k, i)
-        corrected = _correct(found, margin)
+        corrected = correct(found, margin)
         for k in undecided:
             found[k] = corrected[k]
         undecided = [k for k in undecided if found[k].verdict == "undecided"]
@@ -128,8 +128,13 @@ def follow(n_comparisons: int, n_looks: int, test: Callable[[int, int], PairTest
     return found
 
 
-def _correct(tests: list[PairTest], margin: float) -> list[PairTest]:
-    """Return the tests with p-values after Holm's correction, which is separate for each kind of test."""
+def correct(tests: list[PairTest], margin: float) -> list[PairTest]:
+    """Return the tests with p-values after Holm's correction, which is separate for each kind of test.
+
+    Args:
+        tests: the tests of one family, without correction.
+        margin: that of the sweep.
+    """
 
     def corrected(p: Callable[[Difference], float]) -> tuple[list[float], list[float]]:
         estimates = [t.difference for t in tests], [t.at_optimum for t in tests]

@@ -8,6 +8,7 @@ import numpy as np
 from lm.sweeps.analysis.scope import describe_scope_of_sizes
 from lm.sweeps.design.axes import at_size
 from lm.sweeps.statistics import inference
+from lm.sweeps.statistics.moderation import ROUNDING
 from lm.sweeps.statistics.scaling import Estimate, Multipliers, multipliers
 
 
@@ -24,6 +25,8 @@ class Saving:
         at_best: the multipliers at the best learning rates of the grids; None if there are none: see `missing`.
         at_optimum: the same at the estimated optima; None if a variant at a size has none.
         p_adjusted, p_at_optimum: the p-values of the pooled multipliers after Holm's correction for the pairs.
+        without_optimum: which variants have no estimate of the optimum, and why; "" if all have one, and where nothing
+            was tuned.
         missing: the reason if there are no multipliers, else "".
     """
 
@@ -37,6 +40,7 @@ class Saving:
     at_optimum: Multipliers | None = None
     p_adjusted: float = math.nan
     p_at_optimum: float = math.nan
+    without_optimum: str = ""
     missing: str = ""
 
     @property
@@ -51,8 +55,12 @@ class Saving:
 
     @property
     def is_significant(self) -> bool:
-        """Return whether the pooled multiplier is significant, and also that at the optima if there is one."""
-        if self.missing or not self.p_adjusted < 1 - inference.LEVEL:
+        """Return whether the pooled multiplier is significant at the best rates and at the optima.
+
+        Without an estimate at the optima it is not, unless nothing was tuned: a grid that lacks the optimum of one of
+        many variants makes equal variants differ at the best rates (`benchmarks/calibration/sizes.py`).
+        """
+        if self.missing or self.without_optimum or not self.p_adjusted < 1 - inference.LEVEL:
             return False
         if self.at_optimum is None:
             return True
@@ -90,10 +98,13 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
     results = [[variants[name] for name in pair] for pair in names]
     compute_S2 = np.array([[v.flops * v.tokens for v in pair] for pair in results])
     losses_SN2 = np.array([[v.losses for v in pair] for pair in results], float).swapaxes(1, 2)
+    if np.ptp(compute_S2, axis=1).max() == 0 and np.ptp(losses_SN2, axis=2).max() <= ROUNDING:
+        return dataclasses.replace(saving, missing="their losses are equal but for rounding")
     at_best, at_optimum = multipliers(compute_S2, losses_SN2), None
     if at_best is None:
         return dataclasses.replace(saving, missing="the loss does not fall with the compute at every size")
-    if not any(v.optimum.missing for pair in results for v in pair):
+    without_optimum = [v for pair in results for v in pair if v.optimum.missing]
+    if not without_optimum:
         losses_SN2 = np.array([[v.optimum.losses for v in pair] for pair in results]).swapaxes(1, 2)
         at_optimum = multipliers(compute_S2, losses_SN2)
     return dataclasses.replace(
@@ -103,7 +114,16 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
         loss_S2=losses_SN2.mean(axis=1),
         at_best=at_best,
         at_optimum=at_optimum,
+        without_optimum=_reasons(without_optimum) if any(len(v.grid) > 1 for pair in results for v in pair) else "",
     )
+
+
+def _reasons(variants: list) -> str:
+    """Return the names of these variants by the reason why they have no estimate of the optimum."""
+    names = {}
+    for v in variants:
+        names.setdefault(v.optimum.missing, []).append(v.name)
+    return "; ".join(f"{' and '.join(found)}: {reason}" for reason, found in names.items())
 
 
 def without_losses(names: list[str], variants: dict) -> str:
@@ -189,6 +209,12 @@ def answer(s: Saving, record: dict) -> str:
     numbers = (
         f"mean over {len(s.sizes)} sizes, {s.n_seeds} seeds each, 95 % CI, p = {p:.2g} after Holm's correction{both}"
     )
+    if s.without_optimum:
+        return (
+            f"No claim about the training compute of {s.variant} and {s.against}, because there is no estimate at the "
+            f"optimum ({s.without_optimum}): at the best rates {s.variant} saves {percent_saved(s.estimate.pooled)} "
+            f"({numbers}). {_scope(s, record)}"
+        )
     if not s.is_significant:
         return (
             f"No significant difference in training compute between {s.variant} and {s.against}: {s.variant} saves "

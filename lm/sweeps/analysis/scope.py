@@ -51,6 +51,21 @@ def describe_scope_of_sizes(pairs: dict[str, tuple[dict, dict]]) -> str:
     )
 
 
+def describe_scope_of_texts(pairs: list[tuple[dict, dict]]) -> str:
+    """Return the sentence that limits the answer about two variants on several texts.
+
+    Args:
+        pairs: for each text, the entries of the two variants as in `describe_scope`.
+    """
+    variants = [variant for pair in pairs for variant in pair]
+    parameters = _range(variants, lambda v: v["n_params"], lambda v: f"{v['n_params']:,}")
+    texts = dict.fromkeys(variant["data"]["name"] for variant in variants)
+    return (
+        f"At this size ({parameters} parameters, {_range(variants, _ratio, tokens_per_parameter)} tokens per "
+        f"parameter), on these texts ({enumerate_names(list(texts))}), {_tuning(pairs)}."
+    )
+
+
 def _range(variants: list[dict], key: Callable[[dict], float], show: Callable[[dict], str]) -> str:
     low, high = show(min(variants, key=key)), show(max(variants, key=key))
     return low if low == high else f"{low} to {high}"

@@ -8,7 +8,11 @@ from lm.sweeps.report.tables import Table, p_value, with_interval
 def interaction_table(a: Analysis) -> Table:
     """Return the interaction of each comparison with each text but the first."""
     n, moderated = len(a.interactions), any(x.at_best and x.at_best.df > x.at_best.n - 1 for x in a.interactions)
+    margin = f"{a.record['margin']:g}"
     notes = {
+        "answer": f"Beyond the margin: the interaction is larger than {margin} nats per token, the margin of this "
+        "sweep. Different: it is significant, but may be smaller than that. Equivalent: it is smaller. Undecided: none "
+        "of these is shown.",
         "interaction [95 % CI]": "The difference in test loss on the text, minus that on the first text, in nats per "
         "token: mean over seeds with its 95 % t interval, which stands alone. Each variant has its own best learning "
         "rate on each text. The two texts have other tokens: a difference that is the same fraction of the loss on "
@@ -20,7 +24,7 @@ def interaction_table(a: Analysis) -> Table:
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. An interaction is "
         "significant if both p-values are below 0.05 and the signs agree.",
         "sampling error": "Standard error over blocks of both test texts: how much other texts of the same kinds would "
-        "change it. The interval does not include it.",
+        "change it. The intervals, which are over seeds alone, do not include it.",
     }
     return Table("Dependence on the text", ["comparison", "texts", *notes], [_row(x) for x in a.interactions], notes)
 
@@ -28,6 +32,6 @@ def interaction_table(a: Analysis) -> Table:
 def _row(x: Interaction) -> list[str]:
     names = [f"{x.variant} − {x.against}", f"{x.text} − {x.first}"]
     if x.missing:
-        return [*names, x.missing, "–", "–", "–"]
+        return [*names, x.missing, *["–"] * 4]
     optimum = f"{with_interval(x.at_optimum)}, {p_value(x.p_at_optimum)}" if x.at_optimum else "no estimate"
-    return [*names, with_interval(x.at_best), p_value(x.p_adjusted), optimum, f"{x.sampling_error:.4f}"]
+    return [*names, x.verdict, with_interval(x.at_best), p_value(x.p_adjusted), optimum, f"{x.sampling_error:.4f}"]

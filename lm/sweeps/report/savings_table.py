@@ -18,7 +18,8 @@ def savings_table(a: Analysis) -> Table:
         "p": f'Two-sided t test of "m is 1" after Holm\'s correction for {n} pair{"s" * (n > 1)} of variants; '
         "undefined if ln m does not vary over seeds.",
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. A saving is significant "
-        "if both p-values are below 0.05 and the signs agree.",
+        "if both p-values are below 0.05 and the signs agree."
+        + "".join(f" No estimate, and so no claim: {s.without_optimum}." for s in a.savings if s.without_optimum),
     }
     rows = [row for s in a.savings for row in _rows(s)]
     header = ["comparison", "size", "training FLOPs", *list(notes)[1:]]

@@ -216,7 +216,7 @@ def sampling_error(sums, counts) -> float:
     return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
 
 
-def crossed_interval(sums, counts, share: float = 1.0) -> CrossedInterval:
+def crossed_interval(sums, counts, over_seeds: Difference | None = None) -> CrossedInterval:
     """Return the mean of r_i = sum_j(sums_ij) / sum_j(counts_j) and its interval over other seeds i and other text j.
 
     All n seeds are evaluated on the same m blocks of text, so a block that is harder than others is so for every seed,
@@ -224,13 +224,14 @@ def crossed_interval(sums, counts, share: float = 1.0) -> CrossedInterval:
     variance of the mean is var(seed) / n + var(block) / m + var(rest) / (n m). It is estimated by s^2 / n, where s is
     the standard deviation of the r_i, plus the part of `sampling_error`^2 of the summed seeds that is not due to
     rest_ij, and at least 0 (Hillis 2007, Stat. Med. 26:596, with seeds for readers and blocks for cases). The degrees
-    of freedom are Satterthwaite's (1946). The interval is at least that of the seeds alone: a small text error would
+    of freedom are Satterthwaite's (1946). The interval contains that of the seeds alone: a small text error would
     otherwise narrow it, because it adds degrees of freedom.
 
     Args:
         sums: for each seed and block the difference of two losses, or a loss, in nats (n, m).
         counts: the number of tokens of each block (m,). Blocks are taken as independent.
-        share: the share of the error 1 - LEVEL that this look may spend; see `shares`.
+        over_seeds: the test of the same differences over seeds. Its variance, which may be moderated, takes the place
+            of s^2, its degrees of freedom that of n - 1, and its share of the error is that of the interval.
 
     Returns:
         The CrossedInterval; infinite for one seed or one block.
@@ -247,15 +248,17 @@ def crossed_interval(sums, counts, share: float = 1.0) -> CrossedInterval:
         return CrossedInterval(mean, -math.inf, math.inf, math.inf, math.nan)
     residuals_SB = (x_SB - np.outer(r_S, c_B)) / total
     shared_B = residuals_SB.mean(axis=0)
-    seeds = float(r_S.var(ddof=1)) / n
+    seeds, df_of_seeds, share = float(r_S.var(ddof=1)) / n, n - 1, 1.0
+    if over_seeds:
+        seeds, df_of_seeds, share = over_seeds.error**2, over_seeds.df, over_seeds.share
     blocks = m / (m - 1) * float(np.sum(shared_B**2))
     rest = m / (m - 1) / (n - 1) / n * float(np.sum((residuals_SB - shared_B) ** 2))
     text = max(blocks - rest, 0.0)
     variance = seeds + text
     if variance == 0:
         return CrossedInterval(mean, mean, mean, 0.0, math.nan)
-    df = variance**2 / (seeds**2 / (n - 1) + text**2 / (m - 1))
-    t, t_of_seeds = stats.t.isf(share * (1 - LEVEL) / 2, [df, n - 1])
+    df = variance**2 / (seeds**2 / df_of_seeds + text**2 / (m - 1))
+    t, t_of_seeds = stats.t.isf(share * (1 - LEVEL) / 2, [df, df_of_seeds])
     half = float(max(t * math.sqrt(variance), t_of_seeds * math.sqrt(seeds)))
     return CrossedInterval(mean, mean - half, mean + half, math.sqrt(variance), df)
 

@@ -89,14 +89,27 @@ def test_sampling_errors_by_hand(tmp_path):
 
 def test_interval_over_seeds_and_text_is_that_of_the_differences_of_all_runs(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
+    found, d = a.comparisons[0].over_text, a.comparisons[0].difference
     sums = [[r["test_sums"] for r in a.variants[name].runs] for name in ("gated", "plain")]
-    assert a.comparisons[0].over_text == inference.crossed_interval(np.subtract(*sums), COUNTS)
+    assert found == inference.crossed_interval(np.subtract(*sums), COUNTS, d)
     # All seeds have the same residuals on the blocks, so the variance is that of the seeds plus that of the text.
-    seeds = np.std(np.subtract(LOSSES["gated"], BASE), ddof=1) / math.sqrt(5)
-    assert a.comparisons[0].over_text.error == pytest.approx(math.hypot(seeds, a.comparisons[0].sampling_error))
+    assert found.error == pytest.approx(math.hypot(d.error, a.comparisons[0].sampling_error))
     shown = tables.comparisons(a)
     assert shown.header[-1] == "over seeds and text [95 % CI]"
-    assert shown.rows[0][-1] == tables.with_interval(a.comparisons[0].over_text)
+    assert shown.rows[0][-1] == tables.with_interval(found)
+
+
+def test_an_interval_over_seeds_and_text_contains_the_one_over_seeds(tmp_path):
+    """Also where moderation makes the variance over seeds larger than that of the comparison alone, as for gated."""
+    close = [b + d for b, d in zip(BASE, [0.010, 0.011, 0.009, 0.010, 0.012], strict=True)]
+    record, runs = sweep({"plain": BASE, "gated": close, "wide": LOSSES["wide"]})
+    for r in runs:
+        r["test_sums"] = [r["test_loss"] * n for n in COUNTS]  # no block is harder than another
+    a = analyze(write(tmp_path / "s", record, runs))
+    assert a.comparisons[0].difference.sd > 2 * np.std(np.subtract(close, BASE), ddof=1)
+    for c in a.comparisons:
+        assert c.over_text.low <= c.difference.low + 1e-12
+        assert c.over_text.high >= c.difference.high - 1e-12
 
 
 def test_bits_per_byte_of_the_mean_loss(tmp_path):

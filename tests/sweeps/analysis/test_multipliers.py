@@ -12,6 +12,7 @@ from synthetic_sweep import diverge
 
 from lm import report as command
 from lm.sweeps.analysis.analyze_sweep import analyze
+from lm.sweeps.analysis.claims import claim_rows
 from lm.sweeps.analysis.multipliers import factor, percent_saved
 from lm.sweeps.report import figures, pages
 from lm.sweeps.report.savings_figure import savings_figure
@@ -97,13 +98,43 @@ def test_without_variation_over_seeds_there_is_no_p_value(tmp_path):
     assert "nan" not in pages.to_markdown(a, "")
 
 
-def test_without_optima_the_best_rates_are_used(tmp_path):
-    a = analyzed(tmp_path, 1.25, best=0.004)
+def test_without_optima_the_best_rates_are_shown_and_nothing_is_claimed(tmp_path):
+    """The best rate is at the edge of the grid: its distance from the optimum may explain any saving."""
+    a = analyzed(tmp_path, 1.25, noise=0.001, best=0.004)
     s = a.savings[0]
     assert s.at_optimum is None
     assert s.estimate is s.at_best
-    assert "best rates of the grids" not in a.answers[0]
-    assert {row[-1] for row in savings_table(a).rows} == {"no estimate"}
+    assert s.p_adjusted < 0.001
+    assert not s.is_significant
+    reason = "the best learning rate is at the edge of its grid, or the only one"
+    names = " and ".join(f"{name}, {size}" for size in SIZES for name in ("gated", "plain"))
+    assert a.answers[0].startswith(
+        "No claim about the training compute of gated and plain, because there is no estimate at the optimum "
+        f"({names}: {reason}): at the best rates gated saves 2"
+    )
+    table = savings_table(a)
+    assert {row[-1] for row in table.rows} == {"no estimate"}
+    assert table.notes["at the optimum [95 % CI], p"].endswith(f"No estimate, and so no claim: {s.without_optimum}.")
+    [row] = claim_rows(a)
+    assert (row["answer"], row["significant"]) == ("undecided", "no")
+
+
+def test_where_nothing_was_tuned_the_given_rates_are_compared(tmp_path):
+    s = analyzed(tmp_path, 1.25, noise=0.001, grid=[0.002]).savings[0]
+    assert s.at_optimum is None
+    assert s.is_significant
+
+
+def test_losses_that_are_equal_but_for_rounding_give_no_multiplier(tmp_path):
+    record, runs = synthetic_sizes.sweep(1.0)
+    plain = {(r["phase"], r["variant"], r["learning_rate"], r["seed"]): r["test_loss"] for r in runs}
+    for i, r in enumerate(runs):
+        if r["variant"].startswith("gated"):
+            same = plain[r["phase"], r["variant"].replace("gated", "plain"), r["learning_rate"], r["seed"]]
+            r["test_loss"] = same - 1e-7 - 1e-9 * (i % 7)
+    a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
+    reason = "their losses are equal but for rounding"
+    assert a.answers == [f"gated against plain: no compute multiplier, because {reason}."]
 
 
 @pytest.mark.parametrize("how", ["diverged", "stuck"])

@@ -91,7 +91,8 @@ def test_diverged_stuck_or_concave_runs_give_no_estimate_and_the_table_has_the_r
     reason = "a run at the best learning rate or a neighboring one diverged or got stuck"
     assert [v.optimum.missing for v in a.variants.values()] == ["", reason, reason]
     assert [c.at_optimum for c in a.comparisons] == [None, None]
-    assert a.comparisons[0].is_significant  # decided by the best rates of the grid alone
+    assert a.comparisons[0].is_significant  # decided by the best rates of the grid alone, as the answer says
+    assert f"; no estimate at the optima, because {reason}: p leaves out how far the best rates" in a.answers[0]
     table = tables.comparisons(a)
     assert [row[4] for row in table.rows] == ["no estimate"] * 2
     assert f"No estimate for gated, wide: {reason}." in table.notes[table.header[4]]

@@ -234,6 +234,7 @@ def test_the_report_of_a_search(tmp_path, monkeypatch):
         "at fixed warm-up, decay and weight decay: each variant was tuned by 3 random trials over learning rate, b2 "
         "and batch size."
     ) in a.answers[0]
+    assert all("p leaves out the luck of the random trials" in answer for answer in a.answers)
     assert "| gated | 2 | 0.00199 | 0.99 | 4 | 2.1000 | 0 of 3 |" in page
     assert "No estimate for plain, gated, wide: a random search has no rates next to the best one" in page
     assert "## Differences at each learning rate" not in page

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import synthetic_sweep
 from running import ROOT
+from scipy import stats
 from synthetic_sweep import LOSSES, diverge
 
 from lm.errors import UserError
 from lm.sweeps.analysis.analyze_sweep import analyze
-from lm.sweeps.analysis.answers import describe_interaction
 from lm.sweeps.analysis.claims import claim_rows
+from lm.sweeps.analysis.interaction_answers import describe_interaction
 from lm.sweeps.design import spec
 from lm.sweeps.design.axes import Match, match_tokens
 from lm.sweeps.design.spec import Budget, load_sweep
@@ -79,12 +80,20 @@ def test_the_report_has_each_text_and_the_interaction(tmp_path):
     assert a.answers[0].startswith("gated, plays ends 0.1040 nats per token lower than plain, plays, by more than")
     assert a.answers[1].startswith("Undecided between gated, docs and plain, docs: no significant difference")
     assert a.answers[4].startswith(
-        "gated − plain depends on the text: on docs it is 0.1000 nats per token more than on plays (n = 5 paired seeds"
+        "gated − plain depends on the text: on docs it is 0.1000 nats per token more than on plays, by more than the "
+        "margin of 0.005 (n = 5 paired seeds"
     )
-    assert a.answers[5].startswith("No significant interaction: wide − plain on docs, minus that on plays (n = 5")
+    assert a.answers[5].startswith(
+        "Undecided whether wide − plain depends on the text: no significant interaction, docs minus plays, and no "
+        "equivalence within the margin of 0.005 nats per token (n = 5 paired seeds"
+    )
+    for answer, x in zip(a.answers[4:], a.interactions, strict=True):
+        parameters = "1,000 to 2,000" if x.variant == "gated" else "1,000 to 3,000"
+        assert f"sampling error of the two texts is {x.sampling_error:.4f}). At this size ({parameters} par" in answer
+        assert "tokens per parameter), on these texts (text), at fixed b2, warm-up" in answer
     page = pages.to_markdown(a, "")
     assert "## Dependence on the text" in page
-    assert "| gated − plain | docs − plays | +0.1000 [" in page
+    assert "| gated − plain | docs − plays | beyond the margin | +0.1000 [" in page
     assert figures.groups(a) == [[f"{name}, {text}" for name in LOSSES] for text in TEXTS]
 
 
@@ -110,7 +119,7 @@ def test_runs_without_a_mean_give_no_interaction(tmp_path, how):
     assert (gated.at_best, wide.missing) == (None, "")
     reason = {"failed": "runs of gated, docs failed", "other data": "losses on different data or tokens"}
     assert gated.missing.startswith(reason.get(how, "runs of gated, docs diverged or got stuck"))
-    assert interaction_table(a).rows[0] == ["gated − plain", "docs − plays", gated.missing, "–", "–", "–"]
+    assert interaction_table(a).rows[0] == ["gated − plain", "docs − plays", gated.missing, *["–"] * 4]
     assert a.answers[4] == f"gated − plain on docs and on plays: no interaction, because {gated.missing}."
     assert wide.at_best.df == 4  # two variants give no prior
 
@@ -130,6 +139,24 @@ def test_differences_that_are_equal_but_for_rounding_give_no_interaction(tmp_pat
     assert (gated.at_best, gated.missing) == (None, "the differences on the two texts are equal but for rounding")
 
 
+def test_an_interaction_within_the_margin_is_no_finding(tmp_path):
+    """Significant, but a tenth of the margin: the text does not matter. The two one-sided tests are those of SciPy."""
+    noise = 1e-4 * np.array([1.0, -1.0, 0.5, -0.5, 0.2])
+    on_docs = LOSSES | {"gated": np.add(LOSSES["gated"], 0.0005 + noise), "wide": np.add(LOSSES["wide"], noise[::-1])}
+    a = analyze(write(tmp_path, on_docs))
+    x = a.interactions[0]
+    assert x.is_significant
+    assert x.verdict == "equivalent"
+    sides = [stats.t.sf((0.005 + sign * x.at_best.mean) / x.at_best.error, x.at_best.df) for sign in (-1, 1)]
+    assert max(sides) / 2 < x.p_equivalent < 3 * max(sides)  # Holm's factor is 1 or 2; the optima are on the grid
+    assert a.answers[4].startswith(
+        "gated − plain is the same on docs and on plays within the margin of 0.005 nats per token: the interaction is "
+        "significant, but smaller (n = 5 paired seeds"
+    )
+    row = next(row for row in claim_rows(a) if row["kind"] == "interaction")
+    assert (row["answer"], row["significant"]) == ("equivalent", "no")
+
+
 def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
     a = analyze(write(tmp_path))
     alike = paired_difference([0.25] * 5, [0.0] * 5)
@@ -138,7 +165,7 @@ def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
         "gated − plain on docs, minus that on plays, is +0.2500 for every seed: without variation over seeds there is "
         "no p-value."
     )
-    assert interaction_table(dataclasses.replace(a, interactions=[x])).rows[0][3] == "undefined"
+    assert interaction_table(dataclasses.replace(a, interactions=[x])).rows[0][4] == "undefined"
 
 
 def test_a_quick_budget_supports_no_conclusion_about_texts(tmp_path):

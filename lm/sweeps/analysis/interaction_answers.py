@@ -1,0 +1,62 @@
+"""The answer to whether a difference depends on the text, in one sentence that the numbers support."""
+
+import math
+
+from lm.sweeps.analysis.answers import difference
+from lm.sweeps.analysis.interactions import Interaction
+from lm.sweeps.analysis.scope import describe_scope_of_texts
+from lm.sweeps.design.axes import at_size
+from lm.sweeps.statistics.inference import Difference
+
+
+def describe_interaction(x: Interaction, record: dict) -> str:
+    """Return the answer to whether a difference depends on the text."""
+    names = f"{x.variant} − {x.against}"
+    if (budget := record["budget"]) != "full":
+        return f"No conclusion about {names} on two texts: budget {budget} only checks that the sweep runs."
+    if x.missing:
+        return f"{names} on {x.text} and on {x.first}: no interaction, because {x.missing}."
+    if math.isnan(x.p_adjusted) or (x.at_optimum and math.isnan(x.p_at_optimum)):
+        return (
+            f"{names} on {x.text}, minus that on {x.first}, is {difference(x.at_best.mean)} for every seed: without "
+            "variation over seeds there is no p-value."
+        )
+    numbers = [f"n = {x.at_best.n} paired seeds, {_shown(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"]
+    if x.at_optimum:
+        numbers.append(f"at the estimated optima {_shown(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
+    claim, remark = {"equivalent": _equivalent, "undecided": _undecided}.get(x.verdict, _different)(x, record["margin"])
+    error = f"the intervals are over seeds, and the sampling error of the two texts is {x.sampling_error:.4f}"
+    return f"{claim} ({'; '.join([*numbers, remark, error])}). {_scope(x, record)}"
+
+
+def _different(x: Interaction, margin: float) -> tuple[str, str]:
+    more, size = "more" if x.at_best.mean > 0 else "less", difference(abs(x.at_best.mean), sign="")
+    claim = f"{x.variant} − {x.against} depends on the text: on {x.text} it is {size} nats per token {more} than on "
+    claim += x.first + (
+        f", by more than the margin of {margin:g}"
+        if x.verdict == "beyond the margin"
+        else f"; whether by more than the margin of {margin:g} is undecided"
+    )
+    return claim, f"for an interaction beyond the margin p = {x.p_beyond:.2g}"
+
+
+def _equivalent(x: Interaction, margin: float) -> tuple[str, str]:
+    claim = f"{x.variant} − {x.against} is the same on {x.text} and on {x.first} within the margin of {margin:g} nats"
+    claim += " per token" + ": the interaction is significant, but smaller" * x.is_significant
+    return claim, f"for equivalence p = {x.p_equivalent:.2g}"
+
+
+def _undecided(x: Interaction, margin: float) -> tuple[str, str]:
+    claim = f"Undecided whether {x.variant} − {x.against} depends on the text: no significant interaction, {x.text} "
+    claim += f"minus {x.first}, and no equivalence within the margin of {margin:g} nats per token"
+    return claim, f"smallest detectable interaction {difference(x.at_best.detectable, sign='')}"
+
+
+def _scope(x: Interaction, record: dict) -> str:
+    entries = record["variants"]
+    texts = (x.text, x.first)
+    return describe_scope_of_texts([(entries[at_size(x.variant, t)], entries[at_size(x.against, t)]) for t in texts])
+
+
+def _shown(d: Difference) -> str:
+    return f"{difference(d.mean)}, 95 % CI {difference(d.low)} to {difference(d.high)}"
