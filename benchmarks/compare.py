@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lm.workdir.provenance import format_command, git_state, processor, versions
 
@@ -27,10 +28,13 @@ PAGE = ROOT / "docs" / "performance.md"
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
 
-def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
-    """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share."""
+def argument_parser(name: str, doc: str, *, pin: bool = True) -> argparse.ArgumentParser:
+    """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share; pin: also --pin."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
-    parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
+    if pin:
+        parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
+    else:
+        parser.set_defaults(pin=False)
     parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
     parser.add_argument(
         "--publish",
@@ -110,20 +114,20 @@ class Worker:
         self.log.close()
 
 
-def alternate(rounds: int, ours: Callable[[], dict], theirs: Callable[[], dict]) -> tuple[list, list]:
-    """Call both functions once per round, in the order A B, B A, A B, ..., so that drift affects both alike.
+def alternate(rounds: int, *sides: Callable[[], Any]) -> tuple[list, ...]:
+    """Call all functions once per round, in the order A B C, C B A, A B C, ..., so that drift affects all alike.
 
     Args:
         rounds: how many times each is called.
-        ours, theirs: each returns the result of one call, such as its seconds.
+        sides: each returns the result of one call, such as its seconds.
 
     Returns:
-        The results of `ours` and of `theirs`, one per round.
+        The results of each side, one per round.
     """
-    results = [], []
+    results = tuple([] for _ in sides)
     for i in range(rounds):
-        for k in (0, 1) if i % 2 == 0 else (1, 0):
-            results[k].append((ours, theirs)[k]())
+        for k in range(len(sides))[:: -1 if i % 2 else 1]:
+            results[k].append(sides[k]())
     return results
 
 

@@ -1,12 +1,13 @@
 """Compare training speed with transformers in PyTorch, or with nanoGPT.
 
-    python -m benchmarks.train_speed S H G --pin
+    python -m benchmarks.train_speed S M G L H G:bfloat16 --pin
 
 Both sides start from the same parameters and must compute the same losses; then they are timed in alternation. A ratio
 above 1 means that we are faster. --pin runs each side on one core and compares CPU seconds, which other processes on a
 shared machine disturb less than wall time.
 """
 
+import argparse
 import functools
 import json
 import subprocess
@@ -37,27 +38,40 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2}  # between the losses of both s
 
 def main() -> int:
     parser = argument_parser("train_speed", __doc__)
-    shapes_help = f"{', '.join(SHAPES)}; G@64 is G with batch size 64"
+    shapes_help = f"{', '.join(SHAPES)}; G@64 is G with batch size 64, G:bfloat16 is G with --dtype bfloat16"
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help=shapes_help)
     settings_help = "our settings: the defaults, or the fastest with the same result (BEST in benchmarks/shapes.py)"
     parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"],
                         help=settings_help)  # fmt: skip
     parser.add_argument("--peer", default="eager", choices=["eager", "compiled"], help="torch, or torch.compile")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="our compute dtype [%(default)s]")
-    parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [same as --dtype]")
+    parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [the same as ours]")
     add_nanogpt(parser)
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round, roughly [%(default)s]")
     a = parse_arguments(parser)
-    a.peer_dtype = a.peer_dtype or a.dtype
     try:
-        check_shapes(a.shapes, a.nanogpt)
+        cases = [case(text, a) for text in a.shapes]
+        check_shapes([name for name, _ in cases], a.nanogpt)
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as directory:
         peak = measured_peak()
-        rows = [row(name, setting, a, Path(directory), peak) for name in a.shapes for setting in a.settings]
+        rows = [row(name, setting, one, Path(directory), peak) for name, one in cases for setting in a.settings]
     publish(a, rows, table(rows, peak))
     return 0
+
+
+def case(text: str, a) -> tuple[str, argparse.Namespace]:
+    """Split SHAPE:DTYPE; return the shape, and the command line with the dtypes of both sides at this shape.
+
+    Raises:
+        ValueError: for an unknown dtype.
+    """
+    name, _, dtype = text.partition(":")
+    dtype = dtype or a.dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype in {text[:80]!r}; use one of {', '.join(DTYPES)}")
+    return name, argparse.Namespace(**vars(a) | {"dtype": dtype, "peer_dtype": a.peer_dtype or dtype})
 
 
 def check_shapes(names: list[str], nanogpt: str | None) -> None:
@@ -80,9 +94,11 @@ def table(rows: list[dict], peak: dict) -> str:
     clock, other = rows[0]["clock"], rows[0]["beside"]
     header = ["shape", "setting", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
     header += ["peak memory", other, "arrays of a step", "of measured peak", "of vendor's"]
+    several_dtypes = len({r["dtype"] for r in rows}) > 1
     cells = [
         [
-            r["shape"], r["setting"], f"{r['ours_ms'][clock]:.1f}", f"{r['theirs_ms'][clock]:.1f}",
+            r["shape"] + f", {r['dtype']}" * several_dtypes, r["setting"],
+            f"{r['ours_ms'][clock]:.1f}", f"{r['theirs_ms'][clock]:.1f}",
             format_ratio(r["ratio"][clock]), f"{r['ratio']['wall']['median']:.2f}",
             *(f"{r[key] / 2**20:.0f} MiB" for key in ("ours_bytes", "theirs_bytes", "program_bytes")),
             f"{r['of_peak']:.0%}", f"{r['mfu']:.1%}" if r["mfu"] else "-",
@@ -103,7 +119,7 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     Args:
         name: a shape, see benchmarks/shapes.py.
         setting: "default" or "best".
-        a: the command line.
+        a: the command line, see `case`.
         directory: for tokens, parameters and logs; shapes share it.
         peak: see measured_peak.
     """
@@ -116,7 +132,7 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     config = config_of(name, str(data), overrides)
     job = {"shape": name, "data": str(data), "dtype": a.peer_dtype, "compiled": a.peer == "compiled"}
     job |= {"overrides": overrides, "params": str(directory / "params.npz"), "nanogpt": a.nanogpt}
-    seconds, measured = both_sides(job, directory / f"{name}-{setting}", config.train.steps_per_dispatch, a)
+    seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}-{setting}", config.train.steps_per_dispatch, a)
     clock = "cpu" if a.pin else "wall"
     found = {clock: ratio(*sides) for clock, sides in seconds.items()}
     medians = [{clock: 1e3 * float(np.median(sides[k])) for clock, sides in seconds.items()} for k in (0, 1)]

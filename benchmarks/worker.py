@@ -7,7 +7,8 @@ Each line of JSON on its standard input is a question, answered by a line on its
     {"facts": true}    its memory, and for our side the attention it uses
     {"save": path}     writes the parameters
 
-JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled", "nanogpt"}.
+JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled", "nanogpt"},
+and optionally {"cores": of how many cores the process may use, "devices": number of simulated devices of our side}.
 """
 
 import dataclasses
@@ -26,6 +27,8 @@ from benchmarks.shapes import config_of, named
 def main(job: dict) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries is not an answer
+    if "cores" in job:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job["cores"]])
     side = {"ours": ours, "theirs": theirs}[job["side"]](job)
     for line in sys.stdin:
         print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)
@@ -59,12 +62,18 @@ def prepared(job: dict):
     from lm.training.run import prepare
 
     config = config_of(job["shape"], job["data"], job["overrides"])
-    start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
+    jax = start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
+    if "devices" in job:
+        jax.config.update("jax_num_cpu_devices", job["devices"])
     return prepare(config, say=lambda text: None)
 
 
 def ours(job: dict):
-    return Ours(prepared(job), Path(job["workdir"]))
+    from lm.parallel.mesh import use_mesh
+
+    run = prepared(job)
+    use_mesh(run.mesh_sizes).__enter__()  # for the life of this process
+    return Ours(run, Path(job["workdir"]))
 
 
 def theirs(job: dict):
@@ -80,6 +89,7 @@ class Ours:
     """The training loop of lm.train with its batches and its log, but without setup and final evaluation."""
 
     def __init__(self, run, workdir: Path):
+        from lm.parallel.mesh import current_mesh
         from lm.training.batch_source import BatchSource
         from lm.training.diagnostics import Diagnostics
         from lm.training.job import first_state
@@ -89,7 +99,7 @@ class Ours:
 
         progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
         self.state, _ = first_state(run, None, None)
-        source = BatchSource(run.corpus.split("train"), run.config)
+        source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
         program, self.compiled = compile_steps(run, source, self.state)
         self.loop = Loop(
             run=run,

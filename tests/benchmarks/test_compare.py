@@ -1,5 +1,6 @@
 """Shared parts of the comparisons, and the tables in docs/performance.md."""
 
+import argparse
 import json
 import os
 import re
@@ -91,6 +92,9 @@ def test_rounds_alternate_in_order():
     results = compare.alternate(3, lambda: calls.append("a") or len(calls), lambda: calls.append("b") or len(calls))
     assert "".join(calls) == "abbaab"
     assert results == ([1, 4, 5], [2, 3, 6])
+    three = compare.alternate(2, *(lambda c=c: calls.append(c) or len(calls) for c in "xyz"))
+    assert "".join(calls[6:]) == "xyzzyx"
+    assert three == ([7, 12], [8, 11], [9, 10])
 
 
 def test_the_ratio_is_taken_round_by_round():
@@ -119,6 +123,17 @@ def test_shapes_that_nanogpt_lacks_are_refused():
     for name in ("H", "1B"):
         with pytest.raises(ValueError, match=f"nanoGPT cannot build {name}"):
             train_speed.check_shapes([name], nanogpt="nanoGPT")
+
+
+def test_a_shape_can_name_its_dtype():
+    a = argparse.Namespace(dtype="float32", peer_dtype=None)
+    cases = [train_speed.case(text, a) for text in ("G", "G@4:bfloat16")]
+    found = [(name, one.dtype, one.peer_dtype) for name, one in cases]
+    assert found == [("G", "float32", "float32"), ("G@4", "bfloat16", "bfloat16")]
+    a.peer_dtype = "float32"
+    assert train_speed.case("G:bfloat16", a)[1].peer_dtype == "float32"
+    with pytest.raises(ValueError, match="unknown dtype in 'G:float8'; use one of float32, bfloat16"):
+        train_speed.case("G:float8", a)
 
 
 def test_the_flops_of_a_step_are_those_of_the_recorded_results():
