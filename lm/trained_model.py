@@ -127,7 +127,7 @@ class TrainedModel:
         """
         filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         others = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
-        options.check({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
+        options.check_options({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
         return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
 
     def with_special_tokens(self, special_tokens: bool = True) -> "TrainedModel":

@@ -6,7 +6,9 @@ import pytest
 from tiny import tiny
 
 from lm import layer_stack, model, optimizers, parameters, step
+from lm.config import DataConfig
 from lm.config.schema import schema
+from lm.data import open_corpus
 from lm.layers import attention, feed_forward, norm_placements, norms, position_encodings
 from lm.optimizers import make_optimizer
 
@@ -20,7 +22,9 @@ TABLES = [
     ("model.activation", feed_forward.ACTIVATIONS),
     ("model.positions", model.POSITION_ENCODINGS),
     ("model.rope_pairing", position_encodings.PAIRINGS),
+    ("model.rope_scaling", position_encodings.ROPE_SCALINGS),
     ("model.sinusoidal_order", position_encodings.SINUSOID_ORDERS),
+    ("model.qk_norm_over", parameters.QK_NORM_AXES),
     ("model.init", parameters.INITIALIZERS),
     ("model.attention", ("auto", *attention.IMPLEMENTATIONS)),
     ("model.remat", layer_stack.REMAT_POLICIES),
@@ -48,6 +52,14 @@ def test_an_optimizer_choice_without_an_implementation_is_an_error(key):
     o = dataclasses.replace(config.optimizer, **{key: "adopt"})
     with pytest.raises(KeyError, match="adopt"):
         make_optimizer(o, 10, parameters.parameter_table(config.model))
+
+
+@pytest.mark.parametrize("key", ["packing", "vocabulary_from"])
+def test_a_data_choice_without_an_implementation_is_an_error(key, tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 20)
+    config = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), splits=(0.8, 0.1, 0.1))
+    with pytest.raises(KeyError, match="adopt"):
+        open_corpus(dataclasses.replace(config, **{key: "adopt"}), seq_len=8, say=print)
 
 
 def test_an_unknown_on_nonfinite_is_an_error():

@@ -76,7 +76,7 @@ def load_values(path: str, values: dict[str, Any]) -> Config:
     return config
 
 
-def check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Check a config whose values were computed, as if it had been loaded; raises UserError with every mistake."""
     _raise_problems(*from_flat(flatten(to_dict(config))))
 

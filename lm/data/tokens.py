@@ -47,6 +47,7 @@ def open_corpus(
         notices.append(text)
         say(text)
 
+    packed = {"none": False, "documents": True}[config.packing]
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
         return _open_token_shards(config, tokenizer, cache_dir, warn, notices)
@@ -58,7 +59,7 @@ def open_corpus(
         splits = _tokenize(source, tokenizer, directory, warn, say)
     except UnknownText as e:
         raise UserError(f"{e}; {OTHER_TEXT if given else OTHER_VOCABULARY}") from None
-    if packed := config.packing == "documents":
+    if packed:
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
@@ -150,9 +151,8 @@ def _learn_tokenizer(config, source, say) -> Tokenizer:
     kind = config.tokenizer.partition(":")[0]
     if kind == "bpe":
         say(f"training the tokenizer {config.tokenizer} on {source.name}")
-    splits = source.documents
-    use_all = config.vocabulary_from == "all" and kind != "bpe"
-    selected = splits.values() if use_all else [splits.get("train", ())]
+    splits, use_all = source.documents, {"train": False, "all": True}[config.vocabulary_from]
+    selected = splits.values() if use_all and kind != "bpe" else [splits.get("train", ())]
     documents = chain.from_iterable(map(_with_newlines, selected))
     return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
 

@@ -43,7 +43,7 @@ def find_problems(values: dict[str, Any], label: Callable[[str], str] = str) -> 
     return problems
 
 
-def check(values: dict[str, Any]) -> None:
+def check_options(values: dict[str, Any]) -> None:
     """Raise UserError with every problem of these values."""
     if problems := find_problems(values):
         raise UserError(*problems)

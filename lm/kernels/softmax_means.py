@@ -7,7 +7,10 @@ from lm.kernels import cpu_products
 
 
 def enabled(v) -> bool:
-    """Return whether attention to `v` should use this module: in 16 bits, and in float32 on a CPU."""
+    """Return whether attention to `v` should use this module: in 16 bits for accuracy, in float32 on a CPU for speed.
+
+    Elsewhere the plain softmax of lm/layers/attention.py serves, which also has float64 and forward-mode derivatives.
+    """
     return v.dtype.itemsize == 2 or cpu_products.enabled(v)
 
 

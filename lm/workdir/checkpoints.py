@@ -28,7 +28,7 @@ from lm.files import COUNT, appears, parse_json, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
-from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, read_failure
+from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import is_step
 from lm.workdir.val_losses import best_step, read_val_losses, write_val_losses
 
@@ -316,7 +316,7 @@ def _read_record(directory: Path, step: int) -> dict:
         record = parse_json((directory / str(step) / "meta" / "metadata").read_bytes(), _RECORD)
         digest = record.pop("sha256")
     except Exception as error:
-        raise read_failure(directory, step, "record", error) from error
+        raise unreadable(directory, step, "record", error) from error
     if digest != _record_digest(record):
         raise Corrupted("its record was changed after it was written")
     return record
@@ -368,7 +368,7 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
             ),
         )
     except Exception as error:
-        raise read_failure(directory, step, "arrays", error) from error
+        raise unreadable(directory, step, "arrays", error) from error
 
 
 def bytes_in_flight(state) -> int:

@@ -16,7 +16,7 @@ class Corrupted(Exception):
     """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
 
 
-def read_failure(directory: Path, step: int, part: str, error: Exception) -> Exception:
+def unreadable(directory: Path, step: int, part: str, error: Exception) -> Exception:
     """Return the exception for a part of a checkpoint that cannot be read.
 
     Args:

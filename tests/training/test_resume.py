@@ -209,8 +209,7 @@ def test_other_data_is_refused(bench, train, tmp_path):
     text.parent.mkdir()
     text.write_text(bench.text.read_text().replace("cat", "tac"))
     # The path is part of the experiment: the saved config gets the path of the other text.
-    config = (workdir / "config.json").read_text()
-    (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
+    set_saved_source(workdir, f"text:{text}")
     before = (workdir / "metrics.jsonl").read_bytes()
     code, output = train(workdir, "--resume", f"--config.data.source=text:{text}")
     assert code == 2
@@ -228,8 +227,7 @@ def test_other_data_is_refused_without_the_record_of_the_run(bench, train, tmp_p
     text.write_text(bench.text.read_text().replace("cat", "tac"))
     for step in checkpoint_steps(workdir):
         edit_meta(workdir, step, lambda meta: meta["config"]["data"].update(source=f"text:{text}"))
-    config = (workdir / "config.json").read_text()
-    (workdir / "config.json").write_text(config.replace(str(bench.text), str(text)))
+    set_saved_source(workdir, f"text:{text}")
     code, output = train(workdir, "--resume", f"--config.data.source=text:{text}")
     assert code == 2
     assert "the checkpoint of step 8" in output
@@ -245,6 +243,13 @@ def test_a_checkpoint_of_another_seed_is_refused(bench, train, tmp_path):
     assert "the checkpoint of step 12" in output
     assert "config.train.seed: 1 -> 0" in output
     assert (workdir / "run.json").read_bytes() == before
+
+
+def set_saved_source(workdir, source: str) -> None:
+    """Change data.source in the saved config of a run."""
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["source"] = source
+    (workdir / "config.json").write_text(json.dumps(config))
 
 
 def edit_meta(workdir, step: int, edit) -> None:

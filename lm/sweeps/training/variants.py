@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from lm import data, parameters
-from lm.command_line.loading import check
+from lm.command_line.loading import check_config
 from lm.config import MESH_AXES, Config, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
@@ -114,7 +114,7 @@ def _check_computed(plan: SweepPlan, resolved: dict[str, tuple[Config, Corpus]])
         matches = {"model.d_ff": plan.matches.get(name), "train.steps": plan.lengths.get(name)}
         computed = " and ".join(f"{key} from {match}" for key, match in matches.items() if match)
         try:
-            check(config)
+            check_config(config)
             check_memory(config, dict.fromkeys(MESH_AXES, 1))
         except UserError as error:
             problems += [f"variant {name!r}, with {computed}: {problem}" for problem in error.problems]
