@@ -167,15 +167,11 @@ def _evidence(c: Comparison, n_looks: int) -> str:
 
 
 def _estimate(d: Difference) -> str:
-    return f"difference {_with_interval(d)}"
+    return f"difference {difference(d.mean)}, {_interval(d)}"
 
 
 def _interval(d: Difference) -> str:
     return f"95 % CI {difference(d.low)} to {difference(d.high)}"
-
-
-def _with_interval(d: Difference) -> str:
-    return f"{difference(d.mean)}, {_interval(d)}"
 
 
 def _direction(d: Difference) -> str:

@@ -29,7 +29,8 @@ class Interaction:
         at_best: at the best learning rates of the grids; None if there is none: see `missing`.
         at_optimum: at the estimated optima; None if a variant has no estimate on one of the texts.
         p_adjusted, p_at_optimum: their p-values after Holm's correction for all interactions.
-        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after the same correction; see `PairTest`.
+        p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after the same correction; see
+            `PairTest`.
         verdict: "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
         sampling_error: standard error over blocks of both test texts.
         missing: the reason if there is no interaction, else "".
