@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def sides_of(n_cores: int) -> dict[str, dict]:
-    """Return by name what a worker of benchmarks/worker.py is told: the side, and its numbers of cores and devices."""
+    """Return by name the arguments of a worker (benchmarks/worker.py): the side, and its numbers of cores and devices."""
     return {
         "ours, 1 core": {"side": "ours", "cores": 1},
         "ours": {"side": "ours", "cores": n_cores},
@@ -55,7 +55,7 @@ def row(name: str, n_cores: int, a, directory: Path) -> dict:
 
     Args:
         name: see benchmarks/shapes.py.
-        n_cores: that the sides may use which are not limited to one.
+        n_cores: the number of cores of the sides that are not limited to one.
         a: the command line.
         directory: for tokens, parameters and logs.
 
@@ -71,7 +71,7 @@ def row(name: str, n_cores: int, a, directory: Path) -> dict:
         for side, about in sides_of(n_cores).items():
             workdir = directory / side
             workdir.mkdir()
-            # A cache for each: a program compiled for one core does not use a second one.
+            # A cache for each: a program that was compiled for one core may not use a second one.
             own = {"overrides": {"data.cache_dir": str(workdir / "cache")}, "workdir": str(workdir)}
             workers[side] = Worker(job | about | own)
             if len(workers) == 1:

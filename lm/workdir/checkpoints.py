@@ -389,11 +389,9 @@ def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: boo
         problems += [f"  {path}: only in the checkpoint" for path in sorted(surplus)]
     for path in sorted(wanted.keys() & stored.keys()):
         now, then = _description(wanted[path]), stored[path]
-        problems += [
-            f"  {path}: {key} is {then[key]} in the checkpoint and {now[key]} in the model"
-            for key in ("shape", "dtype")
-            if then[key] != now[key]
-        ]
+        for key in ("shape", "dtype"):
+            if then[key] != now[key]:
+                problems.append(f"  {path}: {key} is {then[key]} in the checkpoint and {now[key]} in the model")
     return problems
 
 
