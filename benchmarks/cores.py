@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def sides_of(n_cores: int) -> dict[str, dict]:
-    """Return by name the arguments of a worker (benchmarks/worker.py): the side, and its numbers of cores and devices."""
+    """Return by name the arguments of a worker (benchmarks/worker.py): the side, and how many cores and devices."""
     return {
         "ours, 1 core": {"side": "ours", "cores": 1},
         "ours": {"side": "ours", "cores": n_cores},
