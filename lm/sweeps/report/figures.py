@@ -199,7 +199,7 @@ def groups(a: Analysis) -> list[list[str]]:
 
 
 def learning_rates(a: Analysis) -> Figure:
-    """Draw the final validation loss over the learning rate: mean of the tuning seeds, and each run on a fresh seed."""
+    """Draw the final validation loss over the learning rate: means over seeds, and each run on a fresh seed."""
     drawn = [names for names in groups(a) if len(a.variants[names[0]].grid) > 1] or groups(a)
     figure, panels = stack_panels(len(drawn), sum(map(len, drawn)))
     for names, axes in zip(drawn, panels, strict=True):
@@ -215,13 +215,12 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     is_clipped = False
     for i, name in enumerate(names):
         look = line_look(i)
-        tuned = [tuning_result(a.results, a.record, name, r) for r in (grid if a.variants[name].tuned_rates else ())]
-        means = [np.nan if t.n_diverged else t.loss for t in tuned]
-        axes.plot(grid[: len(means)], means, label=textwrap.fill(name, LETTERS - 8), **look)
         fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
+        means = _mean_losses(a, name, grid, fresh)
+        axes.plot(grid, means, label=textwrap.fill(name, LETTERS - 8), **look)
         shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= high]
         above = [r["learning_rate"] for r in fresh if r["val_loss"] > high]
-        above += [rate for rate, mean in zip(grid, means, strict=False) if mean > high]
+        above += [rate for rate, mean in zip(grid, means, strict=True) if mean > high]
         axes.plot([rate for rate, _ in shown], [loss for _, loss in shown], ".", alpha=0.35, color=look["color"])
         if above:
             axes.plot(above, [high] * len(above), "^", alpha=0.6, color=look["color"], clip_on=False)
@@ -236,6 +235,18 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     axes.set_title("; ".join(marks), pad=16 if diverged else 8, fontsize=9)
     axes.set(xlabel="learning rate", ylabel=LOSS)
     add_legend(axes)
+
+
+def _mean_losses(a: Analysis, name: str, grid: list[float], fresh: list[dict]) -> list[float]:
+    """Return the mean loss at each rate over the tuning seeds, or over the fresh seeds if there are no tuning runs.
+
+    nan where a run diverged, and where there are no runs.
+    """
+    if a.variants[name].tuned_rates:
+        tuned = [tuning_result(a.results, a.record, name, rate) for rate in grid]
+        return [math.nan if t.n_diverged else t.loss for t in tuned]
+    losses = [[run["val_loss"] for run in fresh if run["learning_rate"] == rate] for rate in grid]
+    return [float(np.mean(of_rate)) if of_rate else math.nan for of_rate in losses]
 
 
 def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:

@@ -29,8 +29,8 @@ CAPTIONS = {
     "curves": "Validation loss during training at the best learning rate, mean over seeds. Bands: 95 % intervals over "
     "seeds, in panels of at most 5 variants; with two seeds, thin lines: the single runs. Dotted: the unigram "
     "baseline, if within the axis.",
-    "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds; "
-    "dots: runs on fresh seeds.",
+    "learning_rates": "Validation loss at the end of training for each learning rate. Lines: mean of the tuning seeds "
+    "(of the fresh seeds where a size has no tuning runs); dots: runs on fresh seeds.",
 }
 SAVINGS_CAPTION = (
     "Test loss over training compute, and the compute multiplier m at each size: for the same loss the second variant "

@@ -223,7 +223,7 @@ def test_a_flat_loss_does_not_end_the_report(tmp_path):
 
 
 def test_an_extrapolated_rate_is_marked(tmp_path):
-    """The largest size has no tuning runs: neither the tables nor the figures need them."""
+    """The largest size has no tuning runs: the tables do without them, and the figure draws fresh seeds."""
     record, runs = synthetic_sizes.sweep(1.25)
     for name in ("gated", "plain"):
         record["variants"][f"{name}, 96"]["rate_from"] = f"{name}, 64"
@@ -235,5 +235,7 @@ def test_an_extrapolated_rate_is_marked(tmp_path):
     assert "| gated, 64 | 0.001: 2.3000, 0.002: 2.1000 (best), 0.004: 2.3000 |" in page
     assert "| gated, 96 | 0.001: " not in page
     assert a.answers[0].endswith("only the learning rate was tuned, over 3 values, and extrapolated to 96.")
-    lines = {line.get_label(): len(line.get_xdata()) for line in figures.learning_rates(a).axes[0].lines}
-    assert (lines["gated, 64"], lines["gated, 96"]) == (3, 0)
+    lines = {line.get_label(): line.get_ydata() for line in figures.learning_rates(a).axes[0].lines}
+    fresh = [r["val_loss"] for r in runs if r["variant"] == "gated, 96" and r["learning_rate"] == 0.002]
+    assert lines["gated, 96"][1] == pytest.approx(np.mean(fresh))
+    assert lines["gated, 64"] == pytest.approx([2.3, 2.1, 2.3])
