@@ -31,7 +31,7 @@ EXAMPLES = """\
 examples:
   python -m launch.slurm --nodes 4 --gpus-per-node 8 --workdir runs/gpt2 -- --config configs/gpt2_124m.py
   python -m launch.slurm --array 4 -- --config configs/sweeps/swiglu_vs_silu.py --budget full
-  python -m launch.slurm --dry-run -- --config configs/shakespeare.py
+  python -m launch.slurm --nodes 2 --dry-run -- --config configs/gpt2_124m.py
 """
 
 SCRIPT = """\
