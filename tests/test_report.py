@@ -275,6 +275,16 @@ def test_every_footnote_explains_a_column(tmp_path):
     assert "\n³ p: Two-sided paired t test after Holm's correction for 2 comparisons" in text
 
 
+def test_the_cells_of_wide_tables_are_wrapped_but_not_within_an_interval(tmp_path):
+    """Nine columns on one line each would be wider than a screen of 1280 pixels."""
+    a = analyze(write(tmp_path / "s", *sweep()))
+    page = pages.to_html(a, dict.fromkeys(pages.CAPTIONS, b""))
+    assert "<table class='wide'><thead><tr><th>comparison" in page
+    assert ".wide td:not(:first-child) { white-space: normal; }" in pages.STYLE
+    d = a.comparisons[0].difference
+    assert f"[{d.low:+.4f},&nbsp;{d.high:+.4f}]</span>" in page
+
+
 def test_on_narrow_screens_every_cell_names_its_column(tmp_path):
     page = pages.to_html(analyze(write(tmp_path / "s", *sweep())), dict.fromkeys(pages.CAPTIONS, b""))
     assert '<meta name="viewport" content="width=device-width' in page

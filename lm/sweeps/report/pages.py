@@ -5,6 +5,7 @@ The HTML is written by hand: a template engine would be one more dependency for 
 
 import base64
 import html
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,7 @@ def to_markdown(a: Analysis, figures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+MAX_UNWRAPPED = 7  # columns of an HTML table; the cells of wider ones are wrapped to fit on the page
 DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 SUPERSCRIPTS = [*DIGITS, *("¹" + digit for digit in DIGITS)]  # of the numbers below 20
 
@@ -194,7 +196,8 @@ p, li { max-width: 46rem; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; margin: 1rem 0; }
 th, td { padding: 0.35rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
 th { vertical-align: bottom; } sup { font-size: 0.7em; line-height: 0; }
-td:not(:first-child) { white-space: nowrap; } .text td:not(:first-child) { white-space: normal; }
+td:not(:first-child) { white-space: nowrap; }
+.text td:not(:first-child), .wide td:not(:first-child) { white-space: normal; }
 th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .notes { font-size: 0.85rem; color: #444; margin: 0.2rem 0; }
 figure { margin: 1rem 0 1.5rem; max-width: 36rem; } figcaption { font-size: 0.85rem; color: #444; }
@@ -253,17 +256,15 @@ def _html(table: Table) -> str:
     """Return a table as HTML; on narrow screens each row becomes a block in which every cell names its column."""
     numbers = _footnotes(table)
     header = "".join(
-        f"<th>{html.escape(column)}{f'<sup>{numbers[column]}</sup>' if column in numbers else ''}</th>"
+        f"<th>{_cell(column)}{f'<sup>{numbers[column]}</sup>' if column in numbers else ''}</th>"
         for column in table.header
     )
     rows = []
     for row in table.rows:
         cells = zip(table.header, row, strict=True)
-        cells = (
-            f'<td data-column="{html.escape(column)}"><span>{html.escape(cell)}</span></td>' for column, cell in cells
-        )
+        cells = (f'<td data-column="{html.escape(column)}"><span>{_cell(cell)}</span></td>' for column, cell in cells)
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    kind = "text" if table.is_text else ""
+    kind = "text" if table.is_text else "wide" if len(table.header) > MAX_UNWRAPPED else ""
     notes = "".join(
         f"<p class=notes><sup>{number}</sup> {html.escape(column)}: {html.escape(table.notes[column])}</p>"
         for column, number in numbers.items()
@@ -272,6 +273,15 @@ def _html(table: Table) -> str:
         f"<h2>{html.escape(table.title)}</h2><table class='{kind}'><thead><tr>{header}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>{notes}"
     )
+
+
+def _cell(text: str) -> str:
+    """Return the text of a cell as HTML, in which an interval stays on one line.
+
+    >>> _cell("-0.02 [-0.05, +0.01], 0.12")
+    '-0.02 [-0.05,&nbsp;+0.01], 0.12'
+    """
+    return re.sub(r"\[[^\]]*\]", lambda interval: interval[0].replace(" ", "&nbsp;"), html.escape(text))
 
 
 def _config(name: str, config: dict) -> str:

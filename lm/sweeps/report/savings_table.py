@@ -11,18 +11,20 @@ def savings_table(a: Analysis) -> Table:
     notes = {
         "size": "The mean over sizes is the claim; the others show where it comes from. Trend: the factor by which the "
         "multiplier m changes when both variants get 10 times the compute.",
+        "training FLOPs": "Of one run.",
         "compute saved [95 % CI]": "1 - 1/m, where the second variant needs m times the training FLOPs of the first "
         "for the same test loss. ln m is the difference of their losses, divided by the fall of the loss with "
         "ln(FLOPs). This slope is that of the parabola through the mean losses of both variants at all sizes. "
         "Intervals leave out one seed of one size at a time (jackknife). Negative: the first variant needs more.",
-        "p": f'Two-sided t test of "m is 1" after Holm\'s correction for {n} pair{"s" * (n > 1)} of variants; '
-        "undefined if ln m does not vary over seeds.",
+        "p": f'Two-sided t test of "m is 1" for the mean over sizes, after Holm\'s correction for {n} '
+        f"pair{'s' * (n > 1)} of variants; undefined if ln m does not vary over seeds. The other rows (–) are not "
+        "tested.",
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. A saving is significant "
         "if both p-values are below 0.05 and the signs agree."
         + "".join(f" No estimate, and so no claim: {s.without_optimum}." for s in a.savings if s.without_optimum),
     }
     rows = [row for s in a.savings for row in _rows(s)]
-    header = ["comparison", "size", "training FLOPs", *list(notes)[1:]]
+    header = ["comparison", *notes]
     return Table("Training compute saved", header, rows, notes)
 
 
