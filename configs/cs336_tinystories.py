@@ -8,7 +8,7 @@ them into a folder of their own, with names that sort the training text first:
     split -C 16M --additional-suffix=.txt TinyStoriesV2-GPT4-valid.txt data/tinystories/valid-
     python -m lm.train --config configs/cs336_tinystories.py
 
-Cost: one GPU. Never run here. All parts are read into memory. Tokenizing takes about 140 times the memory of a part.
+Cost: one GPU. Never run here. All parts are read into memory. Tokenizing one needs memory of about 140 times its size.
 Result to compare with: the assignment asks for a validation loss of at most 1.45 nats per token.
 
 Unlike in the course, the last 1 % of the joined text is the validation split, and the <|endoftext|> between stories is

@@ -328,7 +328,7 @@ class LogConfig:
     """What is logged, how often and where."""
 
     every: int = key(
-        10, "steps between metrics; shortened if train.steps on the command line is less", low=1, execution=True
+        10, "steps between metrics; reduced where the command line sets a smaller train.steps", low=1, execution=True
     )
     detail_every: int = key(
         0, "steps between diagnostics by layer: attention, and RMS of activations, gradients, parameters and updates; "

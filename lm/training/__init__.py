@@ -1,1 +1,1 @@
-"""One training run: its loop, evaluation, checkpoints, metrics, and the directory that holds them."""
+"""One training run: its preparation, loop, evaluation and end. Its files: lm/workdir."""

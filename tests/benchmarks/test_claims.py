@@ -70,10 +70,7 @@ def best_losses(page: str, n_seeds: int) -> dict[str, list[float]]:
 
 
 def test_the_differences_are_those_of_the_published_runs(rows):
-    """Recompute every difference from the runs of its page without the code of the sweeps.
-
-    Compute multipliers and interactions are not recomputed.
-    """
+    """Recompute every difference from the runs of its page without the code of the sweeps; no page has interactions."""
     checked = 0
     for row in (row for row in rows if row["kind"] not in (MULTIPLIER, INTERACTION) and row["estimate"]):
         losses = best_losses(row["page"], int(row["seeds"]))
@@ -81,6 +78,42 @@ def test_the_differences_are_those_of_the_published_runs(rows):
         assert found == pytest.approx(float(row["estimate"]), abs=2e-6), row
         checked += 1
     assert checked >= 30
+
+
+def cells_of(page: str, heading: str) -> dict[str, list[str]]:
+    """Return the cells of a table of a page by the first cell of their row."""
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {name: cells for name, *cells in lines[2:]}
+
+
+def test_the_multipliers_are_those_of_the_published_runs(rows):
+    """Recompute them by NumPy: the gap of the losses, divided by the slope of a parabola in the log of the compute."""
+    found = [row for row in rows if row["kind"] == MULTIPLIER]
+    assert found
+    for row in found:
+        costs, best = cells_of(row["page"], "Cost"), cells_of(row["page"], "Test loss at the best learning rate")
+        with open(RESULTS / row["page"] / "runs.csv", newline="", encoding="utf-8") as file:
+            runs = [run for run in csv.DictReader(file) if run["phase"] == "final"]
+
+        def loss_at_best(name, best=best, runs=runs):
+            rate = float(best[name][0].removesuffix(" (extrapolated)"))
+            own = [
+                r for r in runs if r["variant"] == name and math.isclose(float(r["learning_rate"]), rate, rel_tol=1e-5)
+            ]
+            return np.mean([float(r["test_loss"]) for r in own])
+
+        def log_compute(name, costs=costs):
+            tokens, flops_per_token = (float(costs[name][i].replace(",", "")) for i in (1, 3))
+            return math.log(tokens * flops_per_token)
+
+        pairs = [[f"{row[k]}, {name.split(', ')[1]}" for k in ("variant", "against")]
+                 for name in costs if name.startswith(f"{row['variant']}, ")]  # fmt: skip
+        losses, x = (np.array([[of(name) for name in pair] for pair in pairs]) for of in (loss_at_best, log_compute))
+        middle = x.mean(axis=1)
+        slope = np.polyval(np.polyder(np.polyfit(middle, losses.mean(axis=1), 2)), middle)
+        log_m = (losses[:, 0] - losses[:, 1]) / slope + x[:, 1] - x[:, 0]
+        assert log_m.mean() == pytest.approx(float(row["estimate"]), abs=2e-6)
 
 
 def test_p_values_are_corrected_over_all_pages(rows):

@@ -24,9 +24,12 @@ def describe_interaction(x: Interaction, record: dict) -> str:
     numbers = [f"n = {x.at_best.n} paired seeds, {_shown(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"]
     if x.at_optimum:
         numbers.append(f"at the estimated optima {_shown(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
+    elif any(len(entry["grid"]) > 1 for pair in _entries(x, record) for entry in pair):
+        numbers.append("no estimate at the optima: p leaves out how far the best rates of the grids are from them")
     claim, remark = {"equivalent": _equivalent, "undecided": _undecided}.get(x.verdict, _different)(x, record["margin"])
     error = f"the intervals are over seeds, and the sampling error of the two texts is {x.sampling_error:.4f}"
-    return f"{claim} ({'; '.join([*numbers, remark, error])}). {_scope(x, record)}"
+    scope = describe_scope_of_texts(_entries(x, record))
+    return f"{claim} ({'; '.join([*numbers, remark, error])}). {scope}"
 
 
 def _different(x: Interaction, margin: float) -> tuple[str, str]:
@@ -52,10 +55,10 @@ def _undecided(x: Interaction, margin: float) -> tuple[str, str]:
     return claim, f"smallest detectable interaction {difference(x.at_best.detectable, sign='')}"
 
 
-def _scope(x: Interaction, record: dict) -> str:
+def _entries(x: Interaction, record: dict) -> list[tuple[dict, dict]]:
+    """Return for each of the two texts the entries of both variants in sweep.json."""
     entries = record["variants"]
-    texts = (x.text, x.first)
-    return describe_scope_of_texts([(entries[at_size(x.variant, t)], entries[at_size(x.against, t)]) for t in texts])
+    return [(entries[at_size(x.variant, t)], entries[at_size(x.against, t)]) for t in (x.text, x.first)]
 
 
 def _shown(d: Difference) -> str:

@@ -25,8 +25,7 @@ class Saving:
         at_best: the multipliers at the best learning rates of the grids; None if there are none: see `missing`.
         at_optimum: the same at the estimated optima; None if a variant at a size has none.
         p_adjusted, p_at_optimum: the p-values of the pooled multipliers after Holm's correction for the pairs.
-        without_optimum: which variants have no estimate of the optimum, and why; "" if all have one, and where nothing
-            was tuned.
+        without_optimum: why there are no multipliers at the optima; "" if there are, and where nothing was tuned.
         missing: the reason if there are no multipliers, else "".
     """
 
@@ -57,8 +56,9 @@ class Saving:
     def is_significant(self) -> bool:
         """Return whether the pooled multiplier is significant at the best rates and at the optima.
 
-        Without an estimate at the optima it is not, unless nothing was tuned: a grid that lacks the optimum of one of
-        many variants makes equal variants differ at the best rates (`benchmarks/calibration/sizes.py`).
+        Without an estimate at the optima it is not, unless nothing was tuned: at the best rates alone, equal variants
+        differ in more than 1 of 20 sweeps (`benchmarks/calibration/sizes.py`), because p leaves out how far these rates
+        are from the optima.
         """
         if self.missing or self.without_optimum or not self.p_adjusted < 1 - inference.LEVEL:
             return False
@@ -103,10 +103,12 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
     at_best, at_optimum = multipliers(compute_S2, losses_SN2), None
     if at_best is None:
         return dataclasses.replace(saving, missing="the loss does not fall with the compute at every size")
-    without_optimum = [v for pair in results for v in pair if v.optimum.missing]
+    without_optimum = _reasons([v for pair in results for v in pair if v.optimum.missing])
     if not without_optimum:
         losses_SN2 = np.array([[v.optimum.losses for v in pair] for pair in results]).swapaxes(1, 2)
         at_optimum = multipliers(compute_S2, losses_SN2)
+        if at_optimum is None:
+            without_optimum = "the losses at the optima do not fall with the compute at every size"
     return dataclasses.replace(
         saving,
         n_seeds=losses_SN2.shape[1],
@@ -114,12 +116,12 @@ def _saving(variant: str, against: str, sizes: list[str], record: dict, variants
         loss_S2=losses_SN2.mean(axis=1),
         at_best=at_best,
         at_optimum=at_optimum,
-        without_optimum=_reasons(without_optimum) if any(len(v.grid) > 1 for pair in results for v in pair) else "",
+        without_optimum=without_optimum if any(len(v.grid) > 1 for pair in results for v in pair) else "",
     )
 
 
 def _reasons(variants: list) -> str:
-    """Return the names of these variants by the reason why they have no estimate of the optimum."""
+    """Return the names of these variants by the reason why they have no estimate of the optimum; "" for none."""
     names = {}
     for v in variants:
         names.setdefault(v.optimum.missing, []).append(v.name)

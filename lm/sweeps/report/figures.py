@@ -215,8 +215,9 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     is_clipped = False
     for i, name in enumerate(names):
         look = line_look(i)
-        fresh = [r for r in ours if r["variant"] == name and r["phase"] == "final" and r["val_loss"] is not None]
-        means = _mean_losses(a, name, grid, fresh)
+        final = [r for r in ours if r["variant"] == name and r["phase"] == "final"]
+        fresh = [r for r in final if r["val_loss"] is not None]
+        means = _mean_losses(a, name, grid, final)
         axes.plot(grid, means, label=textwrap.fill(name, LETTERS - 8), **look)
         shown = [(r["learning_rate"], r["val_loss"]) for r in fresh if r["val_loss"] <= high]
         above = [r["learning_rate"] for r in fresh if r["val_loss"] > high]
@@ -237,7 +238,7 @@ def _draw_rates(a: Analysis, names: list[str], axes) -> None:
     add_legend(axes)
 
 
-def _mean_losses(a: Analysis, name: str, grid: list[float], fresh: list[dict]) -> list[float]:
+def _mean_losses(a: Analysis, name: str, grid: list[float], final: list[dict]) -> list[float]:
     """Return the mean loss at each rate over the tuning seeds, or over the fresh seeds if there are no tuning runs.
 
     nan where a run diverged, and where there are no runs.
@@ -245,8 +246,8 @@ def _mean_losses(a: Analysis, name: str, grid: list[float], fresh: list[dict]) -
     if a.variants[name].tuned_rates:
         tuned = [tuning_result(a.results, a.record, name, rate) for rate in grid]
         return [math.nan if t.n_diverged else t.loss for t in tuned]
-    losses = [[run["val_loss"] for run in fresh if run["learning_rate"] == rate] for rate in grid]
-    return [float(np.mean(of_rate)) if of_rate else math.nan for of_rate in losses]
+    losses = [[run["val_loss"] for run in final if run["learning_rate"] == rate] for rate in grid]
+    return [float(np.mean(of_rate)) if of_rate and None not in of_rate else math.nan for of_rate in losses]
 
 
 def _loss_limits(losses: list[float], unigram: float) -> tuple[float, float]:

@@ -119,6 +119,22 @@ def test_without_optima_the_best_rates_are_shown_and_nothing_is_claimed(tmp_path
     assert (row["answer"], row["significant"]) == ("undecided", "no")
 
 
+def test_losses_at_the_optima_that_do_not_fall_with_the_compute_give_no_claim(tmp_path):
+    """At the smallest size the optimum lies 0.38 below the best rate, and so below the next size."""
+    record, runs = synthetic_sizes.sweep(1.25, noise=0.001)
+    for variant in record["variants"].values():
+        variant["data"]["unigram"]["test"] = 9.0
+    for r in runs:
+        if r["phase"] == "final" and r["variant"].endswith(", 32"):
+            r["test_loss"] += {0.001: -0.58, 0.002: 0.0, 0.004: 1.0}[r["learning_rate"]]
+    a = analyze(synthetic_sizes.write(tmp_path / "s", record, runs))
+    s = a.savings[0]
+    assert not any(v.optimum.missing for v in a.variants.values())
+    assert s.p_adjusted < 0.001
+    assert not s.is_significant
+    assert "no estimate at the optimum (the losses at the optima do not fall with the compute" in a.answers[0]
+
+
 def test_where_nothing_was_tuned_the_given_rates_are_compared(tmp_path):
     s = analyzed(tmp_path, 1.25, noise=0.001, grid=[0.002]).savings[0]
     assert s.at_optimum is None
@@ -239,3 +255,13 @@ def test_an_extrapolated_rate_is_marked(tmp_path):
     fresh = [r["val_loss"] for r in runs if r["variant"] == "gated, 96" and r["learning_rate"] == 0.002]
     assert lines["gated, 96"][1] == pytest.approx(np.mean(fresh))
     assert lines["gated, 64"] == pytest.approx([2.3, 2.1, 2.3])
+
+
+def test_the_line_of_fresh_seeds_has_a_gap_where_one_of_them_diverged(tmp_path):
+    record, runs = synthetic_sizes.sweep(1.25)
+    record["variants"]["gated, 96"]["rate_from"] = "gated, 64"
+    runs = [r for r in runs if r["phase"] == "final" or r["variant"] != "gated, 96"]
+    diverge(next(r for r in runs if (r["variant"], r["learning_rate"]) == ("gated, 96", 0.004)))
+    axes = figures.learning_rates(analyze(synthetic_sizes.write(tmp_path / "s", record, runs))).axes[0]
+    [line] = [line for line in axes.lines if line.get_label() == "gated, 96"]
+    assert np.isnan(line.get_ydata()).tolist() == [False, False, True]

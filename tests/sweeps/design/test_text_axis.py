@@ -157,6 +157,16 @@ def test_an_interaction_within_the_margin_is_no_finding(tmp_path):
     assert (row["answer"], row["significant"]) == ("equivalent", "no")
 
 
+def test_an_interaction_without_an_estimate_at_the_optima_says_what_its_p_leaves_out(tmp_path):
+    def at_the_edge(record, runs):
+        for name in ("gated, plays", "gated, docs"):
+            record["variants"][name]["grid"] = [0.002, 0.004]
+
+    a = analyze(write(tmp_path, change=at_the_edge))
+    assert a.interactions[0].at_optimum is None
+    assert "; no estimate at the optima: p leaves out how far the best rates of the grids are from" in a.answers[4]
+
+
 def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
     a = analyze(write(tmp_path))
     alike = paired_difference([0.25] * 5, [0.0] * 5)
