@@ -194,7 +194,7 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
     Args:
         workdir: the run. It may have older checkpoints than the other one: a kill can prevent their deletion.
         expected: the workdir of the undisturbed run.
-        output: what the run printed; if it warned that metrics.jsonl is damaged, only the new lines must be equal.
+        output: what the run printed; if it warned that metrics.jsonl is corrupted, only the new lines must be equal.
         steps: whether it must have all checkpoints of the other one.
         gone: steps of checkpoints that the fault deleted or damaged.
     """
@@ -202,7 +202,7 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
 
     found = []
     ours, theirs = (read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected))
-    if "metrics.jsonl is damaged" in output:
+    if "metrics.jsonl is corrupted" in output:
         resumed_at = int(re.search(r"resuming at step (\d+)", output)[1])
         ours, theirs = ([line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs))
     for name, read in {

@@ -48,7 +48,7 @@ class TensorFiles:
                 try:
                     files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
                 except SafetensorError as error:
-                    raise UserError(f"{path} is damaged or truncated ({error}); download it again") from None
+                    raise UserError(f"{path} is corrupted or truncated ({error}); download it again") from None
                 for tensor in files[name].keys():  # noqa: SIM118
                     other, _ = self._file_of.setdefault(tensor, (name, files[name]))
                     if other != name:

@@ -296,7 +296,7 @@ def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
         except Exception as error:
             path = directory / str(step) / "_CHECKPOINT_METADATA"
             path.unlink()
-            say(f"WARNING: {path} is damaged ({first_line(error)}); removed, as it only holds times")
+            say(f"WARNING: {path} is corrupted ({first_line(error)}); removed, as it only holds times")
 
 
 def _description(leaf) -> dict:

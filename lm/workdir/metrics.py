@@ -173,11 +173,11 @@ class MetricsWriter:
         if self._n_lines >= n_lines and (checksum is None or not self._file or checksum == self.checksum(step)):
             return None
         if self._n_lines >= n_lines:
-            return f"{self._path} is damaged: its lines up to step {step} are not those that were written"
+            return f"{self._path} is corrupted: its lines up to step {step} are not those that were written"
         last = max((line["step"] for line in self._last), default=0)
         steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
         return (
-            f"{self._path} is damaged: it has {self._n_lines} of the {n_lines} lines up to step "
+            f"{self._path} is corrupted: it has {self._n_lines} of the {n_lines} lines up to step "
             f"{step}; lines of {steps} are missing, and are not written again"
         )
 

@@ -3,12 +3,13 @@
 They may be known before or after a checkpoint is saved.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import read_json, to_json, write_text
+from lm.files import COUNT, read_json, to_json, write_text
 from lm.workdir.metrics import read_metrics
 
 FILE = "val_losses.json"
@@ -32,7 +33,7 @@ def read_val_losses(workdir: Path, say: Callable[[str], None]) -> tuple[dict[int
     except (FileNotFoundError, UserError):
         lines = []
     evaluations = [line for line in lines if line.get("split") == "validation" and isinstance(line.get("loss"), float)]
-    measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), 0)
+    measure = next((line["batches"] for line in reversed(evaluations) if "batches" in line), _max_batches(workdir))
     losses = {line["step"]: line["loss"] for line in evaluations if line.get("batches", 0) == measure}
     losses = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
     # A changed digit leaves valid JSON: compare with the metrics.
@@ -41,8 +42,15 @@ def read_val_losses(workdir: Path, say: Callable[[str], None]) -> tuple[dict[int
     if stored and not changed:
         return losses | stored, True
     if damaged or changed:
-        say(f"WARNING: {path} is damaged; {len(losses)} validation losses were read from metrics.jsonl instead")
+        say(f"WARNING: {path} is corrupted; {len(losses)} validation losses were read from metrics.jsonl instead")
     return losses, bool(lines) and not measure and not (damaged and not losses)
+
+
+def _max_batches(workdir: Path) -> int:
+    """Return the number of batches per evaluation in the config of a run; 0 if the config cannot be read."""
+    with contextlib.suppress(FileNotFoundError, UserError):
+        return read_json(workdir / "config.json", {"eval": {"max_batches": COUNT}})["eval"]["max_batches"]
+    return 0
 
 
 def write_val_losses(workdir: Path, val_losses: dict[int, float]) -> None:

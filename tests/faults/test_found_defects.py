@@ -38,7 +38,7 @@ def test_a_changed_digit_in_val_losses_is_found(tmp_path, before, after):
     path.write_text(path.read_text().replace(before, after))
     lines = []
     checkpoints = Checkpoints(tmp_path, keep=1, say=lines.append)
-    assert [f"{path} is damaged; 2 validation losses" in line for line in lines] == [True]
+    assert [f"{path} is corrupted; 2 validation losses" in line for line in lines] == [True]
     checkpoints.save(12, {"x": np.float32(12)}, {})
     checkpoints.wait()
     assert checkpoints.steps() == [4, 12]  # the best one, and the newest
@@ -69,7 +69,7 @@ def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
     (tmp_path / "checkpoints" / "4" / "_CHECKPOINT_METADATA").write_text(content)
     lines = []
     checkpoints = Checkpoints(tmp_path, say=lines.append)
-    assert ["_CHECKPOINT_METADATA is damaged" in line for line in lines] == [True]
+    assert ["_CHECKPOINT_METADATA is corrupted" in line for line in lines] == [True]
     step, state, _ = checkpoints.restore({"x": np.float32(0)})
     assert (step, float(state["x"])) == (8, 8.0)
     checkpoints.close()

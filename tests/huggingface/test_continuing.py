@@ -95,7 +95,7 @@ def test_a_checkpoint_without_tokenizer_has_logits_of_ids_only(tmp_path):
     ("spoil", "message"),
     [
         (lambda d: (d / "model.safetensors").unlink(), "has neither model.safetensors nor"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"\0" * 99), "is damaged or truncated"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\0" * 99), "is corrupted or truncated"),
         (lambda d: (d / "tokenizer.json").write_text("{"), "cannot read"),
         (lambda d: checkpoint(d, hidden_size=10**6), "has shape"),
     ],

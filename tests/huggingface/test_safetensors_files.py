@@ -44,13 +44,13 @@ def test_shards_hold_at_most_the_given_bytes_and_the_index_names_them(tmp_path):
 def test_a_truncated_file_is_refused_when_it_is_opened(keep, tmp_path):
     path = checkpoint(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged or truncated"):
+    with pytest.raises(UserError, match=r"model\.safetensors is corrupted or truncated"):
         TensorFiles(tmp_path)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    with pytest.raises(UserError, match="damaged or truncated"):
+    with pytest.raises(UserError, match="corrupted or truncated"):
         TensorFiles(tmp_path)
 
 
