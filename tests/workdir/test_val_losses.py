@@ -21,14 +21,14 @@ def test_a_score_of_some_batches_may_differ_from_the_loss_of_the_full_split(tmp_
     """Also if no evaluation took place before the end, so that the metrics have no loss of so many batches."""
     scores = {"10": 3.0, "20": 2.75} if len(lines) > 1 else {"20": 2.75}
     write_run(tmp_path, 2, lines, scores)
-    said = []
-    assert read_val_losses(tmp_path, said.append) == ({int(step): loss for step, loss in scores.items()}, True)
-    assert said == []
+    messages = []
+    assert read_val_losses(tmp_path, messages.append) == ({int(step): loss for step, loss in scores.items()}, True)
+    assert messages == []
 
 
 def test_a_changed_score_of_the_full_split_is_replaced_with_a_warning(tmp_path):
     write_run(tmp_path, 0, [FULL], {"20": 2.75})
-    said = []
-    assert read_val_losses(tmp_path, said.append) == ({20: 2.5}, True)
-    assert len(said) == 1
-    assert "val_losses.json is corrupted" in said[0]
+    messages = []
+    assert read_val_losses(tmp_path, messages.append) == ({20: 2.5}, True)
+    assert len(messages) == 1
+    assert "val_losses.json is corrupted" in messages[0]
