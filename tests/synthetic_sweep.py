@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+from scipy import stats
 
 from lm.sweeps.storage.results import neighbors
 
@@ -118,3 +119,15 @@ def write(workdir, record: dict, runs: list[dict], *, per_file: int = 4):
 
 def select(runs: list[dict], phase: str, variant: str, rate: float = 0.002) -> list[dict]:
     return [r for r in runs if (r["phase"], r["variant"], r["learning_rate"]) == (phase, variant, rate)]
+
+
+def moderated(name: str) -> tuple[float, float, float, float]:
+    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain."""
+    # The three variances vary less than chance would: the prior has its largest df, 4. A larger variance reduces it.
+    pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
+    variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
+    prior, own = np.mean(list(variances.values())), variances[name + "plain"]
+    df = 4 * min(1, stats.f.sf(own / prior, 4, 4) / 0.5) ** 2
+    mean = np.mean(LOSSES[name]) - np.mean(BASE)
+    error = math.sqrt((df * prior + 4 * own) / (df + 4) / 5)
+    return mean, error, 2 * stats.t.sf(abs(mean) / error, df + 4), df + 4

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, diverge, run, select, sweep, write
+from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, diverge, moderated, run, select, sweep, write
 
 from lm.sweeps.analysis.analyze_sweep import analyze
 from lm.sweeps.report import cost_tables, figures, rate_tables, tables
@@ -34,18 +34,6 @@ def test_a_comparison_of_two_variants_agrees_with_scipy(tmp_path):
     assert c.p_at_optimum == pytest.approx(t.pvalue, rel=1e-6)
     unpaired = stats.tvar(LOSSES["gated"]) + stats.tvar(BASE)
     assert c.pairing == pytest.approx(stats.tvar(np.subtract(LOSSES["gated"], BASE)) / unpaired)
-
-
-def moderated(name: str) -> tuple[float, float, float, float]:
-    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain."""
-    # The three variances vary less than chance would: the prior has its largest df, 4. A larger variance reduces it.
-    pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
-    variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
-    prior, own = np.mean(list(variances.values())), variances[name + "plain"]
-    df = 4 * min(1, stats.f.sf(own / prior, 4, 4) / 0.5) ** 2
-    mean = np.mean(LOSSES[name]) - np.mean(BASE)
-    error = math.sqrt((df * prior + 4 * own) / (df + 4) / 5)
-    return mean, error, 2 * stats.t.sf(abs(mean) / error, df + 4), df + 4
 
 
 def test_comparisons_of_three_variants_use_the_moderated_variance(tmp_path):

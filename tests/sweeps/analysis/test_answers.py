@@ -4,7 +4,7 @@ import math
 
 import pytest
 from scipy import stats
-from synthetic_sweep import BASE, LOSSES, select, sweep, write
+from synthetic_sweep import BASE, LOSSES, moderated, select, sweep, write
 
 from lm.sweeps.analysis.analyze_sweep import analyze
 from lm.sweeps.analysis.answers import difference
