@@ -4,6 +4,8 @@ from lm.sweeps.analysis.outcomes import Comparison, VariantResult
 from lm.sweeps.statistics.inference import LEVEL, Difference, shares
 from lm.sweeps.statistics.margins import seeds_to_decide
 
+LEFT_OUT = "p leaves out how far the best rates of the grids are from them"  # them: the optima
+
 
 def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
     """Return the answer to a comparison.
@@ -54,10 +56,7 @@ def _left_out(a: VariantResult, b: VariantResult, record: dict) -> list[str]:
     reasons = dict.fromkeys(v.optimum.missing for v in (a, b) if v.optimum.missing)
     if not reasons or len(a.grid) == len(b.grid) == 1:
         return []
-    return [
-        f"no estimate at the optima, because {' and '.join(reasons)}: p leaves out how far the best rates of the grids "
-        "are from them"
-    ]
+    return [f"no estimate at the optima, because {' and '.join(reasons)}: {LEFT_OUT}"]
 
 
 def describe_placebo_answer(c: Comparison, record: dict) -> str:
@@ -167,7 +166,12 @@ def _evidence(c: Comparison, n_looks: int) -> str:
 
 
 def _estimate(d: Difference) -> str:
-    return f"difference {difference(d.mean)}, {_interval(d)}"
+    return f"difference {with_interval(d)}"
+
+
+def with_interval(d: Difference) -> str:
+    """Return the mean and the interval of a difference."""
+    return f"{difference(d.mean)}, {_interval(d)}"
 
 
 def _interval(d: Difference) -> str:

@@ -2,11 +2,10 @@
 
 import math
 
-from lm.sweeps.analysis.answers import difference
+from lm.sweeps.analysis.answers import LEFT_OUT, difference, with_interval
 from lm.sweeps.analysis.interactions import Interaction
 from lm.sweeps.analysis.scope import describe_scope_of_texts
 from lm.sweeps.design.axes import at_size
-from lm.sweeps.statistics.inference import Difference
 
 
 def describe_interaction(x: Interaction, record: dict) -> str:
@@ -21,11 +20,13 @@ def describe_interaction(x: Interaction, record: dict) -> str:
             f"{names} on {x.text}, minus that on {x.first}, is {difference(x.at_best.mean)} for every seed: without "
             "variation over seeds there is no p-value."
         )
-    numbers = [f"n = {x.at_best.n} paired seeds, {_shown(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"]
+    numbers = [
+        f"n = {x.at_best.n} paired seeds, {with_interval(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"
+    ]
     if x.at_optimum:
-        numbers.append(f"at the estimated optima {_shown(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
+        numbers.append(f"at the estimated optima {with_interval(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
     elif any(len(entry["grid"]) > 1 for pair in _entries(x, record) for entry in pair):
-        numbers.append("no estimate at the optima: p leaves out how far the best rates of the grids are from them")
+        numbers.append(f"no estimate at the optima: {LEFT_OUT}")
     claim, remark = {"equivalent": _equivalent, "undecided": _undecided}.get(x.verdict, _different)(x, record["margin"])
     error = f"the intervals are over seeds, and the sampling error of the two texts is {x.sampling_error:.4f}"
     scope = describe_scope_of_texts(_entries(x, record))
@@ -59,7 +60,3 @@ def _entries(x: Interaction, record: dict) -> list[tuple[dict, dict]]:
     """Return for each of the two texts the entries of both variants in sweep.json."""
     entries = record["variants"]
     return [(entries[at_size(x.variant, t)], entries[at_size(x.against, t)]) for t in (x.text, x.first)]
-
-
-def _shown(d: Difference) -> str:
-    return f"{difference(d.mean)}, 95 % CI {difference(d.low)} to {difference(d.high)}"
