@@ -74,6 +74,8 @@ def speedup(a: Analysis) -> str:
     speeds, baseline = a.results.speeds, a.record["baseline"]
     if not speeds:
         return "throughput not measured"
+    if speeds["at_once"] == 1:
+        return "runs were trained one at a time"
     ratio = speeds["variants"][baseline] / speeds["alone"]
     return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
 

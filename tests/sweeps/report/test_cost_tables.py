@@ -54,6 +54,8 @@ def test_losses_at_equal_cost_are_shown_only_if_learning_rates_are_constant(tmp_
 def test_speedup_of_training_several_runs_at_once(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
     assert cost_tables.speedup(a) == "4 runs of plain at once: 2.00 times the tokens/s of one at a time"
+    a.results.speeds["at_once"] = 1
+    assert cost_tables.speedup(a) == "runs were trained one at a time"
 
 
 @pytest.mark.parametrize("speed", [997.3, 1013.7, 1e5 / 3])
