@@ -129,8 +129,9 @@ def _comparison(record: dict, results: Results, failed: dict[str, str], pair, te
     if lost := [name for name in pair if name in failed]:
         answer = f"{pair[0]} against {pair[1]}: no result, because runs of {' and '.join(lost)} failed."
         return Comparison(*pair, None, math.nan, math.nan, answer, missing="runs failed", verdict="runs failed")
-    same = ("difference", "at_optimum", "p_adjusted", "p_at_optimum", "p_beyond", "p_equivalent", "n_seeds", "look")
-    c = Comparison(*pair, sampling_error=math.nan, answer="", **{name: getattr(test, name) for name in same})
+    same = test._asdict()
+    del same["same_text"]
+    c = Comparison(*pair, sampling_error=math.nan, answer="", **same)
     v, w = (_variant(name, at_look(record, test.n_seeds), results) for name in pair)
     missing = "did not train" if v.did_not_train or w.did_not_train else "runs diverged"
     verdict = (test.verdict or missing) if record["budget"] == "full" else "no conclusion"

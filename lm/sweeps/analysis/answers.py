@@ -4,7 +4,8 @@ from lm.sweeps.analysis.outcomes import Comparison, VariantResult
 from lm.sweeps.statistics.inference import LEVEL, Difference, shares
 from lm.sweeps.statistics.margins import seeds_to_decide
 
-LEFT_OUT = "p leaves out how far the best rates of the grids are from them"  # them: the optima
+ONLY_BEYOND = "so only a difference beyond the margin counts"
+LEFT_OUT = f"p leaves out how far the best rates of the grids are from them, {ONLY_BEYOND}"  # them: the optima
 
 
 def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
@@ -42,20 +43,20 @@ def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: d
     sentence = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)
     claim, remarks = sentence(c, record)
     evidence = _evidence(c, len(record["looks"]))
-    remarks += _left_out(a, b, record) + [stuck] * bool(stuck)
+    remarks += _left_out(a, b, c, record) + [stuck] * bool(stuck)
     return f"{claim} ({'; '.join([evidence, *remarks])})."
 
 
-def _left_out(a: VariantResult, b: VariantResult, record: dict) -> list[str]:
+def _left_out(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> list[str]:
     """Return the error of tuning that the p-values leave out; none where both have an estimate at the optimum."""
     if record["search"]:
         return [
-            "p leaves out the luck of the random trials: equal variants differ significantly in more than 1 of 20 such "
-            "sweeps"
+            f"p leaves out the luck of the random trials, {ONLY_BEYOND}; even beyond it, equal variants may differ in "
+            "more than 1 of 20 such sweeps"
         ]
-    reasons = dict.fromkeys(v.optimum.missing for v in (a, b) if v.optimum.missing)
-    if not reasons or len(a.grid) == len(b.grid) == 1:
+    if not c.leaves_out_tuning:
         return []
+    reasons = dict.fromkeys(v.optimum.missing for v in (a, b) if v.optimum.missing)
     return [f"no estimate at the optima, because {' and '.join(reasons)}: {LEFT_OUT}"]
 
 
@@ -140,10 +141,10 @@ def _undecided(c: Comparison, record: dict) -> tuple[str, list[str]]:
             "the differences at the best rates of the grid and at the estimated optima must both be significant, "
             "with the same sign"
         )
-    claim = (
-        f"Undecided between {c.variant} and {c.against}: no significant difference, and no equivalence within the "
-        f"margin of {margin:g} nats per token"
-    )
+    shown = "no significant difference, and no equivalence within"
+    if c.leaves_out_tuning:
+        shown = "no significant difference beyond"
+    claim = f"Undecided between {c.variant} and {c.against}: {shown} the margin of {margin:g} nats per token"
     return claim, remarks
 
 

@@ -50,9 +50,9 @@ def _comparison(c: Comparison) -> dict:
 
 def _interaction(x: Interaction) -> dict:
     names = _names(INTERACTION, x, on=f"{x.text} − {x.first}")
-    numbers = _numbers(x.at_best, x.p_adjusted, x.at_optimum)
+    numbers = _numbers(x.difference, x.p_adjusted, x.at_optimum)
     found = x.is_significant and x.verdict in FOUND
-    return names | {"seeds": x.at_best.n if x.at_best else 0} | numbers | _answer(x.missing or x.verdict, found)
+    return names | {"seeds": x.difference.n if x.difference else 0} | numbers | _answer(x.missing or x.verdict, found)
 
 
 def _saving(s: Saving) -> dict:

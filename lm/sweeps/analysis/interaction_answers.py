@@ -17,15 +17,14 @@ def describe_interaction(x: Interaction, record: dict) -> str:
         return f"{names} on {x.text} and on {x.first}: no interaction, because {x.missing}."
     if math.isnan(x.p_adjusted) or (x.at_optimum and math.isnan(x.p_at_optimum)):
         return (
-            f"{names} on {x.text}, minus that on {x.first}, is {difference(x.at_best.mean)} for every seed: without "
+            f"{names} on {x.text}, minus that on {x.first}, is {difference(x.difference.mean)} for every seed: without "
             "variation over seeds there is no p-value."
         )
-    numbers = [
-        f"n = {x.at_best.n} paired seeds, {with_interval(x.at_best)}, p = {x.p_adjusted:.2g} after Holm's correction"
-    ]
+    d = x.difference
+    numbers = [f"n = {d.n} paired seeds, {with_interval(d)}, p = {x.p_adjusted:.2g} after Holm's correction"]
     if x.at_optimum:
         numbers.append(f"at the estimated optima {with_interval(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
-    elif any(len(entry["grid"]) > 1 for pair in _entries(x, record) for entry in pair):
+    elif x.leaves_out_tuning:
         numbers.append(f"no estimate at the optima: {LEFT_OUT}")
     claim, remark = {"equivalent": _equivalent, "undecided": _undecided}.get(x.verdict, _different)(x, record["margin"])
     error = f"the intervals are over seeds, and the sampling error of the two texts is {x.sampling_error:.4f}"
@@ -34,7 +33,7 @@ def describe_interaction(x: Interaction, record: dict) -> str:
 
 
 def _different(x: Interaction, margin: float) -> tuple[str, str]:
-    more, size = "more" if x.at_best.mean > 0 else "less", difference(abs(x.at_best.mean), sign="")
+    more, size = "more" if x.difference.mean > 0 else "less", difference(abs(x.difference.mean), sign="")
     claim = f"{x.variant} − {x.against} depends on the text: on {x.text} it is {size} nats per token {more} than on "
     claim += x.first + (
         f", by more than the margin of {margin:g}"
@@ -52,8 +51,9 @@ def _equivalent(x: Interaction, margin: float) -> tuple[str, str]:
 
 def _undecided(x: Interaction, margin: float) -> tuple[str, str]:
     claim = f"Undecided whether {x.variant} − {x.against} depends on the text: no significant interaction, {x.text} "
-    claim += f"minus {x.first}, and no equivalence within the margin of {margin:g} nats per token"
-    return claim, f"smallest detectable interaction {difference(x.at_best.detectable, sign='')}"
+    claim += f"minus {x.first}, " + ("beyond" if x.leaves_out_tuning else "and no equivalence within")
+    claim += f" the margin of {margin:g} nats per token"
+    return claim, f"smallest detectable interaction {difference(x.difference.detectable, sign='')}"
 
 
 def _entries(x: Interaction, record: dict) -> list[tuple[dict, dict]]:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from lm.sweeps.analysis.looks import PairTest, correct, is_significant
+from lm.sweeps.analysis.looks import PairTest, correct, is_significant, was_tuned
 from lm.sweeps.analysis.multipliers import without_losses
 from lm.sweeps.design.axes import at_size
 from lm.sweeps.statistics import inference
@@ -26,11 +26,11 @@ class Interaction:
     Attributes:
         variant, against: the names of the two variants, without the text.
         text, first: the names of the two texts.
-        at_best: at the best learning rates of the grids; None if there is none: see `missing`.
+        difference: at the best learning rates of the grids; None if there is none: see `missing`.
         at_optimum: at the estimated optima; None if a variant has no estimate on one of the texts.
         p_adjusted, p_at_optimum: their p-values after Holm's correction for all interactions.
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after the same correction; see
-            `PairTest`.
+            `PairTest`, also for leaves_out_tuning.
         verdict: "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
         sampling_error: standard error over blocks of both test texts.
         missing: the reason if there is no interaction, else "".
@@ -41,12 +41,13 @@ class Interaction:
     against: str
     text: str
     first: str
-    at_best: Difference | None = None
+    difference: Difference | None = None
     at_optimum: Difference | None = None
     p_adjusted: float = math.nan
     p_at_optimum: float = math.nan
     p_beyond: float = math.nan
     p_equivalent: float = math.nan
+    leaves_out_tuning: bool = False
     verdict: str = ""
     sampling_error: float = math.nan
     missing: str = ""
@@ -54,7 +55,7 @@ class Interaction:
 
     @property
     def is_significant(self) -> bool:
-        return is_significant(self.at_best, self.p_adjusted, self.at_optimum, self.p_at_optimum)
+        return is_significant(self)
 
 
 def interactions(record: dict, comparisons: list, variants: dict) -> list[Interaction]:
@@ -77,7 +78,16 @@ def interactions(record: dict, comparisons: list, variants: dict) -> list[Intera
             error = math.hypot(of_first.sampling_error, other.sampling_error)
             interaction = Interaction(*names, text, texts[0], sampling_error=error)
             found.append(_tested(interaction, record, variants, n_tests))
-    tests = [PairTest(1, x.at_best.n if x.at_best else 0, x.at_best, x.at_optimum) for x in found]
+    tests = [
+        PairTest(
+            1,
+            x.difference.n if x.difference else 0,
+            x.difference,
+            x.at_optimum,
+            leaves_out_tuning=x.leaves_out_tuning,
+        )
+        for x in found
+    ]
     names, is_full = ("p_adjusted", "p_at_optimum", "p_beyond", "p_equivalent"), record["budget"] == "full"
     return [
         dataclasses.replace(
@@ -103,7 +113,10 @@ def _tested(x: Interaction, record: dict, variants: dict, n_tests: int) -> Inter
         None if a is None or b is None else inference.paired_difference(a, b, n_tests, prior)
         for a, b, prior in zip(*contrasts, _priors(x, record, variants), strict=True)
     ]
-    return dataclasses.replace(x, at_best=found[0], at_optimum=found[1])
+    tuned = was_tuned(record, *names[0], *names[1])
+    return dataclasses.replace(
+        x, difference=found[0], at_optimum=found[1], leaves_out_tuning=tuned and found[1] is None
+    )
 
 
 def _on_both(name: str, x: Interaction) -> list[str]:

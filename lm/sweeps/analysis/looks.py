@@ -33,6 +33,8 @@ class PairTest(NamedTuple):
         p_adjusted, p_at_optimum: the p-values of the two differences after Holm's correction.
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after Holm's correction; with an
             estimate at the optimum, the larger one of both estimates, because an answer needs both.
+        leaves_out_tuning: whether the two were tuned and one has no estimate at the optimum. Then the p-values leave
+            out how far their best rates are from the optima, and only a difference beyond the margin is shown.
     """
 
     look: int
@@ -44,10 +46,11 @@ class PairTest(NamedTuple):
     p_at_optimum: float = math.nan
     p_beyond: float = math.nan
     p_equivalent: float = math.nan
+    leaves_out_tuning: bool = False
 
     @property
     def is_significant(self) -> bool:
-        return is_significant(self.difference, self.p_adjusted, self.at_optimum, self.p_at_optimum)
+        return is_significant(self)
 
     @property
     def verdict(self) -> str:
@@ -65,21 +68,31 @@ class PairTest(NamedTuple):
             return "equal losses" if d.mean == 0 else "no p-value"
         if self.is_significant and self.p_beyond < level:
             return "beyond the margin"
-        if self.p_equivalent < level:
+        if self.p_equivalent < level and not self.leaves_out_tuning:
             return "equivalent"
         return "different" if self.is_significant else "undecided"
 
 
-def is_significant(d: Difference | None, p: float, at_optimum: Difference | None, p_at_optimum: float) -> bool:
+def is_significant(test) -> bool:
     """Return whether a difference is significant, and also that at the estimated optima if there is one.
 
+    At the best rates alone, more than 1 of 20 equal pairs differ significantly (`benchmarks/calibration/rates.py`).
+    After tuning without an estimate at the optima, only a difference beyond the margin is therefore significant.
+
     Args:
-        d, p: the difference at the best rates of the grid, and its corrected p-value.
-        at_optimum, p_at_optimum: the same at the estimated optima.
+        test: a PairTest, a Comparison or an Interaction.
     """
-    if d is None or not p < 1 - inference.LEVEL:
+    level, at_optimum = 1 - inference.LEVEL, test.at_optimum
+    if test.difference is None or not test.p_adjusted < level:
         return False
-    return at_optimum is None or (at_optimum.mean * d.mean > 0 and p_at_optimum < 1 - inference.LEVEL)
+    if test.leaves_out_tuning:
+        return test.p_beyond < level
+    return at_optimum is None or (at_optimum.mean * test.difference.mean > 0 and test.p_at_optimum < level)
+
+
+def was_tuned(record: dict, *names: str) -> bool:
+    """Return whether any of these variants chose its learning rate."""
+    return bool(record.get("search")) or any(len(record["variants"][name]["grid"]) > 1 for name in names)
 
 
 def at_look(record: dict, n: int) -> dict:
@@ -226,7 +239,9 @@ def _pair_test(record: dict, results: Results, pair, i: int, priors: dict) -> Pa
             return None
         return inference.paired_difference(*losses, len(record["comparisons"]), prior, share)
 
-    return found._replace(difference=difference("at_rate"), at_optimum=difference("at_optimum"))
+    at_optimum = difference("at_optimum")
+    leaves_out_tuning = at_optimum is None and was_tuned(record, *pair)
+    return found._replace(difference=difference("at_rate"), at_optimum=at_optimum, leaves_out_tuning=leaves_out_tuning)
 
 
 def seeds_needed(record: dict, results: Results) -> dict[str, int]:

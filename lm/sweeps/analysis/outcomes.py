@@ -102,6 +102,7 @@ class Comparison:
         p_at_optimum: its p-value after Holm's correction.
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after Holm's correction; with an
             estimate at the optimum, the larger one of both estimates, because an answer needs both.
+        leaves_out_tuning: see `PairTest`.
         pairing: the variance of the difference, divided by that without pairing.
         verdict: "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
         over_text: the difference with its interval over other seeds and other text; None as for `difference`, or if
@@ -121,6 +122,7 @@ class Comparison:
     p_at_optimum: float = math.nan
     p_beyond: float = math.nan
     p_equivalent: float = math.nan
+    leaves_out_tuning: bool = False
     pairing: float = math.nan
     verdict: str = ""
     over_text: CrossedInterval | None = None
@@ -129,7 +131,7 @@ class Comparison:
 
     @property
     def is_significant(self) -> bool:
-        return is_significant(self.difference, self.p_adjusted, self.at_optimum, self.p_at_optimum)
+        return is_significant(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from lm.sweeps.report.tables import Table, p_value, with_interval
 
 def interaction_table(a: Analysis) -> Table:
     """Return the interaction of each comparison with each text but the first."""
-    n, moderated = len(a.interactions), any(x.at_best and x.at_best.df > x.at_best.n - 1 for x in a.interactions)
+    n, differences = len(a.interactions), [x.difference for x in a.interactions if x.difference]
+    moderated = any(d.df > d.n - 1 for d in differences)
     margin = f"{a.record['margin']:g}"
     notes = {
         "answer": f"Beyond the margin: the interaction is larger than {margin} nats per token, the margin of this "
@@ -22,7 +23,8 @@ def interaction_table(a: Analysis) -> Table:
         + " The variance is moderated by those of all pairs of variants."
         * moderated,
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. An interaction is "
-        "significant if both p-values are below 0.05 and the signs agree.",
+        "significant if both p-values are below 0.05 and the signs agree; without an estimate, only beyond the "
+        "margin.",
         "sampling error": "Standard error over blocks of both test texts: how much other texts of the same kinds would "
         "change it. The intervals, which are over seeds alone, do not include it.",
     }
@@ -34,4 +36,4 @@ def _row(x: Interaction) -> list[str]:
     if x.missing:
         return [*names, x.missing, *["–"] * 4]
     optimum = f"{with_interval(x.at_optimum)}, {p_value(x.p_at_optimum)}" if x.at_optimum else "no estimate"
-    return [*names, x.verdict, with_interval(x.at_best), p_value(x.p_adjusted), optimum, f"{x.sampling_error:.4f}"]
+    return [*names, x.verdict, with_interval(x.difference), p_value(x.p_adjusted), optimum, f"{x.sampling_error:.4f}"]

@@ -135,12 +135,15 @@ def p_value(p: float) -> str:
 
 
 def _no_optimum(a: Analysis) -> str:
-    """Return sentences on the variants that have no estimate of the optimum, and why."""
+    """Return sentences on the variants that have no estimate of the optimum, why, and what follows."""
     names = collections.defaultdict(list)
     for v in a.variants.values():
         if v.optimum.missing:
             names[v.optimum.missing].append(v.name)
-    return "".join(f" No estimate for {', '.join(found)}: {reason}." for reason, found in names.items())
+    text = "".join(f" No estimate for {', '.join(found)}: {reason}." for reason, found in names.items())
+    if any(c.leaves_out_tuning for c in a.comparisons):
+        text += " Without it, only a difference beyond the margin is significant."
+    return text
 
 
 def losses(a: Analysis) -> Table:

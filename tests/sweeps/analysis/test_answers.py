@@ -119,3 +119,31 @@ def test_answer_when_only_the_uncorrected_interval_excludes_0(tmp_path):
     assert wide.difference.p < 0.05 < wide.p_adjusted
     assert wide.answer.startswith("Undecided between wide and plain: no significant difference")
     assert "; this interval alone excludes 0, which is not enough among 2 comparisons). " in wide.answer
+
+
+@pytest.fixture(params=["one rate", "at the edge"])
+def without_optimum(request):
+    """Return the sweep without estimates at the optima, and whether the rates were tuned."""
+    tuned = request.param == "at the edge"
+    return sweep(grid=[0.002, 0.004] if tuned else [0.002]), tuned
+
+
+@pytest.mark.parametrize(
+    ("name", "margin", "verdict"), [("gated", 0.1, "different"), ("gated", 0.005, "beyond the margin"),
+                                    ("wide", 0.1, "equivalent")]
+)  # fmt: skip
+def test_after_tuning_without_an_estimate_at_the_optimum_only_a_difference_beyond_the_margin_is_shown(
+    tmp_path, without_optimum, name, margin, verdict
+):
+    (record, runs), tuned = without_optimum
+    a = analyze(write(tmp_path / "s", record | {"margin": margin}, runs))
+    c = next(c for c in a.comparisons if c.variant == name)
+    assert c.at_optimum is None
+    decided = verdict == "beyond the margin" or not tuned
+    assert c.verdict == (verdict if decided else "undecided")
+    assert c.is_significant == (decided and name == "gated")
+    assert ("so only a difference beyond the margin counts" in c.answer) == tuned
+    if not decided:
+        assert c.answer.startswith(
+            f"Undecided between {name} and plain: no significant difference beyond the margin of 0.1 nats per token"
+        )

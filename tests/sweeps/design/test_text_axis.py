@@ -13,6 +13,7 @@ from lm.errors import UserError
 from lm.sweeps.analysis.analyze_sweep import analyze
 from lm.sweeps.analysis.claims import claim_rows
 from lm.sweeps.analysis.interaction_answers import describe_interaction
+from lm.sweeps.analysis.interactions import interactions
 from lm.sweeps.design import spec
 from lm.sweeps.design.axes import Match, match_tokens
 from lm.sweeps.design.spec import Budget, load_sweep
@@ -65,10 +66,10 @@ def test_an_interaction_is_the_paired_difference_of_two_differences(tmp_path):
         ("wide", "plain", "docs", "plays"),
     ]
     for x, d in zip(a.interactions, expected, strict=True):
-        assert x.at_best == pytest.approx(d)
+        assert x.difference == pytest.approx(d)
     assert [x.p_adjusted for x in a.interactions] == pytest.approx(holm([d.p for d in expected]))
     gated, wide = a.interactions
-    assert gated.at_best.mean == pytest.approx(0.1)
+    assert gated.difference.mean == pytest.approx(0.1)
     assert gated.at_optimum.mean == pytest.approx(0.1)
     assert (gated.is_significant, wide.is_significant) == (True, False)
     by_text = [c.sampling_error for c in a.comparisons[:2]]
@@ -116,12 +117,12 @@ def test_runs_without_a_mean_give_no_interaction(tmp_path, how):
 
     a = analyze(write(tmp_path, change=change))
     gated, wide = a.interactions
-    assert (gated.at_best, wide.missing) == (None, "")
+    assert (gated.difference, wide.missing) == (None, "")
     reason = {"failed": "runs of gated, docs failed", "other data": "losses on different data or tokens"}
     assert gated.missing.startswith(reason.get(how, "runs of gated, docs diverged or got stuck"))
     assert interaction_table(a).rows[0] == ["gated − plain", "docs − plays", gated.missing, *["–"] * 4]
     assert a.answers[4] == f"gated − plain on docs and on plays: no interaction, because {gated.missing}."
-    assert wide.at_best.df == 4  # two variants give no prior
+    assert wide.difference.df == 4  # two variants give no prior
 
 
 def test_differences_that_are_equal_but_for_rounding_give_no_interaction(tmp_path):
@@ -136,7 +137,7 @@ def test_differences_that_are_equal_but_for_rounding_give_no_interaction(tmp_pat
                 run |= {"val_loss": same["val_loss"], "test_loss": same["test_loss"] + 1e-7 + 1e-9 * (i % 7)}
 
     gated, _ = analyze(write(tmp_path, change=change)).interactions
-    assert (gated.at_best, gated.missing) == (None, "the differences on the two texts are equal but for rounding")
+    assert (gated.difference, gated.missing) == (None, "the differences on the two texts are equal but for rounding")
 
 
 def test_an_interaction_within_the_margin_is_no_finding(tmp_path):
@@ -147,7 +148,7 @@ def test_an_interaction_within_the_margin_is_no_finding(tmp_path):
     x = a.interactions[0]
     assert x.is_significant
     assert x.verdict == "equivalent"
-    sides = [stats.t.sf((0.005 + sign * x.at_best.mean) / x.at_best.error, x.at_best.df) for sign in (-1, 1)]
+    sides = [stats.t.sf((0.005 + sign * x.difference.mean) / x.difference.error, x.difference.df) for sign in (-1, 1)]
     assert max(sides) / 2 < x.p_equivalent < 3 * max(sides)  # Holm's factor is 1 or 2; the optima are on the grid
     assert a.answers[4].startswith(
         "gated − plain is the same on docs and on plays within the margin of 0.005 nats per token: the interaction is "
@@ -164,13 +165,19 @@ def test_an_interaction_without_an_estimate_at_the_optima_says_what_its_p_leaves
 
     a = analyze(write(tmp_path, change=at_the_edge))
     assert a.interactions[0].at_optimum is None
+    assert a.interactions[0].verdict == "beyond the margin"
     assert "; no estimate at the optima: p leaves out how far the best rates of the grids are from" in a.answers[4]
+    within = dict(a.record, margin=0.2)
+    (x, _) = interactions(within, a.comparisons, a.variants)
+    assert x.p_adjusted < 0.05
+    assert (x.verdict, x.is_significant) == ("undecided", False)
+    assert "no significant interaction, docs minus plays, beyond the margin of 0.2" in describe_interaction(x, within)
 
 
 def test_an_interaction_without_variation_over_seeds_has_no_p(tmp_path):
     a = analyze(write(tmp_path))
     alike = paired_difference([0.25] * 5, [0.0] * 5)
-    x = dataclasses.replace(a.interactions[0], at_best=alike, p_adjusted=alike.p, at_optimum=None)
+    x = dataclasses.replace(a.interactions[0], difference=alike, p_adjusted=alike.p, at_optimum=None)
     assert describe_interaction(x, a.record) == (
         "gated − plain on docs, minus that on plays, is +0.2500 for every seed: without variation over seeds there is "
         "no p-value."
@@ -232,6 +239,6 @@ def test_the_claims_are_the_differences_on_each_text_and_the_interactions(tmp_pa
     found = [row for row in rows if row["kind"] == "interaction"]
     assert [(row["variant"], row["on"]) for row in found] == [("gated", "docs − plays"), ("wide", "docs − plays")]
     for row, x in zip(found, a.interactions, strict=True):
-        assert float(row["estimate"]) == pytest.approx(x.at_best.mean, rel=1e-5)
+        assert float(row["estimate"]) == pytest.approx(x.difference.mean, rel=1e-5)
         assert float(row["p_page"]) == pytest.approx(x.p_adjusted, rel=1e-5)
         assert row["significant"] == ("yes" if x.is_significant else "no")
