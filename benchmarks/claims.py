@@ -18,7 +18,7 @@ from lm.errors import UserError, with_exit_code
 from lm.files import write_text
 from lm.sweeps.analysis.answers import difference
 from lm.sweeps.analysis.claims import INTERACTION, MULTIPLIER
-from lm.sweeps.design.seeds import PLACEBO
+from lm.sweeps.design.placebo import PLACEBO
 from lm.sweeps.report.tables import to_csv
 from lm.sweeps.statistics import inference
 from lm.text_tables import markdown_table

@@ -28,6 +28,7 @@ def get_sweep():
         },
         sizes=sizes,
         baseline="post-norm",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("pre-norm", "post-norm"),),
         learning_rates=RATES,
         budgets={

@@ -31,6 +31,7 @@ def get_sweep():
         },
         sizes=sizes,
         baseline="SiLU",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("SwiGLU", "SiLU"),),
         learning_rates=RATES,
         budgets={

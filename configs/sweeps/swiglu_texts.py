@@ -21,6 +21,7 @@ def get_sweep():
         },
         texts={"Tiny Shakespeare": {}, "Python docs": {"data.source": "python_docs"}},
         baseline="SiLU",
+        placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("SwiGLU", "SiLU"),),
         learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
         budgets={

@@ -17,6 +17,7 @@ from lm.sweeps.analysis.multipliers import savings
 from lm.sweeps.analysis.optimum import estimate_optimum
 from lm.sweeps.analysis.outcomes import Analysis, Comparison, VariantResult
 from lm.sweeps.analysis.scope import describe_scope
+from lm.sweeps.design.placebo import placebo_pair
 from lm.sweeps.design.search import run_length
 from lm.sweeps.design.seeds import seeds_of
 from lm.sweeps.statistics import inference
@@ -52,7 +53,7 @@ def analyze(workdir: Path) -> Analysis:
     results.runs = ordered(results.runs, record)
     if results.speeds and record["variants"].keys() - results.speeds["variants"].keys():
         raise UserError(f"{workdir}: speeds.json lacks a variant; delete this file and rerun the sweep")
-    pairs = [*record["comparisons"], *([(record["placebo"], record["baseline"])] if record["placebo"] else [])]
+    pairs = [*record["comparisons"], *([placebo_pair(record)] if record["placebo"] else [])]
     needed = seeds_needed(record, results)
     failed = _failed(record, results, workdir, needed)
     variants = {n: _variant(n, at_look(record, needed[n]), results) for n in record["variants"] if n not in failed}
@@ -149,8 +150,7 @@ def _comparison(record: dict, results: Results, failed: dict[str, str], pair, te
 
 def _placebo(record: dict, results: Results, failed: dict[str, str]) -> Comparison:
     """Return the comparison of the placebo with the baseline."""
-    pair = record["placebo"], record["baseline"]
-    placebo = _comparison(record, results, failed, pair, placebo_test(record, results))
+    placebo = _comparison(record, results, failed, placebo_pair(record), placebo_test(record, results))
     return dataclasses.replace(placebo, answer=describe_placebo_answer(placebo, record))
 
 

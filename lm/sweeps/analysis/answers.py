@@ -1,6 +1,7 @@
 """The answer to a comparison in one sentence that the numbers support."""
 
 from lm.sweeps.analysis.outcomes import Comparison, VariantResult
+from lm.sweeps.design.placebo import placebo_pair
 from lm.sweeps.statistics.inference import LEVEL, Difference, shares
 from lm.sweeps.statistics.margins import seeds_to_decide
 
@@ -74,10 +75,11 @@ def describe_placebo_answer(c: Comparison, record: dict) -> str:
 
 def describe_placebo(record: dict) -> str:
     """Describe the placebo and what it checks."""
-    changes, baseline = (record["variants"][record[name]]["changes"] for name in ("placebo", "baseline"))
+    names = placebo_pair(record)
+    changes, baseline = (record["variants"][name]["changes"] for name in names)
     changed = ", ".join(f"{key} = {value}" for key, value in changes.items() if baseline.get(key) != value)
     return (
-        f"{record['placebo']}: {record['baseline']} with {changed}, which changes the program but not the distribution "
+        f"{names[0]}: {names[1]} with {changed}, which changes the program but not the distribution "
         "of its results. The true difference is 0, so it checks the whole procedure, from tuning to test: a "
         f"significant one is a false positive, as {_how_often(record)}. It is not one of the comparisons, and its p is "
         "not corrected."

@@ -5,7 +5,7 @@ import math
 from lm.sweeps.analysis.interactions import Interaction
 from lm.sweeps.analysis.multipliers import Saving
 from lm.sweeps.analysis.outcomes import Analysis, Comparison
-from lm.sweeps.design.seeds import PLACEBO
+from lm.sweeps.design.placebo import PLACEBO
 from lm.sweeps.statistics.inference import Difference
 from lm.sweeps.statistics.scaling import Estimate
 

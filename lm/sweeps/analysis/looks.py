@@ -13,6 +13,7 @@ import numpy as np
 
 from lm.sweeps.analysis.optimum import estimate_optimum
 from lm.sweeps.design.axes import size_of
+from lm.sweeps.design.placebo import placebo_pair
 from lm.sweeps.design.seeds import first_seeds, seeds_of
 from lm.sweeps.statistics import inference
 from lm.sweeps.statistics.inference import Difference
@@ -167,7 +168,7 @@ def correct(tests: list[PairTest], margin: float) -> list[PairTest]:
 
 def placebo_test(record: dict, results: Results) -> PairTest:
     """Return the test of the placebo against the baseline, at the first look and without correction."""
-    fixed = record | {"looks": record["looks"][:1], "comparisons": [(record["placebo"], record["baseline"])]}
+    fixed = record | {"looks": record["looks"][:1], "comparisons": [placebo_pair(record)]}
     return pair_tests(fixed, results)[0]
 
 

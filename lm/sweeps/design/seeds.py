@@ -13,7 +13,6 @@ from lm.sweeps.design.axes import at_size, size_of
 
 MAX_SEEDS = 1000  # of a sweep: for the final runs, and for tuning
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
-PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 
 # The seeds of all variants, or of each size. Before sizes had seeds of their own, all sizes shared them.
 Seeds = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -111,15 +110,3 @@ def wrong_numbers(budget, least: int):
     for field, value, low in (*fields, ("tuning_seeds", budget.tuning_seeds, 1)):
         if not low <= value <= MAX_SEEDS:
             yield f"{field} is {short(value)}; it must be at least {low} and at most {MAX_SEEDS}"
-
-
-def wrong_placebo(sweep):
-    """Yield the mistakes in a sweep's placebo, apart from those in the config of its variant."""
-    if not sweep.placebo:
-        return
-    if PLACEBO in sweep.variants:
-        yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
-    if any(PLACEBO in pair for pair in sweep.comparisons):
-        yield f"comparisons: {PLACEBO!r} is always compared with the baseline; remove it"
-    if "optimizer.learning_rate" in sweep.placebo:
-        yield "placebo: it uses the learning rates of the baseline; remove optimizer.learning_rate"

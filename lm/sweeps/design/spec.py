@@ -17,16 +17,15 @@ from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.design import search
-from lm.sweeps.design.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, expand, size_of
+from lm.sweeps.design.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, size_of
+from lm.sweeps.design.placebo import PLACEBO, expanded, wrong_placebo
 from lm.sweeps.design.search import Search
 from lm.sweeps.design.seeds import (
-    PLACEBO,
     Seeds,
     by_size,
     fresh_seeds,
     tuning_seeds,
     wrong_numbers,
-    wrong_placebo,
     wrong_types,
 )
 from lm.sweeps.design.text_axis import wrong_texts
@@ -84,7 +83,8 @@ class Sweep:
             tuned, trained and compared on every text, and the report tests whether the differences depend on the text.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
-            {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check.
+            {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check; with sizes
+            or texts, at the first one only.
         search: instead of `learning_rates`, a random search over several hyperparameters.
     """
 
@@ -112,8 +112,8 @@ class SweepPlan:
         background: the file's docstring.
         budget_name, budget: the chosen budget.
         sweep: what the file returned, with the placebo as one more variant. With sizes, it has each variant at each
-            size, the baseline at the last size, and each pair of the comparisons at all sizes before the next pair.
-            Likewise with texts.
+            size (the placebo at one), the baseline at the last size, and each pair of the comparisons at all sizes
+            before the next pair. Likewise with texts.
         configs: by variant, its config at the first learning rate of its grid, or without the values of a trial.
             Matched values are the base's.
         grids: by variant, its learning rates, in ascending order or in the order of the trials.
@@ -181,7 +181,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     baselines = {at_size(name, size): at_size(sweep.baseline, size) for size in sizes for name in sweep.variants}
     sweep = dataclasses.replace(
         sweep,
-        variants=expand(sweep.variants, sizes),
+        variants=expanded(sweep),
         baseline=at_size(sweep.baseline, list(sizes)[-1]),
         comparisons=tuple((at_size(a, size), at_size(b, size)) for a, b in sweep.comparisons for size in sizes),
     )
@@ -333,8 +333,6 @@ def _wrong_sizes(sweep: Sweep):
     for size in sweep.sizes:
         if (other := size_of(size, sweep.sizes)) and size:
             yield f"sizes: {size!r} ends with {at_size('', other)!r}, so names would be ambiguous; rename it"
-    if sweep.sizes and sweep.placebo:
-        yield "sizes and placebo are both given: with sizes there is no check by a placebo; remove one of them"
     for name, budget in sweep.budgets.items() if sweep.sizes else ():
         if budget.looks is not None:
             yield f"budget {name!r}: looks: a sweep with sizes needs a fixed number of seeds; give seeds instead"

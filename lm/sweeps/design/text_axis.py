@@ -15,9 +15,8 @@ def wrong_texts(sweep):
     names = [at_size(variant, text) for text in texts for variant in sweep.variants]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         yield f"texts: {twice[0]!r} would be the name of two variants; rename a text"
-    for field in ("sizes", "placebo"):
-        if getattr(sweep, field):
-            yield f"texts and {field} are both given; remove one of them"
+    if sweep.sizes:
+        yield "texts and sizes are both given; remove one of them"
     for name, budget in sweep.budgets.items():
         if budget.looks is not None:
             yield f"budget {name!r}: looks: a sweep with texts needs a fixed number of seeds; give seeds instead"

@@ -15,8 +15,9 @@ from lm.config import Config, to_dict
 from lm.data.entropy_floor import best_loss_in_windows
 from lm.errors import TemporaryError, UserError
 from lm.files import lock, to_json, write_text
+from lm.sweeps.design.placebo import placebo_name
 from lm.sweeps.design.search import search_record, summary
-from lm.sweeps.design.seeds import PLACEBO, Seeds, count, first_seeds, seeds_from_json, seeds_of, seeds_to_json
+from lm.sweeps.design.seeds import Seeds, count, first_seeds, seeds_from_json, seeds_of, seeds_to_json
 from lm.sweeps.design.spec import SweepPlan
 from lm.sweeps.storage.records import read_failure, read_runs, read_speeds, read_sweep, with_checksum
 from lm.workdir.config_changes import compare_configs
@@ -65,7 +66,7 @@ def sweep_record(plan: SweepPlan, variants: dict, device: str) -> dict:
         "tuning_seeds": seeds_to_json(plan.tuning_seeds),
         "seeds": seeds_to_json(plan.seeds),
         "looks": list(plan.looks),
-        "placebo": PLACEBO if plan.sweep.placebo else None,
+        "placebo": placebo_name(plan.sweep) if plan.sweep.placebo else None,
         "question": plan.sweep.question,
         "background": plan.background,
         "base": plan.sweep.base,

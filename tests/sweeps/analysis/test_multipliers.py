@@ -42,6 +42,28 @@ def test_a_saving_is_one_claim_for_all_sizes(tmp_path):
     assert a.savings[0].p_adjusted == a.savings[0].at_best.pooled.p  # one pair: nothing to correct
 
 
+def test_the_placebo_is_a_comparison_at_one_size_and_no_saving(tmp_path):
+    record, runs = synthetic_sizes.sweep(1.25)
+    copy = dict(record["variants"]["plain, 32"], changes={"model.rope_pairing": "adjacent"})
+    shift = dict(zip(range(5), [0.003, -0.002, 0.001, -0.004, 0.002], strict=True))
+    runs += [
+        run | {"variant": "placebo, 32", "test_loss": run["test_loss"] + shift.get(run["seed"], 0)}
+        for run in runs
+        if run["variant"] == "plain, 32"
+    ]
+    record |= {"variants": record["variants"] | {"placebo, 32": copy}, "placebo": "placebo, 32"}
+    a, without = analyze(synthetic_sizes.write(tmp_path / "sweep", record, runs)), analyzed(tmp_path / "without", 1.25)
+    assert a.answers[0] == without.answers[0]
+    assert (a.placebo.variant, a.placebo.against) == ("placebo, 32", "plain, 32")
+    assert a.placebo.difference.mean == pytest.approx(0.0)
+    assert a.answers[1].endswith("not significant, as it should be.")
+    assert [(row["kind"], row["variant"]) for row in claim_rows(a)] == [
+        ("log compute multiplier", "gated"),
+        ("placebo", "placebo, 32"),
+    ]
+    assert command.main([str(tmp_path / "sweep")]) == 0
+
+
 def test_more_compute_and_a_trend_are_stated(tmp_path):
     multiplier = dict(zip(SIZES, [0.95, 0.88, 0.82, 0.72], strict=True))
     [answer] = analyzed(tmp_path, multiplier, noise=0.001).answers

@@ -16,7 +16,8 @@ from lm.config import to_dict
 from lm.errors import UserError
 from lm.sweeps.analysis.analyze_sweep import analyze
 from lm.sweeps.design import spec
-from lm.sweeps.design.axes import at_size
+from lm.sweeps.design.axes import LEARNING_RATE, at_size, match_rate
+from lm.sweeps.design.placebo import placebo_name, placebo_pair
 from lm.sweeps.design.seeds import FIRST_TUNING_SEED, MAX_SEEDS, by_size, fresh_seeds, seeds_of, tuning_seeds
 from lm.sweeps.design.spec import MARGIN, Budget, load_sweep
 from lm.sweeps.report import tables
@@ -194,6 +195,20 @@ def test_a_placebo_is_the_baseline_with_its_changes(monkeypatch):
     assert plan.sweep.comparisons == (("glu", "mlp"), ("wild", "mlp"))
 
 
+def test_with_sizes_the_placebo_is_trained_at_the_first_size_with_tuning_runs(monkeypatch):
+    sizes = {str(d): {"model.d_model": d} for d in (8, 16, 32)}
+    sizes["8"][LEARNING_RATE] = match_rate("16", 2.0)
+    plan = planned(monkeypatch, sizes=sizes, placebo={"model.rope_pairing": "halves"})
+    assert list(plan.configs) == [
+        *("mlp, 8", "glu, 8", "wild, 8"),
+        *("mlp, 16", "glu, 16", "wild, 16", "placebo, 16"),
+        *("mlp, 32", "glu, 32", "wild, 32"),
+    ]
+    ours, theirs = plan.configs["placebo, 16"].model, plan.configs["mlp, 16"].model
+    assert ours == dataclasses.replace(theirs, rope_pairing="halves")
+    assert plan.rates_from.keys() == {"mlp, 8", "glu, 8"}  # "wild" has its own rates
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -212,14 +227,19 @@ def test_wrong_placebos(monkeypatch, changes, expected):
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_sweep_of_one_size_and_text_has_a_placebo_of_another_order_of_features(path: Path):
+def test_every_sweep_that_compares_has_a_placebo_of_another_order_of_features(path: Path):
     """Initial weights are independent and alike over the features of a head, or of the residual stream, and AdamW and
     SGD treat all alike. Pairing or ordering the features in another way gives results of the same distribution."""
     plan = load_sweep(str(path), "full")
-    if plan.sweep.sizes or plan.sweep.texts:
+    if not plan.sweep.comparisons:
         assert not plan.sweep.placebo
         return
     key = {"rope": "model.rope_pairing", "sinusoidal": "model.sinusoidal_order"}
-    baseline = plan.configs[plan.sweep.baseline].model
+    record = {"placebo": placebo_name(plan.sweep), "baseline": plan.sweep.baseline}
+    axes = {"sizes": list(plan.sweep.sizes), "texts": list(plan.sweep.texts)}
+    placebo, baseline = (plan.configs[name].model for name in placebo_pair(record | axes))
     assert list(plan.sweep.placebo) == [key[baseline.positions]]
-    assert plan.configs["placebo"].model != baseline
+    change = {"rope_pairing", "sinusoidal_order"}
+    ours, theirs = dataclasses.asdict(placebo), dataclasses.asdict(baseline)
+    assert len([name for name in change if ours.pop(name) != theirs.pop(name)]) == 1
+    assert ours == theirs

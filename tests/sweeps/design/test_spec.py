@@ -88,7 +88,10 @@ BACKWARDS = Budget(1, 2, learning_rates=[2e-3, 1e-3])
         ({"sizes": SIZES, "variants": {"mlp": {}}}, "variants: there is 1, and a comparison needs at least 2"),
         ({"sizes": SIZES | {"": {}}}, "sizes: a size must have a name"),
         ({"sizes": SIZES | {"x, l": {}, "l": {}}}, "sizes: 'x, l' ends with ', l', so names would be ambiguous"),
-        ({"sizes": SIZES, "placebo": {"model.rope_pairing": "halves"}}, "sizes and placebo are both given: "),
+        (
+            {"sizes": SIZES | {"xl": {"model.d_model": 128}}, "comparisons": (), "placebo": {"model.qk_norm": True}},
+            "placebo: it checks comparisons, and this sweep has none; remove it",
+        ),
         ({"sizes": SIZES, "budgets": {"quick": Budget(1, looks=(2, 3))}}, "'quick': looks: a sweep with sizes needs a"),
         ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("xs")}}}, "size 'l': optimizer.learning_rate: 'xs' is not"),
         ({"sizes": SIZES | {"l": {LEARNING_RATE: match_rate("l")}}}, "size 'l': optimizer.learning_rate: 'l' is not"),

@@ -204,6 +204,8 @@ def test_every_variant_is_planned_on_every_text(monkeypatch):
     assert plan.sweep.comparisons[:2] == (("glu, plays", "mlp, plays"), ("glu, docs", "mlp, docs"))
     assert plan.matches == {f"glu, {text}": Match("params", f"mlp, {text}") for text in TEXTS}
     assert not plan.rates_from  # each has tuning runs on each text
+    plan = loaded(monkeypatch, texts=TEXTS, placebo={"model.rope_pairing": "halves"})
+    assert [name for name in plan.configs if name.startswith("placebo")] == ["placebo, plays"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,6 @@ def test_every_variant_is_planned_on_every_text(monkeypatch):
         ({"texts": {"": {}, "docs": {}}}, "texts: a text must have a name"),
         ({"texts": {"a": {}, "b": {"model.d_model": 8}}}, "text 'b': model.d_model: a text may set keys of data only"),
         ({"texts": {"a": {}, "b": {"data.sorce": "x"}}}, "variant 'mlp, b': config.data.sorce: unknown key"),
-        ({"texts": TEXTS, "placebo": {"model.rope_pairing": "adjacent"}}, "texts and placebo are both given"),
         ({"texts": TEXTS, "sizes": {str(n): {"model.d_model": n} for n in (8, 16, 32)}}, "texts and sizes are both"),
         ({"texts": TEXTS, "budgets": {"full": Budget(1, looks=(5, 8))}}, "a sweep with texts needs a fixed number"),
         ({"texts": {"a": {}, "b": {"data.source": match_tokens(8)}}}, "only train.steps can be matched this way"),
@@ -227,6 +228,21 @@ def test_every_variant_is_planned_on_every_text(monkeypatch):
 def test_mistakes_in_the_texts(monkeypatch, changes, expected):
     with pytest.raises(UserError, match=expected):
         loaded(monkeypatch, **changes)
+
+
+def test_the_placebo_is_compared_on_the_first_text_and_has_no_interaction(tmp_path):
+    def with_placebo(record, runs):
+        copy = dict(record["variants"]["wide, plays"], changes={"model.rope_pairing": "adjacent"})
+        record["variants"]["placebo, plays"], record["placebo"] = copy, "placebo, plays"
+        runs += [run | {"variant": "placebo, plays"} for run in runs if run["variant"] == "wide, plays"]
+
+    a, without = analyze(write(tmp_path, change=with_placebo)), analyze(write(tmp_path / "without"))
+    assert (a.placebo.variant, a.placebo.against) == ("placebo, plays", "plain, plays")
+    assert a.placebo.difference.mean == pytest.approx(without.comparisons[2].difference.mean)
+    assert a.answers[-1].startswith("Placebo, whose true difference is 0: placebo, plays - plain, plays is +0.0002")
+    assert a.interactions == without.interactions
+    assert [row["kind"] for row in claim_rows(a)].count("placebo") == 1
+    assert "placebo, plays: plain, plays with model.rope_pairing = adjacent" in pages.to_markdown(a, "")
 
 
 def test_the_claims_are_the_differences_on_each_text_and_the_interactions(tmp_path):
