@@ -117,7 +117,7 @@ def test_the_multipliers_are_those_of_the_published_runs(rows):
 
 
 def test_p_values_are_corrected_over_all_pages(rows):
-    compared = [row for row in rows if row["variant"] != "placebo"]
+    compared = [row for row in rows if row["kind"] != "placebo"]
     corrected = inference.holm([float(row["p"]) for row in compared])
     assert [float(row["p_all_pages"]) for row in compared] == pytest.approx(corrected, rel=1e-4)
     assert all(float(row["p_all_pages"]) >= float(row["p_page"]) for row in compared)

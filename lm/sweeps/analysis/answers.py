@@ -5,8 +5,7 @@ from lm.sweeps.design.placebo import placebo_pair
 from lm.sweeps.statistics.inference import LEVEL, Difference, shares
 from lm.sweeps.statistics.margins import seeds_to_decide
 
-ONLY_BEYOND = "so only a difference beyond the margin counts"
-LEFT_OUT = f"p leaves out how far the best rates of the grids are from them, {ONLY_BEYOND}"  # them: the optima
+LEFT_OUT = "p leaves out how far the best rates of the grids are from the optima"
 
 
 def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> str:
@@ -41,24 +40,21 @@ def describe_answer(a: VariantResult, b: VariantResult, c: Comparison, record: d
         if a.n_stuck or b.n_stuck
         else ""
     )
-    sentence = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)
-    claim, remarks = sentence(c, record)
+    if c.leaves_out_tuning:
+        claim, remarks = _no_claim(a, b, record)
+    else:
+        claim, remarks = {"equivalent": _equivalent, "undecided": _undecided}.get(c.verdict, _different)(c, record)
     evidence = _evidence(c, len(record["looks"]))
-    remarks += _left_out(a, b, c, record) + [stuck] * bool(stuck)
+    remarks += [stuck] * bool(stuck)
     return f"{claim} ({'; '.join([evidence, *remarks])})."
 
 
-def _left_out(a: VariantResult, b: VariantResult, c: Comparison, record: dict) -> list[str]:
-    """Return the error of tuning that the p-values leave out; none where both have an estimate at the optimum."""
-    if record["search"]:
-        return [
-            f"p leaves out the luck of the random trials, {ONLY_BEYOND}; even beyond it, equal variants may differ in "
-            "more than 1 of 20 such sweeps"
-        ]
-    if not c.leaves_out_tuning:
-        return []
+def _no_claim(a: VariantResult, b: VariantResult, record: dict) -> tuple[str, list[str]]:
+    """Return the claim and the remark for tuned variants, one of which has no estimate at the optimum."""
     reasons = dict.fromkeys(v.optimum.missing for v in (a, b) if v.optimum.missing)
-    return [f"no estimate at the optima, because {' and '.join(reasons)}: {LEFT_OUT}"]
+    claim = f"No claim about {a.name} and {b.name}, because there is no estimate at the optimum"
+    left_out = "p leaves out the luck of the random trials" if record["search"] else LEFT_OUT
+    return f"{claim}: {' and '.join(reasons)}", [left_out]
 
 
 def describe_placebo_answer(c: Comparison, record: dict) -> str:
@@ -69,7 +65,7 @@ def describe_placebo_answer(c: Comparison, record: dict) -> str:
     about = f"{c.variant} - {c.against} is {difference(d.mean)} (n = {d.n} paired seeds, {_interval(d)}, p = {d.p:.2g}"
     if o:
         about += f"; at the estimated optima {_estimate(o)}, p = {o.p:.2g}"
-    verdict = f"a false positive, as {_how_often(record)}" if c.is_significant else "not significant, as it should be"
+    verdict = "a false positive, as 1 in 20 sweeps may have" if c.is_significant else "not significant, as it should be"
     return f"Placebo, whose true difference is 0: {about}): {verdict}."
 
 
@@ -81,14 +77,9 @@ def describe_placebo(record: dict) -> str:
     return (
         f"{names[0]}: {names[1]} with {changed}, which changes the program but not the distribution "
         "of its results. The true difference is 0, so it checks the whole procedure, from tuning to test: a "
-        f"significant one is a false positive, as {_how_often(record)}. It is not one of the comparisons, and its p is "
-        "not corrected."
+        "significant one is a false positive, as 1 in 20 sweeps may have. It is not one of the comparisons, and its p "
+        "is not corrected."
     )
-
-
-def _how_often(record: dict) -> str:
-    """Return how often a placebo may be significant."""
-    return "more than 1 in 20 sweeps with a random search have" if record["search"] else "1 in 20 sweeps may have"
 
 
 def describe_looks(looks: list[int]) -> str:
@@ -143,10 +134,10 @@ def _undecided(c: Comparison, record: dict) -> tuple[str, list[str]]:
             "the differences at the best rates of the grid and at the estimated optima must both be significant, "
             "with the same sign"
         )
-    shown = "no significant difference, and no equivalence within"
-    if c.leaves_out_tuning:
-        shown = "no significant difference beyond"
-    claim = f"Undecided between {c.variant} and {c.against}: {shown} the margin of {margin:g} nats per token"
+    claim = (
+        f"Undecided between {c.variant} and {c.against}: no significant difference, and no equivalence within the "
+        f"margin of {margin:g} nats per token"
+    )
     return claim, remarks
 
 

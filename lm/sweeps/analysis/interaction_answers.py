@@ -24,9 +24,8 @@ def describe_interaction(x: Interaction, record: dict) -> str:
     numbers = [f"n = {d.n} paired seeds, {with_interval(d)}, p = {x.p_adjusted:.2g} after Holm's correction"]
     if x.at_optimum:
         numbers.append(f"at the estimated optima {with_interval(x.at_optimum)}, p = {x.p_at_optimum:.2g}")
-    elif x.leaves_out_tuning:
-        numbers.append(f"no estimate at the optima: {LEFT_OUT}")
-    claim, remark = {"equivalent": _equivalent, "undecided": _undecided}.get(x.verdict, _different)(x, record["margin"])
+    sentence = {"equivalent": _equivalent, "undecided": _undecided, "no claim": _no_claim}.get(x.verdict, _different)
+    claim, remark = sentence(x, record["margin"])
     error = f"the intervals are over seeds, and the sampling error of the two texts is {x.sampling_error:.4f}"
     scope = describe_scope_of_texts(_entries(x, record))
     return f"{claim} ({'; '.join([*numbers, remark, error])}). {scope}"
@@ -49,10 +48,16 @@ def _equivalent(x: Interaction, margin: float) -> tuple[str, str]:
     return claim, f"for equivalence p = {x.p_equivalent:.2g}"
 
 
+def _no_claim(x: Interaction, _: float) -> tuple[str, str]:
+    claim = (
+        f"No claim about the dependence of {x.variant} − {x.against} on the text ({x.text} minus {x.first}), because"
+    )
+    return f"{claim} there is no estimate at the optima", LEFT_OUT
+
+
 def _undecided(x: Interaction, margin: float) -> tuple[str, str]:
     claim = f"Undecided whether {x.variant} − {x.against} depends on the text: no significant interaction, {x.text} "
-    claim += f"minus {x.first}, " + ("beyond" if x.leaves_out_tuning else "and no equivalence within")
-    claim += f" the margin of {margin:g} nats per token"
+    claim += f"minus {x.first}, and no equivalence within the margin of {margin:g} nats per token"
     return claim, f"smallest detectable interaction {difference(x.difference.detectable, sign='')}"
 
 

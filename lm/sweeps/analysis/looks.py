@@ -35,7 +35,7 @@ class PairTest(NamedTuple):
         p_beyond, p_equivalent: p-values of the tests in `lm.sweeps.statistics.margins` after Holm's correction; with an
             estimate at the optimum, the larger one of both estimates, because an answer needs both.
         leaves_out_tuning: whether the two were tuned and one has no estimate at the optimum. Then the p-values leave
-            out how far their best rates are from the optima, and only a difference beyond the margin is shown.
+            out how far their best rates are from the optima, and there is no claim.
     """
 
     look: int
@@ -55,10 +55,10 @@ class PairTest(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return "beyond the margin", "different", "equivalent" or "undecided", else why it was not tested.
+        """Return "beyond the margin", "different", "equivalent" or "undecided", else why there is no answer.
 
-        "" without a difference. Only "undecided" needs more seeds: they would not undo a divergence, nor
-        make constant losses vary.
+        "" without a difference. Only "undecided" needs more seeds: they would not undo a divergence, give an estimate
+        at the optimum, or make constant losses vary.
         """
         d, level = self.difference, 1 - inference.LEVEL
         if not self.same_text:
@@ -67,9 +67,11 @@ class PairTest(NamedTuple):
             return ""
         if d.sd == 0:
             return "equal losses" if d.mean == 0 else "no p-value"
+        if self.leaves_out_tuning:
+            return "no claim"
         if self.is_significant and self.p_beyond < level:
             return "beyond the margin"
-        if self.p_equivalent < level and not self.leaves_out_tuning:
+        if self.p_equivalent < level:
             return "equivalent"
         return "different" if self.is_significant else "undecided"
 
@@ -77,17 +79,15 @@ class PairTest(NamedTuple):
 def is_significant(test) -> bool:
     """Return whether a difference is significant, and also that at the estimated optima if there is one.
 
-    At the best rates alone, more than 1 of 20 equal pairs differ significantly (`benchmarks/calibration/rates.py`).
-    After tuning without an estimate at the optima, only a difference beyond the margin is therefore significant.
+    After tuning without an estimate at the optima it is not: at the best rates alone, more than 1 of 20 equal pairs
+    differ (`benchmarks/calibration/rates.py`).
 
     Args:
         test: a PairTest, a Comparison or an Interaction.
     """
     level, at_optimum = 1 - inference.LEVEL, test.at_optimum
-    if test.difference is None or not test.p_adjusted < level:
+    if test.difference is None or test.leaves_out_tuning or not test.p_adjusted < level:
         return False
-    if test.leaves_out_tuning:
-        return test.p_beyond < level
     return at_optimum is None or (at_optimum.mean * test.difference.mean > 0 and test.p_at_optimum < level)
 
 

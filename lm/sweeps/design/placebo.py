@@ -1,6 +1,7 @@
 """The placebo of a sweep: a variant that differs from the baseline, and whose true difference from it is 0.
 
-In a sweep with sizes or texts there is one placebo, at the first of them. This module does not import jax.
+In a sweep with sizes or texts there is one placebo, at the first size with tuning runs or on the first text. This
+module does not import jax.
 """
 
 from lm.sweeps.design.axes import LEARNING_RATE, Match, Variants, at_size, expand, size_of

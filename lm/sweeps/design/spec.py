@@ -84,7 +84,7 @@ class Sweep:
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "adjacent"}. A variant with them is compared with the baseline as a check; with sizes
-            or texts, at the first one only.
+            or texts, at the first one only (see placebo.py).
         search: instead of `learning_rates`, a random search over several hyperparameters.
     """
 

@@ -75,7 +75,7 @@ def speedup(a: Analysis) -> str:
     if not speeds:
         return "throughput not measured"
     if speeds["at_once"] == 1:
-        return "runs were trained one at a time"
+        return "speeds were measured one run at a time"
     ratio = speeds["variants"][baseline] / speeds["alone"]
     return f"{speeds['at_once']} runs of {baseline} at once: {ratio:.2f} times the tokens/s of one at a time"
 

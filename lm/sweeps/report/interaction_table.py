@@ -23,8 +23,8 @@ def interaction_table(a: Analysis) -> Table:
         + " The variance is moderated by those of all pairs of variants."
         * moderated,
         "at the optimum [95 % CI], p": "The same at the estimated optima of the learning rate. An interaction is "
-        "significant if both p-values are below 0.05 and the signs agree; without an estimate, only beyond the "
-        "margin.",
+        "significant if both p-values are below 0.05 and the signs agree. Without an estimate after tuning there is no "
+        "claim.",
         "sampling error": "Standard error over blocks of both test texts: how much other texts of the same kinds would "
         "change it. The intervals, which are over seeds alone, do not include it.",
     }

@@ -141,8 +141,8 @@ def _no_optimum(a: Analysis) -> str:
         if v.optimum.missing:
             names[v.optimum.missing].append(v.name)
     text = "".join(f" No estimate for {', '.join(found)}: {reason}." for reason, found in names.items())
-    if any(c.leaves_out_tuning for c in a.comparisons):
-        text += " Without it, only a difference beyond the margin is significant."
+    if any(c.leaves_out_tuning for c in [*a.comparisons, *([a.placebo] if a.placebo else [])]):
+        text += " A comparison of tuned variants without it makes no claim."
     return text
 
 

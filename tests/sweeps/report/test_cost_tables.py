@@ -55,7 +55,7 @@ def test_speedup_of_training_several_runs_at_once(tmp_path):
     a = analyze(write(tmp_path / "s", *sweep()))
     assert cost_tables.speedup(a) == "4 runs of plain at once: 2.00 times the tokens/s of one at a time"
     a.results.speeds["at_once"] = 1
-    assert cost_tables.speedup(a) == "runs were trained one at a time"
+    assert cost_tables.speedup(a) == "speeds were measured one run at a time"
 
 
 @pytest.mark.parametrize("speed", [997.3, 1013.7, 1e5 / 3])
