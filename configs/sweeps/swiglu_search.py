@@ -4,7 +4,8 @@
     python -m lm.sweep --config configs/sweeps/swiglu_search.py --budget full
 
 configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, at b2 = 0.95, 20 steps of warm-up and no weight decay.
-Here all four are tuned together, with the same random trials for each variant.
+Here all four are tuned together, with the same random trials for each variant. A search makes no claim (docs/sweeps.md,
+"Random search"): the report shows the difference of the best trials, and what fewer trials would have found.
 """
 
 from lm.sweeps import Budget, Search, Sweep, choice, log_uniform, match_params
