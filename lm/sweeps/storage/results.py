@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import sys
 import time
@@ -365,17 +364,23 @@ def neighbors(grid, rate: float) -> list[float]:
 
 
 def identical_variants(results: Results, variants: list[str], phase: str = "final") -> list[str]:
-    """Return a warning for each pair of variants whose runs of a phase have the same test losses, up to rounding."""
-    warnings = []
-    for a, b in itertools.combinations(variants, 2):
-        ends = {n: {k[2:]: m["test_loss"] for k, m in results.runs.items() if k[:2] == (phase, n)} for n in (a, b)}
+    """Return a warning for each group of variants whose runs of a phase have the same test losses, up to rounding."""
+    ends = {n: {k[2:]: run["test_loss"] for k, run in results.runs.items() if k[:2] == (phase, n)} for n in variants}
+
+    def equal(a: str, b: str) -> bool:
         shared = [key for key in ends[a].keys() & ends[b].keys() if None not in (ends[a][key], ends[b][key])]
-        if shared and all(math.isclose(ends[a][key], ends[b][key], rel_tol=SAME) for key in shared):
-            warnings.append(
-                f"{a!r} and {b!r} have identical losses for all seeds, up to rounding: check that the change has an "
-                "effect"
-            )
-    return warnings
+        return bool(shared) and all(math.isclose(ends[a][key], ends[b][key], rel_tol=SAME) for key in shared)
+
+    groups = {}  # by the first variant of each
+    for name in variants:
+        first = next((first for first in groups if equal(first, name)), name)
+        groups.setdefault(first, []).append(name)
+    return [
+        f"{', '.join(map(repr, group[:-1]))} and {group[-1]!r} have identical losses for all seeds, up to rounding: "
+        "check that the change has an effect"
+        for group in groups.values()
+        if len(group) > 1
+    ]
 
 
 def mixed_machines(results: Results, pairs: list[list[str]]) -> list[str]:
