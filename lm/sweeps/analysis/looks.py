@@ -201,15 +201,17 @@ def _text(record: dict, name: str) -> str:
     return record["variants"][name]["data"]["fingerprint"]
 
 
-def _group(record: dict, name: str) -> tuple[str, str]:
-    """Return a variant's text and size: the variants of a group share one prior.
+def _group(record: dict, name: str) -> tuple[str, str, int]:
+    """Return a variant's text, size and number of steps: the variants of a group share one prior.
 
-    Sizes are separate groups, because runs of two sizes have less noise in common.
+    Sizes are separate groups, because runs of two sizes have less noise in common. So are runs of different length: a
+    trained model that is evaluated with a changed layer has far less noise than one that is trained with it.
     """
-    return _text(record, name), size_of(name, record.get("sizes") or ())  # sweeps of older versions have no sizes
+    steps = record["variants"][name]["config"]["train"]["steps"]
+    return _text(record, name), size_of(name, record.get("sizes") or ()), steps  # older versions have no sizes
 
 
-def _priors(record: dict, results: Results) -> dict[tuple[tuple[str, str], str], Prior]:
+def _priors(record: dict, results: Results) -> dict[tuple[tuple[str, str, int], str], Prior]:
     """Return the prior of the variances by group and estimate, from all variants of the group whose runs all trained.
 
     It uses the seeds of the first look, which all variants have, and so is the same at every look.

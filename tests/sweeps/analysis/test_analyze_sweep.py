@@ -48,10 +48,15 @@ def test_comparisons_of_three_variants_use_the_moderated_variance(tmp_path):
     assert "8 degrees of freedom instead of 4" in table.notes["p"]
 
 
-def test_variants_on_another_text_or_with_stuck_runs_do_not_change_the_variance(tmp_path):
+def test_variants_on_another_text_of_another_length_or_with_stuck_runs_do_not_change_the_variance(tmp_path):
     record, runs = sweep()
     record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"fingerprint": "another"}
     a = analyze(write(tmp_path / "text", record, runs))
+    assert [c.difference.df for c in a.comparisons] == [4, 4]
+    record, runs = sweep()
+    longer = record["variants"]["wide"]["config"]
+    record["variants"]["wide"]["config"] = longer | {"train": longer["train"] | {"steps": 200}}
+    a = analyze(write(tmp_path / "longer", record, runs))
     assert [c.difference.df for c in a.comparisons] == [4, 4]
     a = analyze(write(tmp_path / "stuck", *sweep(LOSSES | {"wide": [2.70, *LOSSES["wide"][1:]]})))
     assert [c.difference.df for c in a.comparisons] == [4, 4]
