@@ -288,7 +288,10 @@ def test_a_size_without_tuning_runs_waits_for_the_best_rate_of_another(tmp_path,
         "small": Variant(tiny(), CORPUS, grids["small"], 1, 7.0, "", {}),
     }
     data = {"unigram": {"validation": 3.0, "test": 3.0}, "fingerprint": ""}
-    described = {name: {"grid": list(v.grid), "rate_from": v.rate_from, "data": data} for name, v in variants.items()}
+    described = {
+        name: {"grid": list(v.grid), "rate_from": v.rate_from, "data": data, "config": {"train": {"steps": 1}}}
+        for name, v in variants.items()
+    }
     plan = SweepPlan("name", "", "quick", Sweep(), Budget(1, 2), {}, {}, {})
     record = {"variants": described, "tuning_seeds": list(plan.tuning_seeds), "seeds": list(plan.seeds)}
     record |= {"looks": [2], "comparisons": [("large", "small")], "margin": 0.005}
