@@ -48,6 +48,8 @@ def test_a_sweep_with_sizes_and_without_comparisons_reports_exponents(bench, tmp
 
 
 GROWING = """
+        variants=tiny.variants | {"wild": tiny.variants["wild"] | {"optimizer.learning_rate": 0.1}},
+        learning_rates=(1e-2,),
         placebo={"model.rope_pairing": "halves"},
         budgets={"full": Budget(tuning_seeds=1, looks=(5, 6, 8))},
 """
@@ -55,7 +57,10 @@ GROWING = """
 
 @pytest.mark.slow
 def test_seeds_are_added_for_undecided_comparisons_only(bench, tmp_path):
-    """The same with two processes, one of them killed; the placebo stays at the first look."""
+    """The same with two processes, one of them killed; the placebo stays at the first look.
+
+    Each variant has one learning rate: after tuning, comparisons would need an estimate at the optimum.
+    """
     config = changed(tmp_path / "growing.py", GROWING)
     arguments = [f"--config={config}", "--budget=full", f"--workdir={tmp_path / 'both'}"]
     command = [sys.executable, "-c", EAGER, *arguments]
