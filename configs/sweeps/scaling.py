@@ -6,7 +6,7 @@
 One model at five sizes with 50 training tokens per parameter, on Markov text of order 3, whose entropy is known. A
 sweep with sizes and without comparisons reports exponents and the irreducible loss, over parameters and FLOPs, each
 counted with embeddings and without (Pearce and Song 2024, arXiv:2406.12907). The best learning rate falls about as
-1 / d_model; at the largest size it is extrapolated.
+1 / d_model; at the largest size it is extrapolated. The full budget takes 19 minutes on one CPU core.
 
 With 8 tokens per parameter there was no fit: the smallest models stayed at 2.31, the loss of a model that knows one
 letter of the context, and the loss then fell faster at larger sizes.

@@ -29,13 +29,12 @@ from lm.sweeps.storage.results import (
     Results,
     at_edge,
     best_rate,
-    identical_variants,
     missing_runs,
-    mixed_machines,
     ordered,
     rate_from,
     stuck_above,
 )
+from lm.sweeps.storage.run_checks import identical_variants, mixed_machines
 
 
 def analyze(workdir: Path) -> Analysis:

@@ -49,10 +49,8 @@ def _equivalent(x: Interaction, margin: float) -> tuple[str, str]:
 
 
 def _no_claim(x: Interaction, _: float) -> tuple[str, str]:
-    claim = (
-        f"No claim about the dependence of {x.variant} − {x.against} on the text ({x.text} minus {x.first}), because"
-    )
-    return f"{claim} there is no estimate at the optima", LEFT_OUT
+    dependence = f"the dependence of {x.variant} − {x.against} on the text ({x.text} minus {x.first})"
+    return f"No claim about {dependence}, because there is no estimate at the optima", LEFT_OUT
 
 
 def _undecided(x: Interaction, margin: float) -> tuple[str, str]:

@@ -77,6 +77,11 @@ def match_rate(size: str, times: float = 1.0) -> Match:
     return Match("rate", size, times)
 
 
+def axis_of(sweep) -> Variants:
+    """Return the sizes or the texts of a sweep; {"": {}} without them."""
+    return sweep.sizes or sweep.texts or {"": {}}
+
+
 def at_size(variant: str, size: str) -> str:
     """Return the name of a variant at a size; "" is the size of a sweep without sizes.
 

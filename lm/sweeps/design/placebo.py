@@ -4,26 +4,22 @@ In a sweep with sizes or texts there is one placebo, at the first size with tuni
 module does not import jax.
 """
 
-from lm.sweeps.design.axes import LEARNING_RATE, Match, Variants, at_size, expand, size_of
+from lm.sweeps.design.axes import LEARNING_RATE, Match, Variants, at_size, axis_of, expand, size_of
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes, without the size or text
 
 
 def placebo_name(sweep) -> str:
     """Return the name of the placebo, with the size or text at which it is trained: the first that has tuning runs."""
-    tuned = [name for name, values in _axis(sweep).items() if not isinstance(values.get(LEARNING_RATE), Match)]
+    tuned = [name for name, values in axis_of(sweep).items() if not isinstance(values.get(LEARNING_RATE), Match)]
     return at_size(PLACEBO, tuned[0])
 
 
 def expanded(sweep) -> Variants:
     """Return every variant at every size or on every text, but the placebo at one of them only."""
-    axis = _axis(sweep)
+    axis = axis_of(sweep)
     others = {at_size(PLACEBO, name) for name in axis} - {placebo_name(sweep)} if sweep.placebo else ()
     return {name: changes for name, changes in expand(sweep.variants, axis).items() if name not in others}
-
-
-def _axis(sweep) -> Variants:
-    return sweep.sizes or sweep.texts or {"": {}}
 
 
 def placebo_pair(record: dict) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from lm.config import Config
 from lm.config.values import is_text, short
 from lm.errors import UserError
 from lm.sweeps.design import search
-from lm.sweeps.design.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, size_of
+from lm.sweeps.design.axes import LEARNING_RATE, MATCHED_KEYS, Match, Values, Variants, at_size, axis_of, size_of
 from lm.sweeps.design.placebo import PLACEBO, expanded, wrong_placebo
 from lm.sweeps.design.search import Search
 from lm.sweeps.design.seeds import (
@@ -177,7 +177,7 @@ def load_sweep(path: str, budget_name: str) -> SweepPlan:
     trials = ()
     if sweep.search and grids_are_right:
         trials = search.draw_trials(Path(path).stem, sweep.search, budget.trials)
-    sizes = sweep.sizes or sweep.texts or {"": {}}
+    sizes = axis_of(sweep)
     baselines = {at_size(name, size): at_size(sweep.baseline, size) for size in sizes for name in sweep.variants}
     sweep = dataclasses.replace(
         sweep,

@@ -32,12 +32,12 @@ from lm.sweeps.storage.results import (
     at_edge,
     best_rate,
     final_runs,
-    identical_variants,
     keep_seeds,
     open_sweep,
     sweep_record,
     tuning_runs,
 )
+from lm.sweeps.storage.run_checks import identical_variants
 from lm.sweeps.training.stacked import StackedRuns, group_by_program, program_of, runs_that_fit
 from lm.sweeps.training.throughput import Workload, measure, measure_variants
 from lm.sweeps.training.variants import Variant, describe_variants, resolve_variants, total_flops

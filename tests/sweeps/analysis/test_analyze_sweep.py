@@ -10,7 +10,8 @@ from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, diverge, moderated, run,
 from lm.sweeps.analysis.analyze_sweep import analyze
 from lm.sweeps.report import cost_tables, figures, rate_tables, tables
 from lm.sweeps.statistics import inference
-from lm.sweeps.storage.results import Results, at_edge, identical_variants
+from lm.sweeps.storage.results import Results, at_edge
+from lm.sweeps.storage.run_checks import identical_variants
 
 
 def test_variants_agree_with_scipy(tmp_path):
