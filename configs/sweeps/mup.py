@@ -35,7 +35,7 @@ def get_sweep():
         baseline="standard, 32",
         placebo={"model.rope_pairing": "adjacent"},
         comparisons=tuple((f"muP, {width}", f"standard, {width}") for width in reversed(WIDTHS[1:])),
-        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
         budgets={
             "quick": Budget(
                 tuning_seeds=1,
