@@ -1,13 +1,16 @@
 """Where in a block should the norms stand, and does post-norm need a warm-up?
 
     python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget quick
-    python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget full
+    python -m lm.sweep --config configs/sweeps/pre_vs_post_norm.py --budget full      # 69 minutes on one CPU core
 
 Pre- and post-norm are compared under Adam with and without a warm-up, and under SGD with one; sandwich, parallel and no
 norms under Adam with a warm-up. Adam's grid extends to about 100 times the best rate. The batch is half the base's: the
 effects show in the first steps.
 
 Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not.
+
+Result (docs/results/pre_vs_post_norm.md): with Adam and a warm-up post-norm ends 0.032 nats per token lower than
+pre-norm. It gets stuck at four times its best learning rate, and without a warm-up at twice this rate; pre-norm trains.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
