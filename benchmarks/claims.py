@@ -89,9 +89,7 @@ def summary(rows: list[dict]) -> str:
     )
     checks = "No page has a placebo so far."
     if placebos:
-        checks = (
-            f"False positives: {n_wrong} of {len(placebos)} placebos are significant; 1 in 20 is expected by chance."
-        )
+        checks = f"False positives: {n_wrong} of {len(placebos)} placebos are significant; at most 1 in 20 is expected."
     header = ["claim", "difference [95 % CI]", "p on its page", "p over all pages", "page"]
     return "\n\n".join([about, checks, markdown_table(header, [_cells(row) for row in listed])])
 

@@ -3,8 +3,10 @@
     python -m lm.sweep --config configs/sweeps/positions.py --budget quick
     python -m lm.sweep --config configs/sweeps/positions.py --budget full      # 63 minutes on one CPU core
 
+Even without positions, causal attention can infer them (Haviv et al. 2022, arXiv:2203.16634).
+
 Result (docs/results/positions.md): RoPE ends lower than sinusoidal (by 0.117 nats per token), learned (0.135) and no
-positions (0.382). Even without positions, causal attention can infer them (Haviv et al. 2022, arXiv:2203.16634).
+positions (0.382).
 """
 
 from lm.sweeps import Budget, Sweep, each

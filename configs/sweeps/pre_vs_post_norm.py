@@ -10,7 +10,8 @@ effects show in the first steps.
 Xiong et al. 2020 (arXiv:2002.04745) find that post-norm needs the warm-up and pre-norm does not.
 
 Result (docs/results/pre_vs_post_norm.md): with Adam and a warm-up post-norm ends 0.032 nats per token lower than
-pre-norm. It gets stuck at four times its best learning rate, and without a warm-up at twice this rate; pre-norm trains.
+pre-norm. It gets stuck at four times its best learning rate, without a warm-up already at twice its best rate; pre-norm
+trains at these rates.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product

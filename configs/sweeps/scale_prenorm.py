@@ -6,8 +6,8 @@
 The sizes, lengths and learning rates are those of configs/sweeps/scale_swiglu.py without its largest size, which would
 take more than half of the time. The three take 57 minutes on one CPU core.
 
-Result (docs/results/scale_prenorm.md): pre-norm needs 18 % more training compute than post-norm, each at its own best
-learning rate.
+Result (docs/results/scale_prenorm.md): pre-norm needs 18 % more training compute than post-norm, at the estimated
+optima of the learning rate.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_tokens

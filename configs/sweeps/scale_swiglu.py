@@ -6,6 +6,9 @@
 Four sizes with 5 training tokens per parameter. Both variants of a size have equally many parameters. The best learning
 rate falls as 1 / d_model (docs/results/mup.md), so each grid is that of width 64 times 64 / d_model; at the largest
 size the best rate is extrapolated.
+
+Result (docs/results/scale_swiglu.md): SwiGLU saves 28 % of SiLU's training compute, mean of four sizes, and
+more at larger sizes.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, match_rate, match_tokens

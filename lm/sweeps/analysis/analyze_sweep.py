@@ -34,7 +34,7 @@ from lm.sweeps.storage.results import (
     rate_from,
     stuck_above,
 )
-from lm.sweeps.storage.run_checks import identical_variants, mixed_machines
+from lm.sweeps.storage.run_checks import identical_variants, mixed_machines, mixed_sizes
 
 
 def analyze(workdir: Path) -> Analysis:
@@ -60,7 +60,7 @@ def analyze(workdir: Path) -> Analysis:
     if not (failed or results.speeds):
         warnings.append(f"the throughput is not measured ({results.failures()[SPEEDS]})")
     warnings += identical_variants(results, list(variants))
-    warnings += mixed_machines(results, pairs)
+    warnings += mixed_machines(results, pairs) + mixed_sizes(results, record.get("sizes"))
     for a, b in pairs:
         if _text(record, a) != _text(record, b):
             warnings.append(f"{a} and {b} use different data or tokenizers: their losses cannot be compared")

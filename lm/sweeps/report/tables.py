@@ -232,6 +232,15 @@ def base(record: dict) -> str:
     return ", ".join([record["base"], *(f"{key} = {value}" for key, value in record["values"].items())])
 
 
+def background(record: dict) -> str:
+    """Return the docstring of the sweep file without paragraphs that begin with "Result": they are of an earlier run.
+
+    >>> background({"background": "Do gates help?\\n\\nResult: not significantly.\\n\\nSee Shazeer 2020."})
+    'Do gates help?\\n\\nSee Shazeer 2020.'
+    """
+    return "\n\n".join(part for part in record["background"].split("\n\n") if not part.startswith("Result"))
+
+
 def unigram_baseline(a: Analysis) -> str:
     """Return the loss of the unigram baseline on each text of the sweep."""
     found = {}

@@ -1,4 +1,4 @@
-"""Warnings about the finished runs of a sweep: variants that do not differ, and pairs from different machines."""
+"""Warnings about the finished runs of a sweep: variants that do not differ, and runs from different machines."""
 
 import math
 
@@ -32,10 +32,7 @@ def mixed_machines(results: Results, pairs: list[list[str]]) -> list[str]:
 
     Machines differ if their processors or devices do. Runs of older versions do not name them and are left out.
     """
-    warnings, machines = [], {}
-    for (phase, variant, _, seed), run in results.runs.items():
-        if phase == "final" and (where := run["provenance"]):
-            machines.setdefault((variant, seed), set()).add(f"{where['device']}, {where['processor']}")
+    warnings, machines = [], _machines(results)
     for pair in pairs:
         seeds = {seed for variant, seed in machines if variant in pair}
         by_seed = [machines.get((pair[0], seed), set()) | machines.get((pair[1], seed), set()) for seed in seeds]
@@ -45,3 +42,23 @@ def mixed_machines(results: Results, pairs: list[list[str]]) -> list[str]:
                 f"machines ({'; '.join(sorted(set.union(*mixed)))}), which may change losses: see docs/sweeps.md"
             )
     return warnings
+
+
+def mixed_sizes(results: Results, sizes: list[str] | None) -> list[str]:
+    """Return a warning if the runs at several sizes, whose losses one curve describes, are from different machines."""
+    found = set().union(*_machines(results).values())
+    if not sizes or len(found) < 2:
+        return []
+    return [
+        f"the runs were trained on different machines ({'; '.join(sorted(found))}), which may change losses, and so "
+        "their slope over the sizes: see docs/sweeps.md"
+    ]
+
+
+def _machines(results: Results) -> dict[tuple[str, int], set[str]]:
+    """Return the machines that trained the final runs of each variant and seed."""
+    machines = {}
+    for (phase, variant, _, seed), run in results.runs.items():
+        if phase == "final" and (where := run["provenance"]):
+            machines.setdefault((variant, seed), set()).add(f"{where['device']}, {where['processor']}")
+    return machines

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import synthetic_sizes
 from scipy import stats
 from synthetic_sweep import BASE, COUNTS, GRID, LOSSES, diverge, moderated, run, select, sweep, write
 
@@ -210,6 +211,21 @@ def test_pairs_of_runs_from_different_machines_are_reported(tmp_path):
     for r in runs:
         r["provenance"] = here | {"host": r["variant"]}  # machines of one kind
     assert analyze(write(tmp_path / "alike", record, runs)).warnings == []
+
+
+def test_sizes_trained_on_different_machines_are_reported(tmp_path):
+    """Each pair was trained on one machine, but the largest size on another one than the rest."""
+    record, runs = synthetic_sizes.sweep(1.2)
+    for r in runs:
+        r["provenance"] = {"host": "one", "processor": "a 2 GHz processor", "device": "cpu", "git": None}
+    assert analyze(synthetic_sizes.write(tmp_path / "one", record, runs)).warnings == []
+    for r in runs:
+        if r["variant"].endswith(", 96"):
+            r["provenance"] = r["provenance"] | {"processor": "a 3 GHz processor"}
+    (warning,) = analyze(synthetic_sizes.write(tmp_path / "two", record, runs)).warnings
+    assert warning.startswith(
+        "the runs were trained on different machines (cpu, a 2 GHz processor; cpu, a 3 GHz processor), which may change"
+    )
 
 
 def test_table_of_validation_losses_shows_some_of_many_steps(tmp_path, monkeypatch):
