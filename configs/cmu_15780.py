@@ -31,7 +31,6 @@ def get_config():
     config.train.seq_len = 255
     config.train.batch_size = 5
     config.train.steps = 160  # one epoch, rounded
-    config.train.steps_per_dispatch = 10
     config.model.d_model = 128
     config.model.n_layers = 5
     config.model.n_heads = 8

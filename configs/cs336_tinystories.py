@@ -33,7 +33,6 @@ def get_config():
     config.optimizer.final_fraction = 0.0
     config.train.steps = 10_000
     config.train.batch_size = 128
-    config.train.steps_per_dispatch = 10
     config.eval.every = 500
     config.eval.max_batches = 50
     config.eval.final_splits = ("validation",)

@@ -28,7 +28,6 @@ def get_config():
     config.train.steps = 2000
     config.train.batch_size = 16
     config.train.seq_len = 128
-    config.train.steps_per_dispatch = 10
     config.eval.every = 500
     config.eval.batch_size = 32
     config.eval.final_splits = ("validation", "test", "validation+test")

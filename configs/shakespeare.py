@@ -33,7 +33,6 @@ def get_config():
     config.train.steps = 600
     config.train.batch_size = 16
     config.train.seq_len = 128
-    config.train.steps_per_dispatch = 5
     config.eval.every = 200
     config.eval.batch_size = 32
     config.eval.final_splits = ("validation", "test", "validation+test")

@@ -20,7 +20,6 @@ def get_config():
     config.optimizer.weight_decay = 0.0
     config.train.steps = 400
     config.train.seq_len = 64
-    config.train.steps_per_dispatch = 5
     config.eval.every = 50
     config.eval.max_batches = 8
     config.checkpoint.every = 200

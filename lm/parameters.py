@@ -61,8 +61,20 @@ class Table(dict):
         raise KeyError(f"{self.name} has no parameter {path!r}; it has {', '.join(self)}")
 
 
+def default_steps_per_dispatch(config: Config) -> int:
+    """Return how many steps a call of the training program takes if the config does not say: about 20 GFLOPs, 1 to 10.
+
+    Two calls may be under way when a signal comes, so that a CPU core answers it within about a second, or two steps.
+    The number follows from the config alone, because all processes of a run must take the same calls. It does not
+    change the result (tests/test_step.py).
+    """
+    t = config.train
+    flops_per_step = 6 * count(parameter_table(config.model)) * t.batch_size * t.seq_len
+    return 1 if t.debug else min(max(1, 20 * 10**9 // flops_per_step), 10)
+
+
 def resolve(config: Config, vocab_size: int) -> Config:
-    """Return the config with the unset keys of its model section filled in.
+    """Return the config with the unset keys of its model section, and the steps per dispatch, filled in.
 
     Args:
         config: a config, resolved or not.
@@ -77,7 +89,9 @@ def resolve(config: Config, vocab_size: int) -> Config:
         d_ff=c.d_ff or default_d_ff(c.d_model, c.ffn),
         max_positions=c.max_positions or config.train.seq_len,
     )
-    return dataclasses.replace(config, model=model)
+    config = dataclasses.replace(config, model=model)
+    steps_per_dispatch = config.train.steps_per_dispatch or default_steps_per_dispatch(config)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps_per_dispatch=steps_per_dispatch))
 
 
 def width_factor(c: ModelConfig) -> float:

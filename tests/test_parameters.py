@@ -91,6 +91,20 @@ def test_published_models_have_their_exact_parameter_counts(name):
         assert c.d_ff == 1344
 
 
+def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():
+    def steps(**train):
+        return tiny(model={"d_model": 128, "d_ff": 512, "n_kv_heads": 4}, train=train).train.steps_per_dispatch
+
+    n = count(parameter_table(tiny(model={"d_model": 128, "d_ff": 512, "n_kv_heads": 4}).model))
+    per_sequence = 6 * n * 8  # FLOPs of 8 tokens
+    assert steps() == 10
+    batch_size = 20 * 10**9 // (3 * per_sequence)  # slightly more than 3 steps
+    assert steps(batch_size=batch_size) == 3
+    assert steps(batch_size=100 * batch_size) == 1
+    assert steps(batch_size=100 * batch_size, steps_per_dispatch=7) == 7
+    assert steps(debug=True) == 1
+
+
 OTHERS = [
     {"attn_bias": True, "ffn_bias": True, "head_bias": True},
     {"qk_norm": True},

@@ -281,7 +281,7 @@ def debugging(config: Config) -> Iterator[Problem]:
             "train.profile train.steps",
             f"{t.profile} must be (first, last) with first <= last <= train.steps = {t.steps}",
         )
-    if t.debug and t.steps_per_dispatch > 1:
+    if t.debug and (t.steps_per_dispatch or 1) > 1:
         yield problem(
             "train.steps_per_dispatch train.debug",
             f"{t.steps_per_dispatch}, but train.debug runs one step at a time; use 1",

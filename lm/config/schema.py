@@ -266,9 +266,10 @@ class TrainConfig:
         None, "sequences per device at once, at most; gradients are summed over the micro-batches of a step; none: all",
         low=1, execution=True,
     )  # fmt: skip
-    steps_per_dispatch: int = key(
-        1, "steps per call of the compiled program; more: less overhead", low=1, execution=True
-    )
+    steps_per_dispatch: int | None = key(
+        None, "steps per call of the compiled program; none: 1 to 10, about half a second of one CPU core",
+        low=1, execution=True,
+    )  # fmt: skip
     loss_chunk: int = key(
         0, "compute the loss for this many tokens at a time, to save the memory of their logits; 0: all at once", low=0,
         execution=True,
