@@ -1,11 +1,14 @@
 """Does the gain of SwiGLU over SiLU depend on the text?
 
     python -m lm.sweep --config configs/sweeps/swiglu_texts.py --budget quick
-    python -m lm.sweep --config configs/sweeps/swiglu_texts.py --budget full
+    python -m lm.sweep --config configs/sweeps/swiglu_texts.py --budget full      # 63 minutes on one CPU core
 
 The base config was tuned on Tiny Shakespeare. The second text is the documentation in Python's standard library
 ("python_docs"), on which nothing was tuned; both are read as characters. Each variant tunes its learning rate on each
 text.
+
+Result (docs/results/swiglu_texts.md): SwiGLU ends 0.050 nats per token lower than SiLU on Tiny Shakespeare and 0.064
+lower on Python's documentation; whether the gain depends on the text is undecided.
 """
 
 from lm.sweeps import Budget, Sweep, match_params
