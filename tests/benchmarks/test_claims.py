@@ -47,8 +47,10 @@ def test_the_p_values_are_those_that_the_pages_print(rows):
         found = re.findall(rf"^\| {re.escape(row['variant'])} − {re.escape(row['against'])} \|(.*)$", text, re.M)
         lines = [[cell.strip() for cell in line.split("|")] for line in found]
         cells = next(cells for cells in lines if not row["on"] or row["on"] in cells)
-        if not re.match(r"[+-]", cells[0]):  # newer pages have the answer, or the texts, first
-            assert cells.pop(0) == (row["on"] or row["answer"])
+        if row["on"]:
+            assert cells.pop(0) == row["on"]
+        if not re.match(r"[+-]", cells[0]):  # newer pages have the answer first
+            assert cells.pop(0) == row["answer"]
         if not row["p"]:
             assert cells[:2] == [row["answer"]] * 2 == ["runs diverged"] * 2
             continue
@@ -73,14 +75,24 @@ def best_losses(page: str, n_seeds: int) -> dict[str, list[float]]:
 
 
 def test_the_differences_are_those_of_the_published_runs(rows):
-    """Recompute every difference from the runs of its page without the code of the sweeps; no page has interactions."""
-    checked = 0
-    for row in (row for row in rows if row["kind"] not in (MULTIPLIER, INTERACTION) and row["estimate"]):
+    """Recompute every difference and interaction from the runs of its page without the code of the sweeps."""
+    kinds = []
+    for row in (row for row in rows if row["kind"] != MULTIPLIER and row["estimate"]):
         losses = best_losses(row["page"], int(row["seeds"]))
-        found = np.mean(np.subtract(losses[row["variant"]], losses[row["against"]]))
+        if row["kind"] == INTERACTION:
+            on, first = (f", {text}" for text in row["on"].split(" − "))
+            found = mean_difference(losses, row, on) - mean_difference(losses, row, first)
+        else:
+            found = mean_difference(losses, row)
         assert found == pytest.approx(float(row["estimate"]), abs=2e-6), row
-        checked += 1
-    assert checked >= 30
+        kinds.append(row["kind"])
+    assert len(kinds) >= 30
+    assert INTERACTION in kinds
+
+
+def mean_difference(losses: dict[str, list[float]], row: dict, suffix: str = "") -> float:
+    """Return the mean difference of two variants over the seeds; suffix: the end of their names."""
+    return np.mean(np.subtract(losses[row["variant"] + suffix], losses[row["against"] + suffix]))
 
 
 def cells_of(page: str, heading: str) -> dict[str, list[str]]:
