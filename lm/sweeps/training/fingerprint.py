@@ -34,7 +34,9 @@ def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -
         warm: the parameters of another run that the run starts from, if any.
     """
     t = config.train
-    program, values = split_config(with_default_execution(config))  # the config with seed 0
+    plain = with_default_execution(config)
+    plain = dataclasses.replace(plain, train=dataclasses.replace(plain.train, steps_per_dispatch=1))
+    program, values = split_config(plain)  # the config with seed 0
     program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
