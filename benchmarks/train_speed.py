@@ -123,6 +123,8 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
         directory: for tokens, parameters and logs; shapes share it.
         peak: see measured_peak.
     """
+    from lm import parameters
+
     data = directory / name
     if not data.exists():
         write_tokens(data, named(name))
@@ -130,6 +132,7 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     if a.nanogpt:
         overrides |= {"model.activation": "gelu"}
     config = config_of(name, str(data), overrides)
+    config = parameters.resolve(config, config.model.vocab_size)
     job = {"shape": name, "data": str(data), "dtype": a.peer_dtype, "compiled": a.peer == "compiled"}
     job |= {"overrides": overrides, "params": str(directory / "params.npz"), "nanogpt": a.nanogpt}
     seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}-{setting}", config.train.steps_per_dispatch, a)

@@ -267,7 +267,7 @@ class TrainConfig:
         low=1, execution=True,
     )  # fmt: skip
     steps_per_dispatch: int | None = key(
-        None, "steps per call of the compiled program; none: 1 to 10, about half a second of one CPU core",
+        None, "steps per call of the compiled program; none: 1 to 10, as many as take half a second on a CPU core",
         low=1, execution=True,
     )  # fmt: skip
     loss_chunk: int = key(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm import parameters
 from lm.config import Config, flatten, to_dict
 from lm.data import Corpus, batches
 from lm.step import eval_step, init_state, train_steps
@@ -34,8 +35,7 @@ def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -
         warm: the parameters of another run that the run starts from, if any.
     """
     t = config.train
-    plain = with_default_execution(config)
-    plain = dataclasses.replace(plain, train=dataclasses.replace(plain.train, steps_per_dispatch=1))
+    plain = parameters.resolve(with_default_execution(config), config.model.vocab_size)
     program, values = split_config(plain)  # the config with seed 0
     program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
