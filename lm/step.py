@@ -167,7 +167,8 @@ def gradients(state: TrainState, batch: dict, config: Config):
 
 
 def _all_finite(tree):
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+    """Return whether all numbers are finite: 0 times infinity or NaN is NaN. On a CPU a sum is faster than `all`."""
+    return jnp.all(jnp.stack([jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]))
 
 
 def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
