@@ -112,7 +112,7 @@ def tests(a) -> dict:
 def speed(shape: str) -> dict:
     """Run benchmarks/train_speed.py in bfloat16 at the largest batch at which both sides fit together."""
     name = f"train_speed-gpu-{shape}"
-    options = ["--peer", "compiled", "--dtype", "bfloat16", "--settings", "best", "--name", name]
+    options = ["--peer", "compiled", "--dtype", "bfloat16", "--name", name]
     batch = largest_batch(BATCHES[shape], lambda batch: run("benchmarks.train_speed", f"{shape}@{batch}", *options))
     row = json.loads((RESULTS / f"{name}.json").read_text())["rows"][0]
     return {"result": f"batch {batch}: {describe(row)}", "row": row}

@@ -55,15 +55,8 @@ SHAPES = {
     "1B": Shape("Llama 3.2 1B, context 2048", 16, 32, 2048, 8192, 128_256, 2048, 4, "llama", 8),
 }  # fmt: skip
 
-# Settings that change the result by rounding only. They were the fastest when they were chosen. The loss in chunks at
-# H, which saves memory, is now slower than the default (docs/performance.md).
-BEST = {
-    "tiny": {"train.steps_per_dispatch": 10},
-    "S": {"train.steps_per_dispatch": 10},
-    "M": {"train.steps_per_dispatch": 10},
-    "G": {"train.steps_per_dispatch": 10},
-    "L": {"train.steps_per_dispatch": 10},
-    "H": {"train.steps_per_dispatch": 10, "train.loss_chunk": 512},
+# Settings of ours that save memory and change the result by rounding only.
+LESS_MEMORY = {
     "124M": {"train.loss_chunk": 4096},
     "1B": {"train.loss_chunk": 4096, "model.remat": "block", "model.scan_layers": True},
 }
@@ -89,6 +82,7 @@ def values_of(name: str, data: str) -> dict:
     shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
+    values |= LESS_MEMORY.get(name.partition("@")[0], {})
     return FAMILIES[shape["family"]] | values | {"data.source": f"tokens:{data}"}
 
 

@@ -28,7 +28,7 @@ from benchmarks.compare import (
     publish,
     ratio,
 )
-from benchmarks.shapes import BEST, SHAPES, config_of, named, write_tokens
+from benchmarks.shapes import SHAPES, config_of, named, write_tokens
 from lm.text_tables import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
@@ -40,9 +40,6 @@ def main() -> int:
     parser = argument_parser("train_speed", __doc__)
     shapes_help = f"{', '.join(SHAPES)}; G@64 is G with batch size 64, G:bfloat16 is G with --dtype bfloat16"
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help=shapes_help)
-    settings_help = "our settings: the defaults, or the fastest with the same result (BEST in benchmarks/shapes.py)"
-    parser.add_argument("--settings", nargs="+", default=["default", "best"], choices=["default", "best"],
-                        help=settings_help)  # fmt: skip
     parser.add_argument("--peer", default="eager", choices=["eager", "compiled"], help="torch, or torch.compile")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="our compute dtype [%(default)s]")
     parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [the same as ours]")
@@ -56,7 +53,7 @@ def main() -> int:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as directory:
         peak = measured_peak()
-        rows = [row(name, setting, one, Path(directory), peak) for name, one in cases for setting in a.settings]
+        rows = [row(name, one, Path(directory), peak) for name, one in cases]
     publish(a, rows, table(rows, peak))
     return 0
 
@@ -92,12 +89,12 @@ def peer_name(a) -> str:
 def table(rows: list[dict], peak: dict) -> str:
     """Return the Markdown table of all rows, with a line on FLOPs and the machine's measured peak below."""
     clock, other = rows[0]["clock"], rows[0]["beside"]
-    header = ["shape", "setting", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
+    header = ["shape", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
     header += ["peak memory", other, "arrays of a step", "of measured peak", "of vendor's"]
     several_dtypes = len({r["dtype"] for r in rows}) > 1
     cells = [
         [
-            r["shape"] + f", {r['dtype']}" * several_dtypes, r["setting"],
+            r["shape"] + f", {r['dtype']}" * several_dtypes,
             f"{r['ours_ms'][clock]:.1f}", f"{r['theirs_ms'][clock]:.1f}",
             format_ratio(r["ratio"][clock]), f"{r['ratio']['wall']['median']:.2f}",
             *(f"{r[key] / 2**20:.0f} MiB" for key in ("ours_bytes", "theirs_bytes", "program_bytes")),
@@ -113,12 +110,11 @@ def table(rows: list[dict], peak: dict) -> str:
     return markdown_table(header, cells) + f"\n\nGFLOPs a step: {flops}. Measured peak of the machine: {can}, {copy}."
 
 
-def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
-    """Compare one shape with one setting.
+def row(name: str, a, directory: Path, peak: dict) -> dict:
+    """Compare both sides at one shape.
 
     Args:
         name: a shape, see benchmarks/shapes.py.
-        setting: "default" or "best".
         a: the command line, see `case`.
         directory: for tokens, parameters and logs; shapes share it.
         peak: see measured_peak.
@@ -128,21 +124,21 @@ def row(name: str, setting: str, a, directory: Path, peak: dict) -> dict:
     data = directory / name
     if not data.exists():
         write_tokens(data, named(name))
-    overrides = (BEST[name.partition("@")[0]] if setting == "best" else {}) | {"model.compute_dtype": a.dtype}
+    overrides = {"model.compute_dtype": a.dtype}
     if a.nanogpt:
         overrides |= {"model.activation": "gelu"}
     config = config_of(name, str(data), overrides)
     config = parameters.resolve(config, config.model.vocab_size)
     job = {"shape": name, "data": str(data), "dtype": a.peer_dtype, "compiled": a.peer == "compiled"}
     job |= {"overrides": overrides, "params": str(directory / "params.npz"), "nanogpt": a.nanogpt}
-    seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}-{setting}", config.train.steps_per_dispatch, a)
+    seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}", config.train.steps_per_dispatch, a)
     clock = "cpu" if a.pin else "wall"
     found = {clock: ratio(*sides) for clock, sides in seconds.items()}
     medians = [{clock: 1e3 * float(np.median(sides[k])) for clock, sides in seconds.items()} for k in (0, 1)]
     flops, ours_s = flops_per_step(config, full_square=False), medians[0][clock] / 1e3
-    print(f"{name} {setting}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
+    print(f"{name} {a.dtype}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
     return measured | {
-        "shape": name, "what": named(name).what, "setting": setting, "overrides": overrides,
+        "shape": name, "what": named(name).what, "overrides": overrides,
         "beside": peer_name(a), "nanogpt": a.nanogpt, "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
         "clock": clock, "ratio": found, "seconds": seconds, "ours_ms": medians[0], "theirs_ms": medians[1],
         "flops_per_step": flops, "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,

@@ -15,7 +15,6 @@ from benchmarks import compare, generation, layers, shapes, startup, time_to_los
 TABLES = {
     "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
     "train_speed_16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
-    "train_speed_bf16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
     "time_to_loss": lambda rows: time_to_loss.table(rows[0]),
     "startup": startup.table,
     "layers": lambda rows: layers.table(rows, "cpu"),
