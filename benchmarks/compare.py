@@ -36,12 +36,7 @@ def argument_parser(name: str, doc: str, *, pin: bool = True) -> argparse.Argume
     else:
         parser.set_defaults(pin=False)
     parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
-    parser.add_argument(
-        "--publish",
-        "--readme",
-        action="store_true",
-        help="write the table into docs/performance.md (--readme: the former name)",
-    )
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--name", default=name, help=f"write results/NAME.json and the table marked NAME [{name}]")
     return parser
 
@@ -179,18 +174,32 @@ def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
         rows: the measurements, for the JSON file.
         table: Markdown.
     """
-    write_results(a.name, rows)
+    results = write_results(a.name, rows)
     print(table)
     if a.publish:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(table_between_marks(a.name).sub(lambda m: m[1] + table + "\n" + m[2], text), encoding="utf-8")
+        text, shown = PAGE.read_text(encoding="utf-8"), f"{table}\n\n{where_and_when(results['machine'])}\n"
+        PAGE.write_text(table_between_marks(a.name).sub(lambda m: m[1] + shown + m[2], text), encoding="utf-8")
 
 
-def write_results(name: str, rows: list | dict, **more) -> None:
-    """Write results/NAME.json: the rows, this process's command, and the machine it ran on."""
+def write_results(name: str, rows: list | dict, **more) -> dict:
+    """Write results/NAME.json, and return it: the rows, this process's command, and the machine it ran on."""
     RESULTS.mkdir(exist_ok=True)
     results = {"command": command_line(), "machine": machine(), **more, "rows": rows}
     (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def where_and_when(machine: dict) -> str:
+    """Return a sentence with the date, the processor, the cores and the versions of a result.
+
+    >>> about = {"date": "2026-11-25", "cpu": "A Processor", "cores": 2, "cores_used": 1, "gpu": None}
+    >>> where_and_when(about | {"versions": {"jax": "0.10.2", "torch": None}, "git": {"commit": "2cb06c9af3"}})
+    'Measured 2026-11-25 on 1 of 2 cores of A Processor; jax 0.10.2; commit 2cb06c9.'
+    """
+    shown = {name: machine["versions"].get(name) for name in ("jax", "torch", "transformers")}
+    packages = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
+    device = machine["gpu"] or f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
+    return f"Measured {machine['date']} on {device}; {packages}; commit {machine['git']['commit'][:7]}."
 
 
 def table_between_marks(name: str) -> re.Pattern:

@@ -25,9 +25,10 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_published_tables_show_the_recorded_results(name):
-    rows = json.loads((compare.RESULTS / f"{name}.json").read_text())["rows"]
+    results = json.loads((compare.RESULTS / f"{name}.json").read_text())
     found = compare.table_between_marks(name).search(compare.PAGE.read_text(encoding="utf-8"))
-    assert found[0] == f"<!-- {name} -->\n{TABLES[name](rows)}\n<!-- end -->"
+    where = compare.where_and_when(results["machine"])
+    assert found[0] == f"<!-- {name} -->\n{TABLES[name](results['rows'])}\n\n{where}\n<!-- end -->"
 
 
 def test_each_command_of_the_page_has_marks_for_its_table():
@@ -46,8 +47,9 @@ def test_publish_replaces_only_the_table_of_that_name(tmp_path, monkeypatch, cap
     monkeypatch.setattr(sys, "argv", ["compared.py", "--publish", "--name", "b"])
     a = compare.parse_arguments(compare.argument_parser("compared", "Compare."), packages=())
     compare.publish(a, [{"x": 1}], r"new \1 b")
-    assert page.read_text() == ("above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nnew \\1 b\n<!-- end -->\nbelow\n")
     results = json.loads((tmp_path / "results" / "b.json").read_text())
+    new = f"new \\1 b\n\n{compare.where_and_when(results['machine'])}"
+    assert page.read_text() == f"above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\n{new}\n<!-- end -->\nbelow\n"
     assert results["rows"] == [{"x": 1}]
     assert results["command"] == "python -m benchmarks.compared --publish --name b"
 
