@@ -28,7 +28,7 @@ from benchmarks.compare import (
 )
 from lm.text_tables import markdown_table
 
-CONFIG = "benchmarks/speedrun/records/two_layers/config.py"
+CONFIG = "benchmarks/speedrun/records/tuned_on_docs/config.py"
 NANOGPT_LOSS = 1.88  # of the CPU run in nanoGPT's README
 
 
