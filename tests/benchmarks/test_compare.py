@@ -10,11 +10,12 @@ import sys
 import pytest
 from running import ROOT
 
-from benchmarks import compare, generation, layers, shapes, startup, time_to_loss, train_speed
+from benchmarks import compare, cores, generation, layers, shapes, startup, time_to_loss, train_speed
 
 TABLES = {
     "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
     "train_speed_16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
+    "cores": cores.table,
     "time_to_loss": lambda rows: time_to_loss.table(rows[0]),
     "startup": startup.table,
     "layers": lambda rows: layers.table(rows, "cpu"),
