@@ -1,4 +1,4 @@
-"""6 layers of width 192, Muon, dropout, bfloat16; first values from tuned_on_docs, each kept if better on that text.
+"""6 layers of width 192, Muon, dropout, bfloat16; values compared on Python's documentation, here or in tuned_on_docs.
 
 Only the number of steps was chosen without it: as many as fit into 15 minutes. benchmarks/NOTES.md has the table of all
 tuning runs.
