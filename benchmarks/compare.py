@@ -190,16 +190,19 @@ def write_results(name: str, rows: list | dict, **more) -> dict:
 
 
 def where_and_when(machine: dict) -> str:
-    """Return a sentence with the date, the processor, the cores and the versions of a result.
+    """Return a sentence with the date, the processor or GPU, the versions and the commit of a result.
 
     >>> about = {"date": "2026-11-25", "cpu": "A Processor", "cores": 2, "cores_used": 1, "gpu": None}
-    >>> where_and_when(about | {"versions": {"jax": "0.10.2", "torch": None}, "git": {"commit": "2cb06c9af3"}})
-    'Measured 2026-11-25 on 1 of 2 cores of A Processor; jax 0.10.2; commit 2cb06c9.'
+    >>> about |= {"versions": {"jax": "0.10.2", "torch": None}, "git": {"commit": "2cb06c9af3", "dirty": True}}
+    >>> where_and_when(about)
+    'Measured 2026-11-25 on 1 of 2 cores of A Processor; jax 0.10.2; commit 2cb06c9 with uncommitted files.'
     """
     shown = {name: machine["versions"].get(name) for name in ("jax", "torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     device = machine["gpu"] or f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
-    return f"Measured {machine['date']} on {device}; {packages}; commit {machine['git']['commit'][:7]}."
+    git = machine["git"]  # None outside a checkout
+    commit = f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"] if git else ""
+    return f"Measured {machine['date']} on {device}; {packages}{commit}."
 
 
 def table_between_marks(name: str) -> re.Pattern:

@@ -198,18 +198,21 @@ def chunk_size(n_queries: int) -> int:
 
 
 def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scale, softcap):
-    """Attention for one chunk of queries at a time, without the chunks of keys after it or before its window."""
+    """Attention for one chunk of queries at a time, without the keys after it or before its first query's window."""
     n = q_BTHK.shape[-3]
     starts = range(0, n, chunk_size(n))
     # Joined chunks, not slices of all keys: the derivative of a slice is an array of all keys for every chunk.
     q_chunks, k_chunks, v_chunks = (jnp.split(a, list(starts[1:]), axis=-3) for a in (q_BTHK, k_BTGK, v_BTGK))
     outs = []
     for i, begin in enumerate(starts):
-        oldest = max(0, begin + 1 - mask.window) if isinstance(mask.window, int) else 0
-        first = oldest // starts.step
         end = begin + q_chunks[i].shape[-3]
-        visible_TS = Mask(jnp.arange(begin, end), jnp.arange(starts[first], end), window=mask.window).visible()
-        k, v = (jnp.concatenate(chunks[first : i + 1], axis=-3) for chunks in (k_chunks, v_chunks))
+        oldest = max(0, begin + 1 - mask.window) if isinstance(mask.window, int) else 0
+        first, unseen = divmod(oldest, starts.step)
+        k, v = (
+            jnp.concatenate([chunks[first][..., unseen:, :, :], *chunks[first + 1 : i + 1]], axis=-3)
+            for chunks in (k_chunks, v_chunks)
+        )
+        visible_TS = Mask(jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window).visible()
         outs.append(_masked_softmax(q_chunks[i], k, v, visible_TS, scale, softcap))
     return jnp.concatenate(outs, axis=-3)
 

@@ -242,7 +242,7 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
     assert calls == ["cudnn"] * 3
 
 
-@pytest.mark.parametrize("window", [None, 1, 129, "traced"])
+@pytest.mark.parametrize("window", [None, 1, 100, 129, "traced"])
 @pytest.mark.parametrize(("n", "softcap"), [(256, None), (300, 5.0)])
 def test_chunked_attention_equals_einsum(window, n, softcap):
     q, k, v = inputs((2,), n_queries=n, n_keys=n)

@@ -1,6 +1,6 @@
 """6 layers of width 192, Muon, dropout, bfloat16; values compared on Python's documentation, here or in tuned_on_docs.
 
-Only the number of steps was chosen without it: as many as fit into 15 minutes. benchmarks/NOTES.md has the table of all
+The number of steps is what fits into 15 minutes. The warm-up and bfloat16 were not compared. benchmarks/NOTES.md has the
 tuning runs.
 """
 
