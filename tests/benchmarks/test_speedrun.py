@@ -166,6 +166,17 @@ def test_the_last_attempt_has_the_config_beside_it(path):
     assert records.read_attempts(path)[-1]["config"] == json.loads(json.dumps(tracks.describe(config)))
 
 
+def test_shakespeare_best_trains_the_model_of_the_record():
+    """They differ only in what is evaluated and saved."""
+    described = [
+        tracks.describe(tracks.load_config(str(path), []))
+        for path in (ROOT / "configs" / "shakespeare_best.py", records.RECORDS / "two_cores" / "config.py")
+    ]
+    best, record = ({k: v for k, v in d.items() if k.startswith(("model", "optimizer", "train"))} for d in described)
+    assert best == record
+    assert best["model.n_layers"] == 6
+
+
 def test_a_table_has_the_last_attempt_of_each_record_the_fastest_first(tmp_path):
     for name, shift in (("slow", 30.0), ("fast", 0.0)):
         attempt = copy.deepcopy(RECORD)

@@ -1,7 +1,7 @@
 """6 layers of width 192, Muon, dropout, bfloat16; values compared on Python's documentation, here or in tuned_on_docs.
 
-The number of steps is what fits into 15 minutes. The warm-up and bfloat16 were not compared. benchmarks/NOTES.md has the
-tuning runs.
+The number of steps is what fits into 15 minutes. The warm-up and bfloat16 were not compared. benchmarks/NOTES.md has
+the tuning runs.
 """
 
 from lm.config import default_config
