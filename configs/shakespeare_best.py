@@ -6,8 +6,8 @@ Cost: 14 minutes on 2 cores of a 2.6 GHz Xeon with units for 16-bit products (AM
 evaluations and checkpoints that this config adds to the record. A CPU without such units takes longer; there,
 --config.model.compute_dtype=float32 is faster.
 Result: 1.436 nats per character on validation+test, the mean of 5 seeds from 1.434 to 1.438 (2.7 million parameters,
-7.8 million characters). For comparison, nanoGPT's README reports 1.4697 on random batches of the same text for its GPU run
-with 10.7 million parameters. The values were chosen on another text: benchmarks/speedrun/records/two_cores has the log.
+7.8 million characters). For comparison, nanoGPT's README reports 1.4697 on random batches of the same text for its GPU
+run with 10.7 million parameters. The values were chosen on another text: see benchmarks/speedrun/records/two_cores.
 """
 
 from lm.config import default_config
