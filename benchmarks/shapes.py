@@ -77,12 +77,21 @@ def named(name: str) -> Shape:
     return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
 
 
+def less_memory(name: str) -> dict:
+    """Return the entry of LESS_MEMORY for a shape, {} if it has none.
+
+    >>> less_memory("124M@8"), less_memory("S")
+    ({'train.loss_chunk': 4096}, {})
+    """
+    return LESS_MEMORY.get(name.partition("@")[0], {})
+
+
 def values_of(name: str, data: str) -> dict:
     """Return the values of our config keys for a shape, trained on the token shards in the directory `data`."""
     shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
-    values |= LESS_MEMORY.get(name.partition("@")[0], {})
+    values |= less_memory(name)
     return FAMILIES[shape["family"]] | values | {"data.source": f"tokens:{data}"}
 
 

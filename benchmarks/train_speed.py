@@ -28,7 +28,7 @@ from benchmarks.compare import (
     publish,
     ratio,
 )
-from benchmarks.shapes import LESS_MEMORY, SHAPES, config_of, named, write_tokens
+from benchmarks.shapes import SHAPES, config_of, less_memory, named, write_tokens
 from lm.text_tables import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
@@ -140,8 +140,7 @@ def row(name: str, a, directory: Path, peak: dict) -> dict:
     flops, ours_s = flops_per_step(config, full_square=False), medians[0][clock] / 1e3
     print(f"{name} {a.dtype}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
     return measured | {
-        "shape": name, "what": named(name).what,
-        "overrides": LESS_MEMORY.get(name.partition("@")[0], {}) | overrides,
+        "shape": name, "what": named(name).what, "overrides": less_memory(name) | overrides,
         "beside": peer_name(a), "nanogpt": a.nanogpt, "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
         "clock": clock, "ratio": found, "seconds": seconds, "ours_ms": medians[0], "theirs_ms": medians[1],
         "flops_per_step": flops, "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,

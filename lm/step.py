@@ -167,7 +167,7 @@ def gradients(state: TrainState, batch: dict, config: Config):
 
 
 def _all_finite(tree):
-    """Return whether all numbers are finite: 0 times infinity or NaN is NaN. On a CPU a sum is faster than `all`."""
+    """Return whether all numbers are finite. 0 times infinity or NaN is NaN; on a CPU a sum is faster than `all`."""
     return jnp.all(jnp.stack([jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]))
 
 
