@@ -8,6 +8,7 @@ parameters.resolve). A batch is a dict of arrays:
     weights   (B, T), optional: weights of the targets, 1 if absent
 """
 
+import functools
 from typing import Any
 
 import flax.struct
@@ -233,15 +234,17 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
     """
     k = len(jax.tree.leaves(inputs)[0])
 
-    def step(state, i):
+    @functools.partial(jax.jit, inline=True)  # so that the two uses below trace it once
+    def step(state, resident, inputs, i):
         own = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), inputs)
         return train_step(state, take_batch(resident, own, config.train.seq_len), config)
 
     def body(i, carry):
-        state, metrics = step(carry[0], i)
+        state, metrics = step(carry[0], resident, inputs, i)
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), carry[1], metrics)
 
-    metrics = jax.tree.map(lambda m: jnp.zeros((k, *m.shape), m.dtype), jax.eval_shape(step, state, 0)[1])
+    one = jax.eval_shape(step, state, resident, inputs, 0)[1]
+    metrics = jax.tree.map(lambda m: jnp.zeros((k, *m.shape), m.dtype), one)
     return jax.lax.fori_loop(0, n_steps, body, (state, metrics))
 
 

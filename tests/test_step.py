@@ -256,6 +256,20 @@ def test_a_new_metric_of_train_step_is_stacked_over_a_dispatch(monkeypatch):
     assert metrics["n_tokens"].dtype == jnp.int32
 
 
+def test_a_dispatch_traces_the_step_once(monkeypatch):
+    train_step, traced = step.train_step, []
+
+    def counting(state, batch, config):
+        traced.append(batch["tokens"].shape)
+        return train_step(state, batch, config)
+
+    monkeypatch.setattr(step, "train_step", counting)
+    config = tiny(model=ONE)
+    inputs = stacked([batch_of(config)] * 2)
+    jax.jit(lambda state, n: step.train_steps(state, None, inputs, n, config)).lower(state_of(config), np.int32(1))
+    assert len(traced) == 1
+
+
 def trained_on_markov(n_steps=300):
     """Train a small model on markov text; returns its mean loss on held-out text and the standard error."""
     text = MarkovChain().text(120_000)
