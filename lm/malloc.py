@@ -4,6 +4,7 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
+ARENA_BYTES = 2**26  # what an arena of a thread holds at most
 SMALLEST, LARGEST = 2**13, 2**22  # bytes of the fragments that are occupied; larger ones are few, and useful
 
 
@@ -22,16 +23,21 @@ def can_set_malloc() -> bool:
     return not configured and hasattr(ctypes.CDLL(None), "mallopt")
 
 
-def retain_freed_memory() -> None:
+def retain_freed_memory(*, single_arena: bool = True) -> None:
     """Make glibc malloc retain freed memory; set a MALLOC_* variable or GLIBC_TUNABLES to opt out.
 
     XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
     each new block is mapped page by page and filled with zeros. XLA allocates in threads of its own, whose arenas hold
     at most 64 MiB and map each larger block anew: hence a single arena. `benchmarks/NOTES.md` has the measurements.
+
+    Args:
+        single_arena: False if several programs run at once and each allocates less than ARENA_BYTES: in a single arena
+            they would wait for one another.
     """
     if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(ARENA_MAX, 1)
+        if single_arena:
+            mallopt(ARENA_MAX, 1)
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 2**26)

@@ -30,18 +30,21 @@ def _occupy_fragments_after_compilation() -> None:
     jax.monitoring.register_event_duration_secs_listener(after)
 
 
-def start_jax(cache_dir: str | None = None, *, deterministic: bool = False, retain_memory: bool = True):
+def start_jax(
+    cache_dir: str | None = None, *, deterministic: bool = False, retain_memory: bool = True, single_arena: bool = True
+):
     """Import and return jax, with the settings that must precede its import and a cache of compiled programs.
 
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
         deterministic: choose GPU kernels whose sums are always added in one order.
         retain_memory: see `lm.malloc`; False for commands that need memory rather than speed.
+        single_arena: see `malloc.retain_freed_memory`.
     """
     if deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
     if retain_memory:
-        malloc.retain_freed_memory()
+        malloc.retain_freed_memory(single_arena=single_arena)
         _occupy_fragments_after_compilation()
     import jax
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm import runtime
+from lm import malloc, runtime
 from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
@@ -26,16 +26,33 @@ def sweep(arguments: argparse.Namespace) -> int:
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    start_jax(plan.configs[plan.sweep.baseline], arguments.platform)
+    step_bytes = max(map(_estimate_step_bytes, plan.configs.values())) * (arguments.together or 1)
+    start_jax(plan.configs[plan.sweep.baseline], arguments.platform, step_bytes)
     from lm.sweeps.training.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
 
 
-def start_jax(config: Config, platform: str | None) -> None:
-    """Import jax, with one CPU device per core so that as many runs train at once."""
-    jax = runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
+def _estimate_step_bytes(config: Config) -> int:
+    """Estimate the memory that a step allocates, without jax: about 30 float32 numbers per token, layer and feature."""
+    tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.seq_len
+    return 120 * tokens * config.model.n_layers * config.model.d_model
+
+
+def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:
+    """Import jax, with one CPU device per core so that as many runs train at once.
+
+    Args:
+        config: of the baseline.
+        platform: that is required; None: any.
+        step_bytes: an estimate of the memory that a step of one device allocates.
+    """
+    jax = runtime.start_jax(
+        config.data.cache_dir,
+        deterministic=config.train.deterministic,
+        single_arena=step_bytes > malloc.ARENA_BYTES,
+    )
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", n_cores)

@@ -104,3 +104,10 @@ def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
     assert not malloc.can_set_malloc()
     malloc.retain_freed_memory()
     malloc.occupy_fragments()
+
+
+@pytest.mark.parametrize("single_arena", [True, False])
+def test_the_number_of_arenas_is_limited_for_large_blocks_only(mallopt_calls, single_arena):
+    malloc.retain_freed_memory(single_arena=single_arena)
+    assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
+    assert mallopt_calls[malloc.MMAP_MAX] == 0
