@@ -26,7 +26,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    step_bytes = max(map(_estimate_step_bytes, plan.configs.values())) * (arguments.together or 1)
+    step_bytes = max(map(estimate_step_bytes, plan.configs.values())) * (arguments.together or 1)
     start_jax(plan.configs[plan.sweep.baseline], arguments.platform, step_bytes)
     from lm.sweeps.training.runner import run_sweep
 
@@ -34,7 +34,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
 
 
-def _estimate_step_bytes(config: Config) -> int:
+def estimate_step_bytes(config: Config) -> int:
     """Estimate the memory that a step allocates, without jax: about 30 float32 numbers per token, layer and feature."""
     tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.seq_len
     return 120 * tokens * config.model.n_layers * config.model.d_model

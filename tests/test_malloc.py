@@ -10,6 +10,8 @@ from platform import libc_ver
 import pytest
 
 from lm import malloc
+from lm.command_line.loading import load_values
+from lm.sweep import estimate_step_bytes
 
 
 @pytest.fixture
@@ -111,3 +113,9 @@ def test_the_number_of_arenas_is_limited_for_large_blocks_only(mallopt_calls, si
     malloc.retain_freed_memory(single_arena=single_arena)
     assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
     assert mallopt_calls[malloc.MMAP_MAX] == 0
+
+
+@pytest.mark.parametrize(("name", "fits"), [("shakespeare_small", True), ("shakespeare", False)])
+def test_a_step_of_a_small_model_fits_into_the_arena_of_a_thread(name, fits):
+    config = load_values(f"configs/{name}.py", {})
+    assert (estimate_step_bytes(config) <= malloc.ARENA_BYTES) == fits
