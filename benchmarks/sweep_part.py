@@ -17,5 +17,5 @@ def get_sweep():
         baseline="SiLU",
         comparisons=(("SwiGLU", "SiLU"),),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
-        budgets={"quick": Budget(tuning_seeds=1, seeds=2), "full": Budget(tuning_seeds=2, seeds=5)},
+        budgets={"quick": Budget(tuning_seeds=1, seeds=2)},
     )

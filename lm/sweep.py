@@ -44,8 +44,8 @@ def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:
     """Import jax, with one CPU device per core so that as many runs train at once.
 
     Args:
-        config: of the baseline.
-        platform: that is required; None: any.
+        config: the config of the baseline.
+        platform: the required platform; None: any.
         step_bytes: an estimate of the memory that a step of one device allocates.
     """
     jax = runtime.start_jax(

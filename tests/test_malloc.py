@@ -9,9 +9,8 @@ from platform import libc_ver
 
 import pytest
 
-from lm import malloc
+from lm import malloc, sweep
 from lm.command_line.loading import load_values
-from lm.sweep import estimate_step_bytes
 
 
 @pytest.fixture
@@ -109,13 +108,18 @@ def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
 
 
 @pytest.mark.parametrize("single_arena", [True, False])
-def test_the_number_of_arenas_is_limited_for_large_blocks_only(mallopt_calls, single_arena):
+def test_a_single_arena_is_optional(mallopt_calls, single_arena):
     malloc.retain_freed_memory(single_arena=single_arena)
     assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
     assert mallopt_calls[malloc.MMAP_MAX] == 0
 
 
-@pytest.mark.parametrize(("name", "fits"), [("shakespeare_small", True), ("shakespeare", False)])
-def test_a_step_of_a_small_model_fits_into_the_arena_of_a_thread(name, fits):
+@pytest.mark.parametrize(("name", "single_arena"), [("shakespeare_small", False), ("shakespeare", True)])
+def test_threads_of_a_sweep_of_small_models_have_their_own_arenas(monkeypatch, name, single_arena):
+    settings = {}
+    jax = types.SimpleNamespace(config=types.SimpleNamespace(update=settings.__setitem__))
+    monkeypatch.setattr(sweep.runtime, "start_jax", lambda cache_dir, **keywords: settings.update(keywords) or jax)
+    monkeypatch.setattr(sweep.runtime, "require_platform", lambda platform: None)
     config = load_values(f"configs/{name}.py", {})
-    assert (estimate_step_bytes(config) <= malloc.ARENA_BYTES) == fits
+    sweep.start_jax(config, None, sweep.estimate_step_bytes(config))
+    assert settings["single_arena"] == single_arena
