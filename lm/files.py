@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -262,6 +263,14 @@ def _is_listed(path: Path) -> bool:
         return path.name in os.listdir(path.parent) and path.exists()
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def remove_while_written(directory: Path, seconds: float = 2.0) -> None:
+    """Delete a directory into which threads of a failed write may still put files; gives up after some seconds."""
+    deadline = time.monotonic() + seconds
+    while directory.exists() and time.monotonic() < deadline:
+        shutil.rmtree(directory, ignore_errors=True)  # fails if a file appears after the listing
+        time.sleep(0.05)
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

@@ -1,9 +1,11 @@
 """Small files: what is read has the expected shape, or the error says what is wrong with which file."""
 
+import os
+
 import pytest
 
 from lm.errors import UserError
-from lm.files import COUNT, NUMBER, parse_json, read_json
+from lm.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
 
 SHAPE = {"name": str, "losses": {str: NUMBER}, "shards": [{"size": COUNT, "split": (str, None)}]}
 GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
@@ -66,3 +68,19 @@ def test_integers_fit_64_bits():
     assert parse_json("-3", int) == -3
     with pytest.raises(ValueError, match="not an integer"):
         parse_json(str(2**63), (int, COUNT))
+
+
+def test_a_directory_is_removed_although_a_file_appears_meanwhile(tmp_path, monkeypatch):
+    unfinished, rmdir, late = tmp_path / "8.orbax-checkpoint-tmp", os.rmdir, []
+    (unfinished / "state").mkdir(parents=True)
+
+    def write_one_more(path, **keywords):
+        if not late:
+            late.append(unfinished / "state" / "late")
+            late[0].write_text("")
+        rmdir(path, **keywords)
+
+    monkeypatch.setattr(os, "rmdir", write_one_more)
+    remove_while_written(unfinished)
+    assert late
+    assert not unfinished.exists()

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, parse_json, to_json
+from lm.files import COUNT, appears, parse_json, remove_while_written, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
@@ -201,7 +200,7 @@ class Checkpoints:
         except Exception as error:
             if jax.process_index() == 0:
                 for unfinished in self._directory.glob("*.orbax-checkpoint-tmp"):
-                    shutil.rmtree(unfinished, ignore_errors=True)
+                    remove_while_written(unfinished)
             cause = disk_failure(error) or first_line(error)
             raise TemporaryError(f"a checkpoint could not be written to {self._directory}: {cause}") from error
 
