@@ -13,12 +13,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def enabled(x) -> bool:
-    """Return whether products of `x` should use this module: on a CPU in bfloat16, and in float32 on one device.
+    """Return whether products of `x` should use this module: on a CPU in bfloat16, and in float32 with whole parameters.
 
-    On several devices the derivative of `matmul` would keep the gathered parameters for the backward pass.
+    Where parameters are sharded the derivative of `matmul` would keep the gathered ones for the backward pass.
     """
-    one_device = math.prod(jax.sharding.get_abstract_mesh().shape.values()) == 1
-    return jax.default_backend() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and one_device))
+    sizes = jax.sharding.get_abstract_mesh().shape
+    sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
+    return jax.default_backend() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded))
 
 
 def project(x, w, n_in):

@@ -44,6 +44,16 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
             np.testing.assert_allclose(np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="cpu_products is for CPUs")
+@pytest.mark.parametrize(
+    ("mesh", "enabled"),
+    [({}, True), ({"run": 2}, True), ({"replica": 2, "fsdp": 1}, True), ({"fsdp": 2}, False), ({"tensor": 2}, False)],
+)
+def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enabled):
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))):
+        assert cpu_products.enabled(jnp.ones(1)) == enabled
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
 @pytest.mark.parametrize(
     ("product", "of_w"), [(project, (8, 6)), (functools.partial(project_to_float32, transposed=True), (7, 8))]
