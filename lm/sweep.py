@@ -12,6 +12,7 @@ from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
 from lm.sweeps.design.spec import load_sweep
+from lm.sweeps.training import cpu_memory
 
 
 @with_exit_code
@@ -26,18 +27,12 @@ def sweep(arguments: argparse.Namespace) -> int:
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    step_bytes = max(map(estimate_step_bytes, plan.configs.values())) * (arguments.together or 1)
+    step_bytes = max(map(cpu_memory.step_bytes, plan.configs.values())) * (arguments.together or 1)
     start_jax(plan.configs[plan.sweep.baseline], arguments.platform, step_bytes)
     from lm.sweeps.training.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
-
-
-def estimate_step_bytes(config: Config) -> int:
-    """Estimate the memory that a step allocates, without jax: about 30 float32 numbers per token, layer and feature."""
-    tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.seq_len
-    return 120 * tokens * config.model.n_layers * config.model.d_model
 
 
 def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from lm import malloc, sweep
 from lm.command_line.loading import load_values
+from lm.sweeps.training import cpu_memory
 
 
 @pytest.fixture
@@ -114,12 +115,12 @@ def test_a_single_arena_is_optional(mallopt_calls, single_arena):
     assert mallopt_calls[malloc.MMAP_MAX] == 0
 
 
-@pytest.mark.parametrize(("name", "single_arena"), [("shakespeare_small", False), ("shakespeare", True)])
+@pytest.mark.parametrize(("name", "single_arena"), [("shakespeare_small", False), ("shakespeare_gpu", True)])
 def test_threads_of_a_sweep_of_small_models_have_their_own_arenas(monkeypatch, name, single_arena):
     settings = {}
     jax = types.SimpleNamespace(config=types.SimpleNamespace(update=settings.__setitem__))
     monkeypatch.setattr(sweep.runtime, "start_jax", lambda cache_dir, **keywords: settings.update(keywords) or jax)
     monkeypatch.setattr(sweep.runtime, "require_platform", lambda platform: None)
     config = load_values(f"configs/{name}.py", {})
-    sweep.start_jax(config, None, sweep.estimate_step_bytes(config))
+    sweep.start_jax(config, None, cpu_memory.step_bytes(config))
     assert settings["single_arena"] == single_arena

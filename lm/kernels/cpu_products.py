@@ -13,9 +13,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def enabled(x) -> bool:
-    """Return whether products of `x` should use this module: on a CPU in bfloat16, and in float32 with whole parameters.
+    """Return whether products of `x` should use this module.
 
-    Where parameters are sharded the derivative of `matmul` would keep the gathered ones for the backward pass.
+    It is for CPUs, in bfloat16, and in float32 unless parameters are sharded: then the derivative of `matmul` would keep the gathered ones for the backward pass.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
@@ -71,6 +71,8 @@ def transposed_matmul(a, b):
     if a.dtype == jnp.float32 and a.shape[-1] > b.shape[-1]:
         # The same product with the wider factor on the right is faster; without the barrier XLA would undo this.
         return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)
+    if _is_plain(a) and a.shape[-1] == b.shape[-1] <= 128:
+        return jax.lax.optimization_barrier(a.T) @ b  # for small square weights faster than without a transpose
     if _is_plain(a):
         return jnp.tensordot(a, b, (0, 0))
     return _product(jnp.swapaxes(a, -1, -2), b, False)

@@ -24,6 +24,7 @@ from lm.config import Config
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.step import eval_step, init_state, train_steps
+from lm.sweeps.training import cpu_memory
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
 from lm.training.progress import Progress
@@ -41,13 +42,16 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
-        The config of the program, with seed 0, 1.0 for every traced key, and on_nonfinite = "stop"; and the traced
-        values by name. Runs with equal configs and the same names share a program.
+        The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and on CPUs the
+        micro-batches of `cpu_memory.micro_batch_size`; and the traced values by name. Runs with equal configs and the
+        same names share a program.
     """
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, on_nonfinite="stop"))
-    return with_values(config, dict.fromkeys(values, 1.0), seed=0), values
+    on_cpu = jax.default_backend() == "cpu"
+    micro_batch_size = cpu_memory.micro_batch_size(config) if on_cpu else config.train.micro_batch_size
+    train = dataclasses.replace(config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size)
+    return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
 
 
 def program_of(config: Config) -> tuple:

@@ -9,6 +9,7 @@ import pytest
 from tiny import tiny
 
 from lm.step import init_state, train_steps
+from lm.sweeps.training import cpu_memory
 from lm.sweeps.training.stacked import TRACED, group_by_program, make_programs, split_config, with_values
 
 N_STEPS = 10
@@ -57,6 +58,19 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
     for i, (state, alone) in enumerate(one_by_one(configs)):
         for name in ("loss", "grad_norm", "learning_rate"):
             np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6)
+        for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on CPUs are micro-batches chosen")
+def test_stacked_steps_in_micro_batches_equal_separate_steps_of_whole_batches(monkeypatch):
+    configs = members("adamw")
+    monkeypatch.setattr(cpu_memory, "TOKENS", configs[0].train.seq_len)
+    assert split_config(configs[0])[0].train.micro_batch_size == 1 < configs[0].train.batch_size
+    states, metrics = all_together(configs, "float32")
+    for i, (state, alone) in enumerate(one_by_one(configs)):
+        np.testing.assert_allclose(metrics["loss"][i], alone["loss"], rtol=1e-6)
         for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
 

@@ -1,0 +1,27 @@
+"""Micro-batches of sweeps on CPUs: of 512 tokens for small models, unless the config sets them."""
+
+import pytest
+
+from lm.command_line.loading import load_values
+from lm.sweeps.training.cpu_memory import micro_batch_size, step_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("shakespeare_small", {}, 8),
+        ("shakespeare_small", {"train.micro_batch_size": 16}, 16),
+        ("shakespeare_small", {"train.batch_size": 8}, None),
+        ("shakespeare_small", {"train.seq_len": 1024}, 1),
+        ("shakespeare_gpu", {}, None),
+    ],
+)
+def test_micro_batches_have_512_tokens_unless_the_model_is_large(name, changes, expected):
+    assert micro_batch_size(load_values(f"configs/{name}.py", changes)) == expected
+
+
+def test_the_memory_of_a_step_is_that_of_a_micro_batch():
+    in_quarters, whole = (
+        step_bytes(load_values("configs/shakespeare_small.py", {"train.micro_batch_size": n})) for n in (None, 32)
+    )
+    assert whole == 4 * in_quarters
