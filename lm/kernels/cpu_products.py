@@ -15,7 +15,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 def enabled(x) -> bool:
     """Return whether products of `x` should use this module.
 
-    It is for CPUs, in bfloat16, and in float32 unless parameters are sharded: then the derivative of `matmul` would keep the gathered ones for the backward pass.
+    It is for CPUs: in bfloat16, and in float32 unless parameters are sharded. There the derivative of `matmul` would
+    keep the gathered parameters for the backward pass.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
