@@ -13,6 +13,8 @@ from lm.sweeps.training.cpu_memory import micro_batch_size, step_bytes
         ("shakespeare_small", {"train.micro_batch_size": 16}, 16),
         ("shakespeare_small", {"train.batch_size": 8}, None),
         ("shakespeare_small", {"train.seq_len": 1024}, 1),
+        ("shakespeare_small", {"train.batch_size": 20}, 5),
+        ("shakespeare_small", {"train.batch_size": 31}, None),
         ("shakespeare_gpu", {}, None),
     ],
 )
