@@ -137,11 +137,7 @@ def formula(config, n_devices: int) -> float:
 
 COLUMNS = {"parameters": "parameters", "context": "context length", "vocabulary": "vocabulary", "layers": "layers",
            "devices": "simulated devices"}  # fmt: skip
-COSTS = {  # label, ticks
-    "step_s": ("seconds per step", (0.03, 0.1, 0.3, 1, 3)),
-    "compile_s": ("CPU seconds to compile", (3, 10, 30)),
-    "bytes": ("MiB per device", (10, 30, 100, 300, 1000, 3000)),
-}
+COSTS = {"step_s": "seconds per step", "compile_s": "CPU seconds to compile", "bytes": "MiB per device"}
 
 
 def slope(at: list[float], costs: list[float]) -> float:
@@ -154,6 +150,17 @@ def slope(at: list[float], costs: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
+def enclosing_ticks(values: list[float]) -> list[float]:
+    """Return the numbers 1 and 3 times powers of ten from below the smallest value to above the largest.
+
+    >>> enclosing_ticks([0.2, 4.0])
+    [0.1, 0.3, 1.0, 3.0, 10.0]
+    """
+    ticks = [float(f"{digit}e{power}") for power in range(-6, 7) for digit in (1, 3)]
+    first = max(i for i, tick in enumerate(ticks) if tick <= min(values))
+    return [tick for i, tick in enumerate(ticks) if i >= first and (i == first or ticks[i - 1] < max(values))]
+
+
 def draw(rows: list[dict]):
     """Draw each cost over each size in log-log axes, with the fitted slope beside each line; the estimate is dashed."""
     import matplotlib
@@ -162,8 +169,9 @@ def draw(rows: list[dict]):
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(len(COSTS), len(COLUMNS), figsize=(16, 9), sharex="col", sharey="row")
-    for i, (cost, (label, ticks)) in enumerate(COSTS.items()):
+    for i, (cost, label) in enumerate(COSTS.items()):
         panels[i, 0].set_ylabel(label)
+        ticks = enclosing_ticks([r[cost] / unit_of(cost) for r in rows])
         for j, (group, title) in enumerate(COLUMNS.items()):
             axes = panels[i, j]
             draw_panel(axes, [r for r in rows if r["axis"].split(",")[0] == group], cost)
@@ -177,6 +185,10 @@ def draw(rows: list[dict]):
     return figure
 
 
+def unit_of(cost: str) -> int:
+    return 2**20 if cost == "bytes" else 1
+
+
 def draw_panel(axes, rows: list[dict], cost: str) -> None:
     """Draw one cost over one size into a panel.
 
@@ -185,7 +197,7 @@ def draw_panel(axes, rows: list[dict], cost: str) -> None:
         rows: what `measure` returned for this size; a line for each variant of its axis.
         cost: a key of COSTS.
     """
-    unit = 2**20 if cost == "bytes" else 1
+    unit = unit_of(cost)
     axes.set(xscale="log", yscale="log")
     by_variant = {}
     for r in rows:
