@@ -48,9 +48,8 @@ def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:
         deterministic=config.train.deterministic,
         single_arena=step_bytes > malloc.ARENA_BYTES,
     )
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", n_cores)
+        jax.config.update("jax_num_cpu_devices", cpu_memory.n_cores())
     runtime.require_platform(platform)
 
 

@@ -17,7 +17,7 @@ from lm.layers.linear import project, project_to_float32
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("dtype", "rounding"), [(jnp.bfloat16, 2.0**-8), (jnp.float32, 2.0**-22)])
 def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, transposed, batch):
-    for n_in, n_out in ((8, 7), (7, 8)):  # the wider factor of a gradient is on either side
+    for n_in, n_out in ((8, 7), (7, 8), (64, 64)):  # each order of the factors of a gradient
         shapes = (5, n_in), (n_in, n_out), (5, n_out)
         a, b, g = (jnp.asarray(normal(*batch, *shape, seed=i), dtype) for i, shape in enumerate(shapes))
         a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
@@ -47,7 +47,14 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="cpu_products is for CPUs")
 @pytest.mark.parametrize(
     ("mesh", "enabled"),
-    [({}, True), ({"run": 2}, True), ({"replica": 2, "fsdp": 1}, True), ({"fsdp": 2}, False), ({"tensor": 2}, False)],
+    [
+        ({}, True),
+        ({"run": 2}, True),
+        ({"sequence": 2}, True),
+        ({"replica": 2, "fsdp": 1}, True),
+        ({"replica": 2, "fsdp": 2}, False),
+        ({"tensor": 2}, False),
+    ],
 )
 def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enabled):
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))):

@@ -1,31 +1,52 @@
-"""Memory of a step of a sweep on CPUs, which train a run on each core. Imports no jax, so it can be used before it."""
+"""Micro-batches of sweeps on CPUs, and the memory of a step. A sweep on a CPU trains one run on each core.
 
-from lm.config import Config
+This module does not import jax, because it is used before jax is configured.
+"""
+
+import os
+
+from lm.config import Config, ModelConfig
 from lm.config.values import divisors
 
 TOKENS = 512  # of a micro-batch: the activations of more tokens leave the caches of a core
 PARAMETERS = 2**22  # of a model whose gradients stay in the caches while micro-batches are summed
 
 
-def micro_batch_size(config: Config) -> int | None:
-    """Return the micro-batch size of a run in a sweep on CPUs: that of the config, or one for at most 512 tokens.
+def n_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
 
-    It is None, one micro-batch, for large models, because summing their gradients takes longer than the caches save,
-    and if the batch size has no divisor for at least 128 tokens.
+
+def micro_batch_size(config: Config) -> int | None:
+    """Return the micro-batch size of a run: the config's, or the largest divisor of the batch with at most 512 tokens.
+
+    It is None, one micro-batch, if that has fewer than 128 tokens, and if the model is large, because summing its
+    gradients takes longer than the caches save. In bfloat16 products are faster, so the config's is returned.
 
     >>> from lm.config import default_config, from_dict
     >>> micro_batch_size(from_dict(default_config()))  # 32 sequences of 256 tokens
     2
     """
     t, m = config.train, config.model
-    size = max((n for n in divisors(t.batch_size) if n * t.seq_len <= TOKENS), default=1)
-    too_small, too_large = size * t.seq_len < TOKENS // 4, 12 * m.n_layers * m.d_model**2 > PARAMETERS
-    if t.micro_batch_size or too_small or too_large or size == t.batch_size:
+    size = max((n for n in divisors(t.batch_size) if n * t.seq_len <= TOKENS), default=0)
+    too_small, too_large = size * t.seq_len < TOKENS // 4, _n_parameters(m) > PARAMETERS
+    if t.micro_batch_size or too_small or too_large or size == t.batch_size or m.compute_dtype != "float32":
         return t.micro_batch_size
     return size
 
 
 def step_bytes(config: Config) -> int:
-    """Estimate the memory that a step of such a run allocates: 30 float32 numbers per token, layer and feature."""
-    tokens = (micro_batch_size(config) or config.train.batch_size) * config.train.seq_len
-    return 120 * tokens * config.model.n_layers * config.model.d_model
+    """Estimate the memory that a step or an evaluation allocates.
+
+    A step needs about 30 float32 numbers per token, layer and feature, an evaluation about 15 per token and feature.
+    """
+    t, m = config.train, config.model
+    trained = (micro_batch_size(config) or t.batch_size) * t.seq_len
+    evaluated = (config.eval.batch_size or t.batch_size) * t.seq_len
+    return max(120 * trained * m.n_layers, 60 * evaluated) * m.d_model
+
+
+def _n_parameters(m: ModelConfig) -> int:
+    """Estimate the number of parameters; the vocabulary counts if it is known, as it is in a resolved config."""
+    ffn = {"glu": 3, "mlp": 2}[m.ffn] * m.d_ff if m.d_ff else 8 * m.d_model
+    return m.d_model * (m.n_layers * (4 * m.d_model + ffn) + 2 * (m.vocab_size or 0))

@@ -42,14 +42,14 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
-        The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and on CPUs the
-        micro-batches of `cpu_memory.micro_batch_size`; and the traced values by name. Runs with equal configs and the
-        same names share a program.
+        The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and the micro-batches
+        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by name. Runs with equal
+        configs and the same names share a program.
     """
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
-    on_cpu = jax.default_backend() == "cpu"
-    micro_batch_size = cpu_memory.micro_batch_size(config) if on_cpu else config.train.micro_batch_size
+    device_per_core = jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores()
+    micro_batch_size = cpu_memory.micro_batch_size(config) if device_per_core else config.train.micro_batch_size
     train = dataclasses.replace(config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size)
     return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
 

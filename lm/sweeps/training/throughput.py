@@ -1,5 +1,6 @@
 """Measure how fast configs train. Their dispatches alternate, so that other load slows all of them alike."""
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -59,6 +60,12 @@ def measure(workloads: dict[str, Workload], rounds: int = ROUNDS) -> dict[str, l
     return speeds
 
 
+def _whole_batches(config: Config) -> Config:
+    """Return the config with one micro-batch, unless it sets their size: a run that has all cores is faster so."""
+    size = config.train.micro_batch_size or config.train.batch_size
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=size))
+
+
 def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, runs_per_device: int) -> dict:
     """Measure the variants of a sweep beside each other, with all devices busy.
 
@@ -73,7 +80,7 @@ def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, 
     n, runs_per_device = jax.device_count(), max(1, runs_per_device // (len(variants) + 1))
     workloads = {name: Workload(*variant, runs_per_device, n) for name, variant in variants.items()}
     alone = "one run of the baseline at a time"
-    rounds = measure(workloads | {alone: Workload(*variants[baseline], 1, 1)})
+    rounds = measure(workloads | {alone: Workload(_whole_batches(variants[baseline][0]), variants[baseline][1], 1, 1)})
     speeds = {name: statistics.median(values) for name, values in rounds.items()}
     quartiles = {name: statistics.quantiles(rounds[name], method="inclusive")[::2] for name in variants}
     return {"alone": speeds.pop(alone), "at_once": runs_per_device * n, "variants": speeds, "quartiles": quartiles}

@@ -12,13 +12,16 @@ from lm.sweeps.training.cpu_memory import micro_batch_size, step_bytes
         ("shakespeare_small", {}, 8),
         ("shakespeare_small", {"train.micro_batch_size": 16}, 16),
         ("shakespeare_small", {"train.batch_size": 8}, None),
-        ("shakespeare_small", {"train.seq_len": 1024}, 1),
+        ("shakespeare_small", {"train.seq_len": 1024}, None),
         ("shakespeare_small", {"train.batch_size": 20}, 5),
         ("shakespeare_small", {"train.batch_size": 31}, None),
-        ("shakespeare_gpu", {}, None),
+        ("shakespeare_small", {"model.compute_dtype": "bfloat16"}, None),
+        ("shakespeare_small", {"model.vocab_size": 50_000}, None),
+        ("shakespeare_small", {"model.d_ff": 10_000}, None),
+        ("shakespeare_gpu", {"model.compute_dtype": "float32"}, None),
     ],
 )
-def test_micro_batches_have_512_tokens_unless_the_model_is_large(name, changes, expected):
+def test_micro_batches_have_at_most_512_tokens_unless_the_model_is_large(name, changes, expected):
     assert micro_batch_size(load_values(f"configs/{name}.py", changes)) == expected
 
 
@@ -27,3 +30,8 @@ def test_the_memory_of_a_step_is_that_of_a_micro_batch():
         step_bytes(load_values("configs/shakespeare_small.py", {"train.micro_batch_size": n})) for n in (None, 32)
     )
     assert whole == 4 * in_quarters
+
+
+def test_the_memory_of_a_step_includes_an_evaluation():
+    config = load_values("configs/shakespeare_small.py", {"eval.batch_size": 1024})
+    assert step_bytes(config) == 60 * 1024 * 64 * 64

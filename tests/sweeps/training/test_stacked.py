@@ -64,15 +64,22 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on CPUs are micro-batches chosen")
-def test_stacked_steps_in_micro_batches_equal_separate_steps_of_whole_batches(monkeypatch):
-    configs = members("adamw")
-    monkeypatch.setattr(cpu_memory, "TOKENS", configs[0].train.seq_len)
-    assert split_config(configs[0])[0].train.micro_batch_size == 1 < configs[0].train.batch_size
-    states, metrics = all_together(configs, "float32")
-    for i, (state, alone) in enumerate(one_by_one(configs)):
-        np.testing.assert_allclose(metrics["loss"][i], alone["loss"], rtol=1e-6)
-        for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
-            np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole_batch(monkeypatch, dropout):
+    base = members("adamw")[0]
+    config = dataclasses.replace(base, model=dataclasses.replace(base.model, dropout=dropout))
+    monkeypatch.setattr(cpu_memory, "TOKENS", config.train.seq_len)
+    monkeypatch.setattr(cpu_memory, "n_cores", jax.device_count)
+    program, values = split_config(config)
+    assert program.train.micro_batch_size == 1 < config.train.batch_size
+    programs = make_programs(program, 1, 1)
+    inputs = jax.tree.map(lambda a: a[None], inputs_of(config))
+    values = {name: jnp.array([value], "float32") for name, value in values.items()}
+    state, metrics = programs.steps(programs.init(np.zeros(1, np.uint32)), None, inputs, values, np.int32(N_STEPS))
+    ((expected, alone),) = one_by_one([config])
+    np.testing.assert_allclose(metrics["loss"][0], alone["loss"], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(a[0], b, atol=1e-5 * float(jnp.abs(b).max()))
 
 
 @pytest.mark.slow
