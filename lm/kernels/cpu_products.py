@@ -72,9 +72,9 @@ def transposed_matmul(a, b):
     if a.dtype == jnp.float32 and a.shape[-1] > b.shape[-1]:
         # The same product with the wider factor on the right is faster; without the barrier XLA would undo this.
         return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)
-    if _is_plain(a) and a.shape[-1] == b.shape[-1] in (64, 128):
-        return jax.lax.optimization_barrier(a.T) @ b  # for weights of these widths faster than without a transpose
     if _is_plain(a):
+        if a.shape[-1] == b.shape[-1] and a.shape[-1] in (64, 128):
+            return jax.lax.optimization_barrier(a.T) @ b  # at these widths faster than without a transpose
         return jnp.tensordot(a, b, (0, 0))
     return _product(jnp.swapaxes(a, -1, -2), b, False)
 

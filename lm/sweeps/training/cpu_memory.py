@@ -20,8 +20,9 @@ def n_cores() -> int:
 def micro_batch_size(config: Config) -> int | None:
     """Return the micro-batch size of a run: the config's, or the largest divisor of the batch with at most 512 tokens.
 
-    It is None, one micro-batch, if that has fewer than 128 tokens, and if the model is large, because summing its
-    gradients takes longer than the caches save. In bfloat16 products are faster, so the config's is returned.
+    The config's None, one micro-batch, is kept in three cases: if such a micro-batch has fewer than 128 tokens; if the
+    model is large, because summing its gradients takes longer than the caches save; and if it does not compute in
+    float32, because only float32 was measured.
 
     >>> from lm.config import default_config, from_dict
     >>> micro_batch_size(from_dict(default_config()))  # 32 sequences of 256 tokens

@@ -60,8 +60,8 @@ def measure(workloads: dict[str, Workload], rounds: int = ROUNDS) -> dict[str, l
     return speeds
 
 
-def _whole_batches(config: Config) -> Config:
-    """Return the config with one micro-batch, unless it sets their size: a run that has all cores is faster so."""
+def _in_whole_batches(config: Config) -> Config:
+    """Return the config with one micro-batch, unless it sets their size. A run that has several cores needs no more."""
     size = config.train.micro_batch_size or config.train.batch_size
     return dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=size))
 
@@ -79,8 +79,9 @@ def measure_variants(variants: dict[str, tuple[Config, Corpus]], baseline: str, 
     """
     n, runs_per_device = jax.device_count(), max(1, runs_per_device // (len(variants) + 1))
     workloads = {name: Workload(*variant, runs_per_device, n) for name, variant in variants.items()}
-    alone = "one run of the baseline at a time"
-    rounds = measure(workloads | {alone: Workload(_whole_batches(variants[baseline][0]), variants[baseline][1], 1, 1)})
+    alone, (config, corpus) = "one run of the baseline at a time", variants[baseline]
+    workload_alone = Workload(_in_whole_batches(config) if n > 1 else config, corpus, 1, 1)
+    rounds = measure(workloads | {alone: workload_alone})
     speeds = {name: statistics.median(values) for name, values in rounds.items()}
     quartiles = {name: statistics.quantiles(rounds[name], method="inclusive")[::2] for name in variants}
     return {"alone": speeds.pop(alone), "at_once": runs_per_device * n, "variants": speeds, "quartiles": quartiles}

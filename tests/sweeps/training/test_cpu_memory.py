@@ -1,4 +1,4 @@
-"""Micro-batches of sweeps on CPUs: of 512 tokens for small models, unless the config sets them."""
+"""Micro-batches of sweeps on CPUs: of at most 512 tokens for small models, unless the config sets them."""
 
 import pytest
 
