@@ -57,8 +57,9 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
     ],
 )
 def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enabled):
+    x = jnp.ones(1)  # before the mesh: JAX 0.12 creates no arrays under an abstract mesh
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))):
-        assert cpu_products.enabled(jnp.ones(1)) == enabled
+        assert cpu_products.enabled(x) == enabled
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
