@@ -52,5 +52,8 @@ def directories(workdir) -> set[str]:
 
 
 def data_file(step_directory: Path) -> Path:
-    """Return the file with the arrays: the largest file."""
+    """Return the file with the arrays: the largest file, if an array takes most of the checkpoint.
+
+    In a checkpoint of small arrays only, the largest file may be an index that a later one has replaced.
+    """
     return max(step_directory.glob("state/**/d/*"), key=lambda path: path.stat().st_size)
