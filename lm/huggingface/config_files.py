@@ -231,7 +231,9 @@ def _write_model(family: Family, c: ModelConfig) -> tuple[dict[str, Any], list[s
     c, _ = fold(family, c)
     ours, fields, problems, name = normalized(c), {}, [], family.model_type
     variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
-    for key, expected in (USUAL | family.fixed).items():
+    unknown = ours.keys() - USUAL - variable - {"d_head"}  # keys that somebody has added to the schema
+    defaults = {field.name: field.default for field in dataclasses.fields(c) if field.name in unknown}
+    for key, expected in (defaults | USUAL | family.fixed).items():
         if key not in variable and ours[key] != expected:
             before = "" if key not in family.fixed else " always"
             problems.append(

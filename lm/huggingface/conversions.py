@@ -40,11 +40,13 @@ def activation(field: str, default: str = "silu") -> Conversion:
             raise ValueError(f"{field} is {str(name)[:80]!r}; supported are {', '.join(ACTIVATIONS)}")
         return {"activation": ACTIVATIONS[name]}
 
-    return Conversion(
-        ("activation",),
-        read,
-        lambda c: {field: next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)},
-    )
+    def write(c):
+        for theirs, ours in ACTIVATIONS.items():
+            if ours == c.activation:
+                return {field: theirs}
+        raise ValueError(f"config.model.activation: {c.activation}; there is none of this name")
+
+    return Conversion(("activation",), read, write)
 
 
 # ---- Rotary position embeddings ----------------------------------------------------------------------------------

@@ -176,9 +176,21 @@ def _some(names: list[str]) -> str:
 
 
 def planned_tensors(family: Family, c: ModelConfig) -> list[Planned]:
-    """Return the name, shape and dtype of each tensor of an exported model, in the order of `exported_tensors`."""
-    dtype = np.dtype(c.param_dtype)
-    return [Planned(place.name, place.shape, dtype) for place in places(family, fold(family, c)[0])]
+    """Return the name, shape and dtype of each tensor of an exported model, in the order of `exported_tensors`.
+
+    Raises:
+        UserError: the family has no tensor for one of the model's parameters.
+    """
+    exported, found = fold(family, c)[0], []
+    dtype, unclaimed = np.dtype(c.param_dtype), set(parameters.parameter_table(c))
+    for place in places(family, exported):
+        found.append(Planned(place.name, place.shape, dtype))
+        unclaimed -= set(place.paths)
+    if unclaimed:
+        raise UserError(
+            f"the model cannot be exported: {family.model_type} has no tensor for {_some(sorted(unclaimed))}"
+        )
+    return found
 
 
 def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[np.ndarray]:

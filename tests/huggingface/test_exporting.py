@@ -152,6 +152,47 @@ def test_models_without_an_equivalent_are_refused_with_all_reasons(keys, reasons
         assert reason in str(error.value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Changed(ModelConfig):
+    """A schema with keys that somebody added, as docs/changing-the-model.md describes, but no family knows."""
+
+    attn_gate: bool = False
+    mix: float = 1.0
+
+
+def changed(**keys):
+    config = tiny()
+    return dataclasses.replace(config, model=Changed(**dataclasses.asdict(config.model) | keys))
+
+
+@pytest.mark.parametrize(
+    ("config", "reasons"),
+    [
+        (changed(), []),
+        (changed(attn_gate=True, mix=2.0), ["attn_gate: true; llama has false", "mix: 2.0; llama has 1.0"]),
+        (tiny(model={"activation": "mish"}), ["activation: mish"]),  # one more function and choice of the schema
+    ],
+)
+def test_keys_and_activations_that_no_family_knows_are_refused(config, reasons):
+    if not reasons:
+        export_fields(config)
+        return
+    with pytest.raises(UserError, match="no supported family") as error:
+        export_fields(config)
+    assert len(error.value.problems) == 1 + len(reasons)
+    assert all(reason in str(error.value) for reason in reasons)
+
+
+def test_a_parameter_that_no_tensor_claims_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    table = parameters.parameter_table
+    gate = {"layers/attention/w_g_DHK": parameters.Parameter((2, 16, 4, 4), "NDHK", "weight", 1)}
+    monkeypatch.setattr(parameters, "parameter_table", lambda c: parameters.Table("", table(c) | gate))
+    config = tiny()
+    with pytest.raises(UserError, match="llama has no tensor for layers/attention/w_g_DHK"):
+        write_checkpoint(tmp_path, config, redrawn(config.model))
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_family_decides_about_every_key_of_the_model():
     """A new key must be added to a family, to USUAL or to WITHOUT_EFFECT: it may change what is computed."""
     for family in FAMILIES.values():
