@@ -1,7 +1,10 @@
 """Settings and fixtures of the whole suite."""
 
+import contextlib
+import io
 import logging
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -55,26 +58,59 @@ def bench(tmp_path_factory, worker_id):
     return Bench((base if worker_id == "master" else base.parent) / "bench")
 
 
-@pytest.fixture
-def train(bench, tmp_path, monkeypatch, capsys):
-    """Return train(workdir, *arguments), which runs lm.train in this process and returns (exit code, output)."""
-    from lm.train import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+@contextlib.contextmanager
+def fresh_process_state():
+    """Undo what a command changes in its process: the environment, the log, the settings of JAX and of Python."""
+    environment, argv = dict(os.environ), sys.argv
     logger = logging.getLogger("lm")
-    before = logger.handlers, logger.propagate, logger.level
-    minimum = jax.config.jax_persistent_cache_min_compile_time_secs
+    log = logger.handlers, logger.propagate, logger.level
+    settings = dict(jax.config.values)
+    compilation_cache.reset_cache()  # JAX looks once for the directory of its cache
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = argv
+        logger.handlers, logger.propagate = log[:2]
+        logger.setLevel(log[2])
+        for name, value in settings.items():
+            if jax.config.values[name] != value:
+                jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
-    def train(workdir: Path | None, *more: str) -> tuple[int, str]:
-        code = main(bench.arguments(workdir, *more))
+
+@pytest.fixture
+def command(bench, tmp_path, monkeypatch, capsys):
+    """Return command(main, *arguments, stdin=""), which runs the main() of a module and returns (exit code, output).
+
+    Use it in place of a subprocess: `code, output = command(lm.generate.main, f"--workdir={workdir}")`. It starts in
+    tmp_path with the caches of the bench, so that a session compiles each program once. The output is that of
+    stdout, then that of stderr. Start a process only if the test is about the process itself: kills, memory, several
+    devices, what is imported.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def command(main, *arguments: object, stdin: str = "") -> tuple[int, str]:
+        with fresh_process_state(), monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            capsys.readouterr()
+            try:
+                code = main([str(argument) for argument in arguments])
+            except SystemExit as error:  # argparse: --help, or a mistake
+                code = error.code
         return code, "".join(capsys.readouterr())
 
-    yield train
-    logger.handlers, logger.propagate, logger.level = before
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", minimum)
-    compilation_cache.reset_cache()
+    return command
+
+
+@pytest.fixture
+def train(bench, command):
+    """Return train(workdir, *arguments), which runs lm.train with the bench's tiny config; see `command`."""
+    from lm.train import main
+
+    return lambda workdir, *more: command(main, *bench.arguments(workdir, *more))
 
 
 @pytest.fixture

@@ -4,15 +4,22 @@ import dataclasses
 import math
 import zlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm import parameters
+from lm import parameters, step
 from lm.config import Config, ModelConfig
 from lm.step import TrainState, optimizer
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "vocab_size": 19}
 TRAIN = {"steps": 20, "batch_size": 4, "seq_len": 8}
+
+# Compiled once per process for each config: tests that use these with equal configs and shapes share the programs. A
+# test that patches what they call makes its own.
+jit_step = jax.jit(step.train_step, static_argnames="config")
+jit_gradients = jax.jit(step.gradients, static_argnames="config")
+jit_eval = jax.jit(step.eval_step, static_argnames="config")
 
 
 def tiny(**sections) -> Config:
