@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from lm.config import Config, ModelConfig
+from lm.config import Config, ModelConfig, Resolved, as_resolved
 from lm.layers.feed_forward import default_d_ff
 
 LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
@@ -73,7 +73,7 @@ def default_steps_per_dispatch(config: Config) -> int:
     return 1 if t.debug else min(max(1, 20 * 10**9 // flops_per_step), 10)
 
 
-def resolve(config: Config, vocab_size: int) -> Config:
+def resolve(config: Config, vocab_size: int) -> Resolved:
     """Return the config with the unset keys of its model section, and the steps per dispatch, filled in.
 
     Args:
@@ -89,7 +89,7 @@ def resolve(config: Config, vocab_size: int) -> Config:
         d_ff=c.d_ff or default_d_ff(c.d_model, c.ffn),
         max_positions=c.max_positions or config.train.seq_len,
     )
-    config = dataclasses.replace(config, model=model)
+    config = as_resolved(dataclasses.replace(config, model=model))
     steps_per_dispatch = config.train.steps_per_dispatch or default_steps_per_dispatch(config)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps_per_dispatch=steps_per_dispatch))
 

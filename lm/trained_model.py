@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lm import log_probabilities, model
-from lm.config import Config, from_dict
+from lm.config import Resolved, saved_config
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
@@ -39,7 +39,7 @@ class TrainedModel:
 
     path: Path
     step: int
-    config: Config
+    config: Resolved
     params: dict
     tokenizer: Tokenizer | None
 
@@ -167,7 +167,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
         return _load_checkpoint(Path(path), step)
     step, params, meta = checkpoints.restore_params(path, step)
     check_meta(meta, f"{path}, step {step}")
-    config = from_dict(meta["config"])
+    config = saved_config(meta["config"])
     # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])

@@ -1,6 +1,7 @@
 """Configuration: the schema of keys, config files with overrides, and the checks across keys. Imports no jax."""
 
 from lm.config.convert import REMOVED_KEYS, default_config, flatten, from_dict, to_dict
+from lm.config.resolved import Resolved, ResolvedModel, as_resolved, saved_config
 from lm.config.schema import (
     MESH_AXES,
     SPLITS,
@@ -24,12 +25,16 @@ __all__ = [
     "MeshConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Resolved",
+    "ResolvedModel",
     "TrainConfig",
+    "as_resolved",
     "default_config",
     "flatten",
     "from_dict",
     "init_run",
     "layer_windows",
+    "saved_config",
     "schema",
     "to_dict",
 ]

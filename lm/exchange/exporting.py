@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lm.config import from_dict
+from lm.config import saved_config
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.huggingface.config_files import export_fields
@@ -42,7 +42,7 @@ def export_run(
 
     def choose(params: dict, meta: dict) -> dict:
         check_meta(meta, workdir)
-        export_fields(from_dict(meta["config"]))  # raises before anything large is read
+        export_fields(saved_config(meta["config"]))  # raises before anything large is read
         return params
 
     step, params, meta = checkpoints.restore_params(workdir, step, choose=choose)
@@ -53,6 +53,6 @@ def export_run(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output {output} cannot be created: {error.strerror}") from None
-    config, settings = from_dict(meta["config"]), Path(workdir) / SETTINGS
+    config, settings = saved_config(meta["config"]), Path(workdir) / SETTINGS
     files = write_checkpoint(target, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data import Split, batches
 from lm.parallel import sharding
 
@@ -35,7 +35,7 @@ class BatchSource:
             long for int32 indices, and so stay on the host.
     """
 
-    def __init__(self, split: Split, config: Config, mesh=None):
+    def __init__(self, split: Split, config: Resolved, mesh=None):
         self.split, self.config, self.mesh = split, config, mesh
         arrays = split.arrays
         n_bytes = sum(array.nbytes for array in arrays.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.optimizers import learning_rate_schedule
 from lm.parallel import processes, sharding
 from lm.step import TrainState, take_batch
@@ -93,6 +93,6 @@ class Diagnostics:
         self._progress.say(f"profile of steps {first} to {last}: {self._workdir / 'profile'}")
 
 
-def _measure(state: TrainState, resident: dict | None, inputs: dict, config: Config) -> dict:
+def _measure(state: TrainState, resident: dict | None, inputs: dict, config: Resolved) -> dict:
     """Return the `layer_statistics` of a batch, given as for `take_batch`."""
     return layer_statistics(state, take_batch(resident, inputs, config.train.seq_len), config)

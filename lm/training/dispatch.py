@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data.batches import prefetch
 
 
@@ -37,13 +37,13 @@ class Done(NamedTuple):
     state: Any | None
 
 
-def dispatches(first: int, config: Config) -> Iterator[Dispatch]:
+def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     """Yield the dispatches from step `first` to the last step.
 
     A dispatch has at most train.steps_per_dispatch steps. It ends at each step after which the host evaluates, saves,
     writes details, or starts or stops a profile.
 
-    >>> from lm.config.schema import EvalConfig, TrainConfig
+    >>> from lm.config.schema import Config, EvalConfig, TrainConfig
     >>> config = Config(train=TrainConfig(steps=10, steps_per_dispatch=4), eval=EvalConfig(every=5))
     >>> [(dispatch.step, dispatch.end) for dispatch in dispatches(0, config)]
     [(0, 4), (4, 5), (5, 9), (9, 10)]

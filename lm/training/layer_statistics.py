@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, model, parameters
-from lm.config import Config
+from lm.config import Resolved
 from lm.layers.attention import causal_attention
 from lm.parallel import collectives
 from lm.step import TrainState, batch_fields, gradients, hidden, optimizer
@@ -16,7 +16,7 @@ N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention
 ACTIVATIONS = {"residual": "layers/output", "attention/output": "layers/attention", "ffn/output": "layers/ffn"}
 
 
-def layer_statistics(state: TrainState, batch: dict, config: Config) -> dict:
+def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
     """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are stacked to (N,).
 
     The kinds are
@@ -62,7 +62,7 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
     return found
 
 
-def _forward_statistics(params: dict, fields: dict, config: Config) -> dict:
+def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that share the batch."""
     fields = {name: x[:N_EXAMPLES] for name, x in fields.items()}
     segments = fields.get("segments")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import parameters
-from lm.config import Config
+from lm.config import Resolved
 from lm.cost.memory import (
     activation_bytes,
     gathered_parameter_bytes,
@@ -41,7 +41,7 @@ _KEYS = {
 _OF_BATCHES = ("activations", "logits", "evaluation", "the windows of a dispatch")
 
 
-def check_memory(config: Config, sizes: dict[str, int]) -> None:
+def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
     """Raise UserError if a device has too little memory for training. The error names the keys to reduce.
 
     Args:
@@ -66,7 +66,7 @@ def check_memory(config: Config, sizes: dict[str, int]) -> None:
     )
 
 
-def least_state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
+def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, float]:
     """Return a lower bound of the bytes of parameters and gradients on one device, by use (a key of _KEYS)."""
     uses = [use for use in _KEYS if use not in _OF_BATCHES]
     found = dict.fromkeys(uses, 0.0)
@@ -77,7 +77,7 @@ def least_state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]
     return found
 
 
-def state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
+def state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, float]:
     """Return the bytes of parameters, gradients and optimizer state on one device, by use (a key of _KEYS)."""
     least = least_state_bytes(config, sizes)
     params, optimizer = train_state_bytes(config, sizes)
@@ -89,7 +89,7 @@ def state_bytes(config: Config, sizes: dict[str, int]) -> dict[str, float]:
     return {use: total * n / sum(least.values()) for use, n in least.items()}
 
 
-def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, float]:
+def batch_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:
     """Return the bytes of a batch on one device, by use: those of training or of evaluation, whichever is more."""
     m, t = config.model, config.train
     windows = {"the windows of a dispatch": 12.0 * max(2, t.steps_per_dispatch) * t.batch_size}  # int64 and int32
@@ -106,11 +106,11 @@ def batch_bytes(config: Config, device, sizes: dict[str, int]) -> dict[str, floa
     return windows | (training if sum(training.values()) >= evaluation else {"evaluation": evaluation})
 
 
-def _smaller_batches(config: Config, device, sizes: dict[str, int], available: float) -> str:
+def _smaller_batches(config: Resolved, device, sizes: dict[str, int], available: float) -> str:
     """Return "; KEY = VALUE would fit" with the largest power of two of micro_batch_size that fits, or ""."""
     n_parts, t = sizes["replica"] * sizes["fsdp"], config.train
 
-    def with_size(size: int) -> Config:
+    def with_size(size: int) -> Resolved:
         rows = min(config.eval.batch_size or t.batch_size, size * n_parts)
         evaluation = dataclasses.replace(config.eval, batch_size=rows)
         return dataclasses.replace(config, train=dataclasses.replace(t, micro_batch_size=size), eval=evaluation)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from lm import data, parameters
-from lm.config import Config, to_dict
+from lm.config import Config, Resolved, to_dict
 from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
@@ -30,7 +30,7 @@ class Run:
         mesh_sizes: the number of devices along each mesh axis.
     """
 
-    config: Config
+    config: Resolved
     corpus: Corpus
     table: parameters.Table
     mesh_sizes: dict[str, int]
@@ -77,7 +77,7 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
     return Run(resolved, corpus, parameters.parameter_table(resolved.model), mesh_sizes)
 
 
-def resolve_config(config: Config, corpus: Corpus) -> Config:
+def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     """Check a config against the data and the device, and fill in what they decide.
 
     Raises:
@@ -100,7 +100,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     return resolved
 
 
-def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Config:
+def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Resolved:
     """Fill in what the data decides, for an estimate of a run on other devices than those here.
 
     Args:
@@ -133,7 +133,7 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     ]
 
 
-def training_attention(config: Config, corpus: Corpus) -> tuple[str, str]:
+def training_attention(config: Resolved, corpus: Corpus) -> tuple[str, str]:
     """Return the implementation of attention that training uses, and why.
 
     Raises:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lm import parameters
-from lm.config import Config, ModelConfig, from_dict, init_run
+from lm.config import ModelConfig, Resolved, init_run, saved_config
 from lm.data import Corpus, tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
@@ -70,7 +70,7 @@ class _Other(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def warm_start(config: Config, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
+def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
     """Read the parameters that config.init_from names, sharded over the mesh like the model's own.
 
     Args:
@@ -107,7 +107,7 @@ def warm_start(config: Config, corpus: Corpus, say: Callable[[str], None]) -> Wa
     return found
 
 
-def _read_run(directory: str, config: Config, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
+def _read_run(directory: str, config: Resolved, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
     """Return what was read, the fitting parameters by path, and the other model."""
     other = None
 
@@ -117,7 +117,7 @@ def _read_run(directory: str, config: Config, corpus: Corpus, table) -> tuple[st
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if not _same_ids(tokenizer, corpus.tokenizer):
             raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
-        other = _Other(parameters.flat(params), from_dict(meta["config"]).model, tokenizer)
+        other = _Other(parameters.flat(params), saved_config(meta["config"]).model, tokenizer)
         return sharding.shard_state(parameters.nest(_fitting(other.stored, table)), table)
 
     step, params, _ = restore_params(directory, "best", choose=choose)
@@ -125,7 +125,9 @@ def _read_run(directory: str, config: Config, corpus: Corpus, table) -> tuple[st
     return f"{directory}, step {step}", values, other
 
 
-def _read_checkpoint(directory: str, config: Config, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
+def _read_checkpoint(
+    directory: str, config: Resolved, corpus: Corpus, table
+) -> tuple[str, dict[str, jax.Array], _Other]:
     """Return the same for a checkpoint of Hugging Face, which every process reads in full."""
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
