@@ -11,7 +11,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 
-from lm import fixed_window, layer_stack, parameters
+from lm import layer_stack, parameters
 from lm.config import ModelConfig
 from lm.layers import feed_forward, norms, position_encodings
 from lm.layers.attention import Mask, causal_attention
@@ -184,10 +184,7 @@ class Transformer(nn.Module):
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
         x_BTD = context.dropout(context.tap(self, "embedding", x_BTD), c.dropout, site=0)
-        if c.fixed_window:
-            x_BTD = fixed_window.FixedWindow(c, name="window")(x_BTD, context)
-        else:
-            x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
+        x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
         if "final_norm/scale_D" in table:
             x_BTD = context.tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
         factor = parameters.width_factor(c)

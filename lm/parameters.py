@@ -144,14 +144,8 @@ def parameter_table(c: ModelConfig) -> Table:
     table = {"embedding": Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)}
     if c.positions == "learned":
         table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
-    if c.fixed_window:  # the head sees the concatenated embeddings, or a hidden layer over them
-        D *= c.fixed_window
-        if c.n_layers == 2:
-            table |= {"window/w_DF": _weight(c, (D, c.d_ff), "DF"), "window/b_F": Parameter((c.d_ff,), "F", "bias")}
-            D = c.d_ff
-    else:
-        for path, p in block_table(c).items():
-            table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
+    for path, p in block_table(c).items():
+        table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
     if NORMS_BY_PLACEMENT[c.norm_placement][1]:
         table |= _with_prefix("final_norm", norm_table(c))
     if not c.tie_embeddings:

@@ -265,7 +265,7 @@ def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, r
     copy = tmp_path / "copy.txt"
     copy.write_text(bench.text.read_text())
     own, other = (open_text(run, "test", source, print) for source in (None, f"text:{copy}"))
-    losses = ngram_losses(own.corpus, own.split, 14, cache_dir=tmp_path)
+    losses = ngram_losses(own.corpus, own.split, 14)
     assert find_baselines(run, [own, other], print) == [losses, losses]
     assert find_baselines(run, [other], print) == [losses]
     assert set(losses) == {"unigram", "bigram", "trigram"}

@@ -65,7 +65,6 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "parametrization": ({}, "standard", "mup"),
     "mup_base_d_model": ({"parametrization": "mup"}, 64, 16),
     "mup_base_d_head": ({"parametrization": "mup"}, 16, 4),
-    "fixed_window": ({"positions": "none", "norm_placement": "none"}, 2, 3),
     "param_dtype": ({}, "float32", "bfloat16"),
     "compute_dtype": ({}, "float32", "bfloat16"),
 }

@@ -1,27 +1,30 @@
 """Losses of unigram, bigram and trigram models of a training text: baselines for the loss of a trained model.
 
 The unigram model predicts each token by its frequency with add-one smoothing (Laplace). The bigram and trigram models
-are those of lm/baselines/kneser_ney.py. Every token but the first of a document is a target, as in the evaluation of
-a trained model. An n-gram model sees the n - 1 tokens before it, also across the border of two windows.
+are interpolated Kneser-Ney models with one discount D (Kneser and Ney 1995; Chen and Goodman 1999, section 2.7):
+
+    p(w | h) = max(c(h w) - D, 0) / c(h) + D N(h) / c(h) p(w | h without its first token)
+
+N(h) is the number of different tokens after the history h, so that the probabilities sum to 1. At the highest order
+c counts the n-gram; at lower orders, the different tokens that precede it. Below the unigrams is the uniform
+distribution.
+
+Every token but the first of a document is a target, as in the evaluation of a trained model. An n-gram model sees the
+n - 1 tokens before it, also across the border of two windows.
 """
 
-import hashlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from lm.baselines import kneser_ney
-from lm.data import cache
 from lm.data.corpus import Corpus, Split
 from lm.errors import UserError
-from lm.files import parse_json, to_json
 
-FORMAT = 1  # version of the cached losses and of their computation
 MAX_UNIGRAM_TOKENS = 2**22  # of each split, for `unigram_loss`: enough for frequencies, and fast to read
-MAX_TRAIN_TOKENS = 2**25  # counted for `ngram_losses`, which takes about 2 GB of memory for trigrams
+MAX_TRAIN_TOKENS = 2**24  # counted for `ngram_losses`
 MAX_SCORED_TOKENS = 2**24
 ORDERS = {"bigram": 2, "trigram": 3}
+DISCOUNT = 0.75
 
 
 def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
@@ -57,10 +60,8 @@ def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
     return counts / counts.sum()
 
 
-def ngram_losses(
-    corpus: Corpus, scored: Split, vocab_size: int, *, cache_dir: Path, say: Callable[[str], None] = print
-) -> dict[str, float]:
-    """Return the losses of the unigram, bigram and trigram models of a corpus; computed once and cached.
+def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, float]:
+    """Return the losses of the unigram, bigram and trigram models of a corpus.
 
     The first MAX_TRAIN_TOKENS tokens of the train split are counted, and the first MAX_SCORED_TOKENS of `scored` are
     predicted.
@@ -69,8 +70,6 @@ def ngram_losses(
         corpus: its train split is counted.
         scored: the tokens to predict: a split of this corpus, or of another one with the same tokenizer.
         vocab_size: size of the vocabulary.
-        cache_dir: the directory of caches, see `lm.data.cache.user_cache`.
-        say: receives lines of information and warnings.
 
     Returns:
         Mean losses in nats per token, {"unigram": ..., "bigram": ..., "trigram": ...}. Models whose n-grams do not fit
@@ -79,41 +78,82 @@ def ngram_losses(
     Raises:
         UserError: if the corpus has no train split, `scored` has no target, or an id is outside the vocabulary.
     """
-    tokens, documents = _first_tokens(scored, MAX_SCORED_TOKENS)
-    digest = hashlib.sha256(tokens.astype("<u4").tobytes())
-    digest.update(b"" if documents is None else documents.tobytes())
-    limits = vocab_size, MAX_TRAIN_TOKENS
-    path = cache_dir / "ngrams" / cache.key_of(FORMAT, corpus.fingerprint, *limits, digest.hexdigest())[:32]
-    if (losses := _read(path)) is None:
-        with cache.lock(path, say):
-            if (losses := _read(path)) is None:  # else another process has computed them
-                say(f"counting the n-grams of {corpus.name}")
-                train = _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS)
-                losses = compute_losses(train, (tokens, documents), vocab_size)
-                _write(path, losses, say)
-    return losses
-
-
-def compute_losses(train: tuple, scored: tuple, vocab_size: int) -> dict[str, float]:
-    """Return the losses of the models without a cache.
-
-    Args:
-        train: ids (n,) and document numbers (n,) or None of the text that is counted.
-        scored: the same of the text that is predicted.
-        vocab_size: size of the vocabulary.
-
-    Raises:
-        UserError: an id is outside the vocabulary, or no token is predicted.
-    """
-    for tokens, _ in (train, scored):
+    train, target = _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS), _first_tokens(scored, MAX_SCORED_TOKENS)
+    for tokens, _ in (train, target):
         if len(tokens) and tokens.max() >= vocab_size:
             raise UserError(f"n-grams: the id {tokens.max()} is outside the vocabulary of {vocab_size} ids")
-    probs = {"unigram": unigram_probabilities(*train, vocab_size)[scored[0]]}
+    probs = {"unigram": unigram_probabilities(*train, vocab_size)[target[0]]}
     for name, order in ORDERS.items():
-        if vocab_size**order <= kneser_ney.MAX_KEY:
-            model = kneser_ney.fit(train[0], vocab_size, order, documents=train[1])
-            probs[name] = model.probabilities(*scored)
-    return _losses(*scored, probs)
+        if vocab_size**order <= 2**63:
+            probs[name] = kneser_ney(train, target, vocab_size, order)
+    return _losses(*target, probs)
+
+
+def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None):
+    """Return the probability of each token of a text under an n-gram model of another one, float64 (n,).
+
+    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order.
+
+    Args:
+        train: ids and document numbers of the text that is counted, see `ngram_keys`.
+        scored: the same of the text that is predicted.
+        vocab_size: V; V^order must fit into 63 bits.
+        order: n, 2 for bigrams.
+        discounts: D of each order from 1; None: DISCOUNT.
+    """
+    probs = np.full(len(scored[0]), 1 / vocab_size)
+    for n in range(1, order + 1):
+        keys = ngram_keys(*train, min(n + 1, order), vocab_size)
+        keys = keys[keys >= 0]
+        if n < order:
+            keys = np.unique(keys) % vocab_size**n
+        keys, counts = np.unique(keys, return_counts=True)
+        histories, first = np.unique(keys // vocab_size, return_index=True)
+        totals = np.add.reduceat(counts, first) if len(first) else counts
+        discount = discounts[n - 1] if discounts else DISCOUNT
+        backoffs = discount * np.diff(first, append=len(keys)) / totals
+        targets = ngram_keys(*scored, n, vocab_size)
+        complete = targets >= 0
+        distinct, place = np.unique(targets[complete], return_inverse=True)  # sorted keys are found faster
+        left = np.maximum(_look_up(keys, counts, distinct, 0) - discount, 0)
+        known = left / _look_up(histories, totals, distinct // vocab_size, 1)
+        backoff = _look_up(histories, backoffs, distinct // vocab_size, 1.0)
+        probs[complete] = known[place] + backoff[place] * probs[complete]
+    return probs
+
+
+def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
+    """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has too few tokens.
+
+    The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by V, and that of the
+    n-gram without its first token the remainder by V^(n-1).
+
+    Args:
+        tokens: ids (n,).
+        documents: document numbers (n,): n-grams are within documents, and 0 is padding; None: one document.
+        order: n of the n-grams.
+        vocab_size: V.
+
+    >>> ngram_keys(np.array([1, 0, 2, 3]), np.array([7, 7, 7, 8]), order=2, vocab_size=10)
+    array([-1, 10,  2, -1])
+    """
+    keys = np.full(len(tokens), -1)
+    if (n := len(tokens) - order + 1) > 0:
+        keys[order - 1 :] = 0
+        for i in range(order):
+            keys[order - 1 :] += vocab_size ** (order - 1 - i) * tokens[i : i + n].astype(np.int64)
+        if documents is not None:
+            inside = (documents[:n] == documents[order - 1 :]) & (documents[:n] > 0)
+            keys[order - 1 :][~inside] = -1
+    return keys
+
+
+def _look_up(sorted_keys, values, keys, missing: float) -> np.ndarray:
+    """Return the value of each key; `missing` for unknown keys."""
+    if not len(sorted_keys):
+        return np.full(len(keys), missing)
+    at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return np.where(sorted_keys[at] == keys, values[at], missing)
 
 
 def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -128,19 +168,7 @@ def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _losses(tokens, documents, probs: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the mean loss of the targets: the tokens that have another one before them in their document."""
-    targets = kneser_ney.ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
+    targets = ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
     if not targets.any():
         raise UserError("n-grams: the text to predict has no two tokens in a document")
     return {name: float(-np.log(p[targets]).mean()) for name, p in probs.items()}
-
-
-def _read(path: Path) -> dict[str, float] | None:
-    text = cache.read_file(path)
-    return None if text is None else parse_json(text, {str: float})
-
-
-def _write(path: Path, losses: dict[str, float], say: Callable[[str], None]) -> None:
-    try:
-        cache.write_file(path, to_json(losses))
-    except UserError as error:
-        say(f"WARNING: the losses of n-gram models are not cached: {error.problems[0]}")

@@ -31,8 +31,6 @@ def problem(keys: str, text: str) -> Problem:
 
 def heads(config: Config) -> Iterator[Problem]:
     m = config.model
-    if m.fixed_window:
-        return
     n_kv_heads = m.n_kv_heads or m.n_heads
     if m.d_head is None and m.d_model % m.n_heads:
         near = min(divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
@@ -162,34 +160,6 @@ def head_and_width(config: Config) -> Iterator[Problem]:
     if m.parametrization == "mup" and config.optimizer.name == "muon":
         yield problem(
             "optimizer.name model.parametrization", "muP defines no learning rates for muon; use adamw, lion or sgd"
-        )
-
-
-def fixed_window(config: Config) -> Iterator[Problem]:
-    m, seq_len = config.model, config.train.seq_len
-    if m.fixed_window is None:
-        return
-    if m.n_layers > 2:
-        yield problem(
-            "model.n_layers model.fixed_window",
-            f"{m.n_layers}, but a model of a fixed window has 1 (linear) or 2 layers; use 1 or 2",
-        )
-    if m.fixed_window > seq_len:
-        yield problem(
-            "model.fixed_window train.seq_len",
-            f"{m.fixed_window} is more than train.seq_len = {seq_len}; use at most {seq_len}",
-        )
-    for name, only in (("positions", "none"), ("norm_placement", "none"), ("parametrization", "standard")):
-        if (value := getattr(m, name)) != only:
-            yield problem(f"model.{name} model.fixed_window", f"{value} is not supported with fixed_window; use {only}")
-    if m.tie_embeddings:
-        yield problem(
-            "model.tie_embeddings model.fixed_window",
-            "true, but the output head of a fixed_window reads several embeddings or a hidden layer; use false",
-        )
-    if config.log.detail_every:
-        yield problem(
-            "log.detail_every model.fixed_window", "a model of a fixed_window has no layers to be measured; use 0"
         )
 
 
@@ -326,6 +296,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, fixed_window,
+    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width,
     source_and_tokenizer, splits, order_and_packing, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip

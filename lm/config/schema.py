@@ -126,10 +126,6 @@ class ModelConfig:
         above=0.0,
     )  # fmt: skip
     zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")
-    fixed_window: int | None = key(
-        None, "number of tokens that a model without attention sees: a linear model (n_layers = 1), or one with a "
-        "hidden layer of width d_ff (n_layers = 2); none: a Transformer", low=1,
-    )  # fmt: skip
     parametrization: str = key(
         "standard", "scaling of initial values and learning rates with width; under mup (muP) the best learning rate "
         "does not depend on it",

@@ -1,7 +1,7 @@
 """Exact counts of weights and floating-point operations, and MFU. Imports no jax.
 
 Functions read these fields of a resolved ModelConfig: d_model, n_layers, n_heads, n_kv_heads, d_head, d_ff, vocab_size,
-ffn, window_pattern and fixed_window.
+ffn and window_pattern.
 """
 
 from lm.config import layer_windows
@@ -12,9 +12,6 @@ def matmul_params(config) -> int:
 
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
     """
-    if config.fixed_window:
-        hidden = 0 if config.n_layers == 1 else config.fixed_window * config.d_model * config.d_ff
-        return hidden + head_params(config)
     attention = config.d_model * config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads)
     feed_forward = config.d_model * config.d_ff * {"mlp": 2, "glu": 3}[config.ffn]
     return config.n_layers * (attention + feed_forward) + head_params(config)
@@ -22,10 +19,7 @@ def matmul_params(config) -> int:
 
 def head_params(config) -> int:
     """Count the weights of the head, tied to the embedding or not, without its bias."""
-    width = config.d_model
-    if config.fixed_window:
-        width = config.fixed_window * config.d_model if config.n_layers == 1 else config.d_ff
-    return width * config.vocab_size
+    return config.d_model * config.vocab_size
 
 
 def mean_attended_keys(seq_len: int, window: int) -> float:
@@ -53,8 +47,6 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
         full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
-    if config.fixed_window:
-        return 6 * matmul_params(config)
     keys = sum(seq_len if full_square else mean_attended_keys(seq_len, w) for w in layer_windows(config))
     return 6 * matmul_params(config) + 12 * config.n_heads * config.d_head * keys
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lm import parameters
-from lm.config import Config, MeshConfig, ModelConfig, layer_windows
+from lm.config import Config, MeshConfig, layer_windows
 from lm.cost.devices import Device
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
@@ -103,7 +103,7 @@ def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
     if sizes["fsdp"] == 1:
         return 0
     m, table = config.model, parameters.parameter_table(config.model)
-    layer = sum(p.size / m.n_layers for path, p in table.items() if path.startswith(("layers/", "window/")))
+    layer = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
     outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
     compute, param = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
     return (2 * layer * compute + outer * (compute + param)) / sizes["tensor"]
@@ -116,8 +116,6 @@ def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> f
         UserError: the device does not support config.model.attention.
     """
     m, tensor = config.model, sizes["tensor"]
-    if m.fixed_window:
-        return _window_activations(m) * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
     layer = layer_activations(config, sizes)
     layer += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
     # Attention weights in compute_dtype and scores in float32.
@@ -148,11 +146,6 @@ def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float
     return (m.n_heads + 2 * m.n_kv_heads) * m.d_head / sizes["tensor"], hidden / sizes["tensor"]
 
 
-def _window_activations(m: ModelConfig) -> int:
-    """Count the activations per token of a model of a fixed window: its input, and its hidden layer twice."""
-    return m.d_model * (1 + m.fixed_window) + (2 * m.d_ff if m.n_layers == 2 else 0)
-
-
 def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
     """Return the bytes of activations and logits that a device reads and writes in a step, outside of attention.
 
@@ -161,7 +154,7 @@ def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
     The float32 logits are moved 5 times.
     """
     m, times = config.model, 8 if config.model.remat == "block" else 6
-    computed = _window_activations(m) if m.fixed_window else m.n_layers * layer_activations(config, sizes)
+    computed = m.n_layers * layer_activations(config, sizes)
     per_token = times * computed * jnp.dtype(m.compute_dtype).itemsize
     per_token += 5 * 4 * m.vocab_size / (sizes["tensor"] if m.vocab_size % sizes["tensor"] == 0 else 1)
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)

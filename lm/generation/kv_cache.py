@@ -9,8 +9,7 @@ starts later. All keys of one step are therefore written to the same slot. Slot 
 t % S == s. In a layer with a window, S is at most the size of the window: the cache is a ring buffer, and a new token
 replaces one outside of the window. All other layers have a slot for every time.
 
-`Prefill` and `Decode` replace the attention of lm/model.py and store the cache in its variables. The cache of a model
-of a fixed window (lm/fixed_window.py) is the embeddings of its last tokens.
+`Prefill` and `Decode` replace the attention of lm/model.py and store the cache in its variables.
 """
 
 import dataclasses
@@ -19,7 +18,6 @@ import math
 import jax
 import jax.numpy as jnp
 
-from lm.fixed_window import last_vectors
 from lm.layers.attention import Mask, causal_attention
 from lm.layers.linear import softcap as apply_softcap
 
@@ -73,13 +71,6 @@ class Prefill:
             module.put_variable(COLLECTION, name, fill(x, self.lengths_B, n_slots))
         return causal_attention(q_BTHK, k_BTGK, v_BTGK, Mask.causal(q_BTHK.shape[1], window), **options)
 
-    def last_vectors(self, module, x_BTD, n: int):
-        """Return `fixed_window.last_vectors` (B, T, n, D), and store those of the last token of each prompt."""
-        x_BTWD = last_vectors(x_BTD, n)
-        last_B1WD = jnp.take_along_axis(x_BTWD, (self.lengths_B - 1)[:, None, None, None], axis=1)
-        module.put_variable(COLLECTION, "x", last_B1WD[:, 0])
-        return x_BTWD
-
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
@@ -108,12 +99,6 @@ class Decode:
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
         visible_B1S = Mask(self.positions_B1, k_positions_BS, window=window).visible()
         return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, softcap=softcap, scale=scale)
-
-    def last_vectors(self, module, x_B1D, n: int):
-        """Return the vectors of the last n tokens (B, 1, n, D), and store them."""
-        x_BWD = jnp.concatenate([module.get_variable(COLLECTION, "x")[:, 1:], x_B1D], axis=1)
-        module.put_variable(COLLECTION, "x", x_BWD)
-        return x_BWD[:, None]
 
 
 def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):

@@ -90,7 +90,7 @@ USUAL = {
     "rope_factor": 1.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_positions": 8192,
     "sinusoidal_order": "sine_first", "max_positions": None, "qk_norm": False, "qk_norm_over": "head",
     "window_pattern": (0,), "attn_softcap": None, "attn_scale": None, "logit_softcap": None, "embed_scale": 1.0,
-    "parametrization": "standard", "fixed_window": None,
+    "parametrization": "standard",
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ The last letters of an array's name are its axes. This key is used in the whole 
     T  query positions, or tokens        F  feed-forward width         N  layers
     S  key and value positions           H  query heads
     K  width of one head (d_head)        G  key and value heads (grouped-query attention)
-    W  tokens of a fixed window
 
 For bfloat16 and float16 inputs, statistics and softmax are computed in float32 and the result has the input's dtype.
 """

@@ -92,11 +92,6 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
         )
     if m.attention in ("chunked", "cudnn") and sizes["sequence"] > 1:
         found.append(f"config.model.attention: {m.attention} does not support config.mesh.sequence > 1; use auto")
-    if m.fixed_window and sizes["tensor"] * sizes["sequence"] > 1:
-        found.append(
-            "config.model.fixed_window: config.mesh.tensor > 1 and config.mesh.sequence > 1 are not supported; use "
-            "replica and fsdp"
-        )
     if found:
         raise UserError(*found)
     return sizes

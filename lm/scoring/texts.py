@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.baselines.ngrams import ngram_losses
 from lm.config import Config, DataConfig
-from lm.data import Corpus, Split, cache, open_corpus, shards
+from lm.data import Corpus, Split, open_corpus, shards
 from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
 from lm.files import read_json
@@ -197,11 +197,10 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
     """
     if not _has_text(run):
         return [{} for _ in texts]
-    source, config = run.config.data.source, run.config
+    source = run.config.data.source
     try:
         own = next((text.corpus for text in texts if text.source == source), None) or _open_corpus(run, source, say)
-        options = {"cache_dir": cache.user_cache(_data_here(run).cache_dir), "say": say}
-        return [ngram_losses(own, text.split, config.model.vocab_size, **options) for text in texts]
+        return [ngram_losses(own, text.split, run.config.model.vocab_size) for text in texts]
     except UserError as error:
         say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")
         return [{} for _ in texts]

@@ -6,8 +6,6 @@ import pytest
 
 from lm.command_line.loading import load
 
-WINDOW = "model.fixed_window=8 model.n_layers=1 model.positions=none model.norm_placement=none"
-
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -48,19 +46,6 @@ WINDOW = "model.fixed_window=8 model.n_layers=1 model.positions=none model.norm_
             "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
             "model.attention: cudnn needs one window",
         ),
-        (f"{WINDOW} model.n_layers=3", "model.n_layers: 3, but a model of a fixed window has 1"),
-        (
-            f"{WINDOW} model.fixed_window=300",
-            "model.fixed_window: 300 is more than train.seq_len",
-        ),
-        (f"{WINDOW} model.positions=rope", "model.positions: rope is not supported with fixed_window"),
-        (
-            f"{WINDOW} model.norm_placement=pre",
-            "model.norm_placement: pre is not supported with fixed_window",
-        ),
-        (f"{WINDOW} model.parametrization=mup", "model.parametrization: mup is not supported with fixed_window"),
-        (f"{WINDOW} model.tie_embeddings=true", "model.tie_embeddings: true, but the output head"),
-        (f"{WINDOW} log.detail_every=10", "log.detail_every: a model of a fixed_window has no layers"),
         ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
         (
             "data.splits=(0,0.5,0.5)",
@@ -107,7 +92,6 @@ def test_a_contradiction_is_reported_once(config_file, the_problem, overrides, e
         "model.positions=none model.d_head=7",
         "model.norm_ddof=1 model.norm_algorithm=running_mean",
         "eval.sample_prompt= eval.sample_tokens=0",
-        f"{WINDOW} model.d_model=65",
         "data.splits=(0.7,0.0,0.3)",
         "train.steps=0 optimizer.warmup_steps=20 optimizer.decay_steps=100",
     ],

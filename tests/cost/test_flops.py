@@ -15,7 +15,6 @@ def model(**fields):
         "n_kv_heads": fields["n_heads"],
         "d_head": fields["d_model"] // fields["n_heads"],
         "window_pattern": (0,),
-        "fixed_window": None,
     }
     return SimpleNamespace(**(defaults | fields))
 
@@ -44,10 +43,6 @@ def test_flops_of_gpt2_small_by_hand():
 
 def test_flops_without_the_head():
     assert flops.flops_per_token_without_head(GPT2_SMALL, 1024) == 741_192_192 + 56_678_400 - 6 * 768 * 50257
-    linear = model(d_model=8, n_layers=1, n_heads=1, ffn="mlp", d_ff=0, vocab_size=10, fixed_window=3)
-    assert flops.flops_per_token_without_head(linear, 16) == 0
-    hidden = model(d_model=8, n_layers=2, n_heads=1, ffn="mlp", d_ff=5, vocab_size=10, fixed_window=3)
-    assert flops.flops_per_token_without_head(hidden, 16) == 6 * 3 * 8 * 5
 
 
 def test_full_square_is_palms_formula():

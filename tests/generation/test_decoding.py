@@ -43,7 +43,6 @@ MODELS = {
     },
     "slow_rope_width": {"rope_width": 2, "rope_scaling": "linear", "rope_factor": 2.0, "norm": "layer"},
     "slow_remat": {"scan_layers": True, "remat": "block", "dropout": 0.1, "norm_placement": "post", "qk_norm": True},
-    "fixed_window": {"positions": "none", "norm_placement": "none", "fixed_window": 3, "head_bias": True},
 }  # fmt: skip
 
 

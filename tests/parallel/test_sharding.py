@@ -46,7 +46,6 @@ MODELS = {
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
     "muon": {"optimizer": {"name": "muon"}},
     "packed": {"data": {"packing": "documents"}},
-    "fixed window": {"model": {"fixed_window": 3, "positions": "none", "norm_placement": "none", "head_bias": True}},
 }  # fmt: skip
 MESHES = [
     [8, 1, 1, 1], [1, 8, 1, 1], [4, 1, 2, 1], [2, 1, 1, 4], [4, 2, 1, 1], [2, 2, 2, 1], [1, 1, 2, 4], [1, 2, 1, 4],
@@ -88,8 +87,6 @@ def meshes_of(model: str) -> list[list[int]]:
     """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads", else one."""
     few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_sharded
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
-    if model == "fixed window":
-        return [mesh for mesh in few if mesh[2] == mesh[3] == 1]
     return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
 
 
@@ -334,8 +331,6 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, message):
         ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
         ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
-        ((4, 1, 1, 2), {"model": {"fixed_window": 3}}, "config.model.fixed_window: .* use replica and fsdp"),
-        ((4, 1, 2, 1), {"model": {"fixed_window": 3}}, "config.model.fixed_window: .* use replica and fsdp"),
     ],
 )
 def test_what_cannot_be_sharded(sizes, sections, message):
