@@ -1,6 +1,6 @@
 """Shared parts of the comparisons: arguments, worker processes, alternating rounds, ratios, and published tables.
 
-"Ours" is this codebase, "theirs" is PyTorch (transformers or nanoGPT).
+"Ours" is this codebase, "theirs" is transformers in PyTorch.
 """
 
 import argparse
@@ -28,33 +28,27 @@ PAGE = ROOT / "docs" / "performance.md"
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
 
-def argument_parser(name: str, doc: str, *, pin: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share; pin: also --pin."""
+def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
+    """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
-    if pin:
-        parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
-    else:
-        parser.set_defaults(pin=False)
+    parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
     parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
-    parser.add_argument("--name", default=name, help=f"write results/NAME.json and the table marked NAME [{name}]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
+    parser.add_argument("--publish", action="store_true", help="write results/NAME.json and docs/performance.md")
+    parser.add_argument("--name", default=name, help=f"of the results and of the marks of their table [{name}]")
     return parser
 
 
-def add_nanogpt(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nanogpt", metavar="PATH", help="compare with this checkout of nanoGPT, not transformers")
-
-
-def parse_arguments(parser: argparse.ArgumentParser, packages=("torch", "transformers")) -> argparse.Namespace:
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line, and check at the start what would otherwise fail after minutes of measuring.
 
-    Pins this process to one core if --pin is given. Exits with code 2 if one of the packages is missing (transformers
-    is not needed with --nanogpt), or if --publish is given and docs/performance.md has no marks for the table.
+    Pins this process to one core if --pin is given. Exits with code 2 if PyTorch or transformers is missing, or if
+    --publish is given and docs/performance.md has no marks for the table.
     """
     a = parser.parse_args()
     if a.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {a.rounds}")
-    require(*(p for p in packages if p != "transformers" or not getattr(a, "nanogpt", None)), prog=parser.prog)
+    require("torch", "transformers", prog=parser.prog)
     if a.publish and table_between_marks(a.name).search(PAGE.read_text(encoding="utf-8")) is None:
         parser.error(f"docs/performance.md has no marks for this table: <!-- {a.name} --> and <!-- end -->")
     if a.pin:
@@ -167,25 +161,27 @@ def timed(command: list[str], env: dict[str, str] | None = None) -> dict:
 
 
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
-    """Write results/NAME.json, print the table and, with --publish, write it into docs/performance.md.
+    """Print the table, and write the measurements where the command line says.
 
     Args:
         a: the command line; see `parse_arguments`.
-        rows: the measurements, for the JSON file.
+        rows: the measurements.
         table: Markdown.
     """
-    results = write_results(a.name, rows)
     print(table)
+    if a.json:
+        write_results(a.json, rows)
     if a.publish:
+        results = write_results(RESULTS / f"{a.name}.json", rows)
         text, shown = PAGE.read_text(encoding="utf-8"), f"{table}\n\n{where_and_when(results['machine'])}\n"
         PAGE.write_text(table_between_marks(a.name).sub(lambda m: m[1] + shown + m[2], text), encoding="utf-8")
 
 
-def write_results(name: str, rows: list | dict, **more) -> dict:
-    """Write results/NAME.json, and return it: the rows, this process's command, and the machine it ran on."""
-    RESULTS.mkdir(exist_ok=True)
+def write_results(path: Path, rows: list | dict, **more) -> dict:
+    """Write a JSON file, and return it: the rows, this process's command, and the machine it ran on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     results = {"command": command_line(), "machine": machine(), **more, "rows": rows}
-    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 

@@ -1,6 +1,6 @@
-"""Compare the speed of generating text with transformers' cached `generate` and with nanoGPT's uncached one.
+"""Compare the speed of generating text with transformers' cached `generate`.
 
-    python -m benchmarks.generation --pin --nanogpt PATH
+    python -m benchmarks.generation --pin
 
 All sides have the same weights (shape G: 6 layers, 6 heads, width 384, vocabulary 65), compute in float32 in one
 process, and take the likeliest token. The benchmark checks that all draw the same tokens and times them in alternation.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.compare import add_nanogpt, argument_parser, format_ratio, parse_arguments, publish, ratio
+from benchmarks.compare import argument_parser, format_ratio, parse_arguments, publish, ratio
 from benchmarks.shapes import config_of, named
 from lm.text_tables import markdown_table
 
@@ -28,10 +28,9 @@ N_LENGTHS = 4
 
 def main() -> int:
     parser = argument_parser("generation", __doc__)
-    add_nanogpt(parser)
     parser.add_argument("--shape", default="G", help="a GPT-2 of benchmarks/shapes.py [%(default)s]")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="batch sizes [1 16]")
-    a = parse_arguments(parser, packages=("torch",))
+    a = parse_arguments(parser)
     os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before jax is imported
     import torch
 
@@ -39,19 +38,19 @@ def main() -> int:
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    sides = make_sides(a.shape, a.nanogpt)
+    sides = make_sides(a.shape)
     rows = [row for batch in a.batches for row in compare(sides, named(a.shape).seq_len, batch, a)]
     publish(a, rows, table(rows))
     return 0
 
 
-def make_sides(name: str, nanogpt: str | None) -> dict[str, tuple[bool, Callable]]:
+def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     """Return {name: (whether it has a cache, (ids (B, T), n_tokens) -> drawn ids (B, n_tokens))}."""
     import jax
 
     from lm import parameters
 
-    config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU, as nanoGPT
+    config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU
     config = parameters.resolve(config, config.model.vocab_size)
     c, seq_len = config.model, config.train.seq_len
     # Noise is added because a model with tied embeddings and initial parameters repeats its last token.
@@ -59,12 +58,11 @@ def make_sides(name: str, nanogpt: str | None) -> dict[str, tuple[bool, Callable
     flat = parameters.flat(jax.device_get(parameters.init_params(c, 0)))
     arrays = {path: p + np.float32(0.05) * noise.standard_normal(p.shape, np.float32) for path, p in flat.items()}
     params = jax.device_put(parameters.nest(arrays))
-    sides = {
+    return {
         "ours": (True, ours(params, c, seq_len)),
         "ours, uncached": (False, ours_uncached(params, c, seq_len)),
         "transformers": (True, transformers_side(named(name), arrays)),
     }
-    return sides | ({"nanoGPT, uncached": (False, nanogpt_side(named(name), arrays, nanogpt))} if nanogpt else {})
 
 
 def ours(params, c, seq_len: int) -> Callable:
@@ -117,21 +115,6 @@ def transformers_side(shape, arrays: dict) -> Callable:
         ids_BT = torch.from_numpy(ids_BT.astype(np.int64))
         options = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "pad_token_id": 0}
         return model.generate(ids_BT, max_new_tokens=n_tokens, **options)[:, ids_BT.shape[1] :].numpy()
-
-    return generate
-
-
-def nanogpt_side(shape, arrays: dict, checkout: str) -> Callable:
-    """Return a side as `ours`, but for `generate` of a checkout of nanoGPT with our parameters, without a cache."""
-    import torch
-
-    from benchmarks.peers import nanogpt_of
-
-    model = nanogpt_of(checkout)(shape, arrays).eval()
-
-    def generate(ids_BT, n_tokens):
-        drawn = model.generate(torch.from_numpy(ids_BT.astype(np.int64)), n_tokens, top_k=1)
-        return drawn[:, ids_BT.shape[1] :].numpy()
 
     return generate
 

@@ -8,7 +8,6 @@ The parts:
     tests         the fast tests
     G, 124M, 1B   training speed in bfloat16 beside transformers with torch.compile: G at batch 64, the others at the
                   largest batch at which both sides fit together
-    seeds         five seeds in one program beside one seed
     loss          time of configs/shakespeare_gpu.py to the validation loss that nanoGPT's README gives, 1.47
 
 A part that fails is reported as FAILED and the next one runs. Exits with code 2 at once unless both jax and torch see
@@ -42,17 +41,18 @@ def main() -> int:
         print(f"benchmarks.gpu: {problem}", file=sys.stderr)
         return 2
     name = "-".join(["gpu", *(a.parts if a.parts != list(PARTS) else [])])
-    rows = run_parts({PARTS[part][0]: lambda part=part: PARTS[part][1](a) for part in a.parts}, name)
+    parts = {PARTS[part][0]: lambda part=part: PARTS[part][1](a) for part in a.parts}
+    rows = run_parts(parts, RESULTS / f"{name}.json")
     print(markdown_table(["what", "result"], [[row["what"], row["result"]] for row in rows]))
     return int(any(row["failed"] for row in rows))
 
 
-def run_parts(parts: dict[str, Callable[[], dict]], name: str) -> list[dict]:
-    """Run each part, print its result and write all results so far to results/NAME.json.
+def run_parts(parts: dict[str, Callable[[], dict]], path: Path) -> list[dict]:
+    """Run each part, print its result and write all results so far to a file.
 
     Args:
         parts: by description; each returns {"result": text, ...} or raises.
-        name: of the results.
+        path: of the file, JSON.
 
     Returns:
         One row per part: {"what", "seconds", "failed", "result", ...}; the result of a failed part is its error.
@@ -66,7 +66,7 @@ def run_parts(parts: dict[str, Callable[[], dict]], name: str) -> list[dict]:
             found = {"failed": True, "result": f"FAILED: {type(error).__name__}: {str(error)[-400:]}"}
         rows.append({"what": what, "seconds": round(time.monotonic() - began), **found})
         print(f"{what}: {found['result']}", flush=True)
-        write_results(name, rows)
+        write_results(path, rows)
     return rows
 
 
@@ -111,10 +111,11 @@ def tests(a) -> dict:
 
 def speed(shape: str) -> dict:
     """Run benchmarks/train_speed.py in bfloat16 at the largest batch at which both sides fit together."""
-    name = f"train_speed-gpu-{shape}"
-    options = ["--peer", "compiled", "--dtype", "bfloat16", "--name", name]
-    batch = largest_batch(BATCHES[shape], lambda batch: run("benchmarks.train_speed", f"{shape}@{batch}", *options))
-    row = json.loads((RESULTS / f"{name}.json").read_text())["rows"][0]
+    with tempfile.TemporaryDirectory() as directory:
+        found = Path(directory) / "row.json"
+        options = ["--peer", "compiled", "--dtype", "bfloat16", "--json", str(found)]
+        batch = largest_batch(BATCHES[shape], lambda batch: run("benchmarks.train_speed", f"{shape}@{batch}", *options))
+        row = json.loads(found.read_text())["rows"][0]
     return {"result": f"batch {batch}: {describe(row)}", "row": row}
 
 
@@ -143,13 +144,6 @@ def describe(row: dict) -> str:
     return f"{row['tokens_per_second']:,.0f} tokens/s{mfu}; torch / ours {format_ratio(row['ratio']['wall'])}"
 
 
-def seeds(shape: str = "G@64", n_seeds: int = 5, rounds: int = 9) -> dict:
-    """Run benchmarks/seeds_at_once.py: tokens/s of several seeds in one program over that of one seed."""
-    output = run("benchmarks.seeds_at_once", "--shape", shape, "--seeds", str(n_seeds), "--rounds", str(rounds))
-    row = json.loads(output.splitlines()[-1])
-    return {"result": f"{n_seeds} seeds / 1 seed, in tokens/s: {format_ratio(row['ratio'])}", "row": row}
-
-
 def time_to_loss(a) -> dict:
     """Time configs/shakespeare_gpu.py with empty caches, until a validation loss is at most NANOGPT_LOSS.
 
@@ -176,7 +170,6 @@ PARTS = {
     "tests": ("tests", tests),
     "G": ("G, bfloat16, beside torch.compile", lambda a: speed("G")),
     "124M": ("124M, bfloat16, beside torch.compile", lambda a: speed("124M")),
-    "seeds": ("5 seeds of G in one program", lambda a: seeds()),
     "loss": (f"shakespeare_gpu to validation loss {NANOGPT_LOSS}", time_to_loss),
     "1B": ("1B, bfloat16, beside torch.compile", lambda a: speed("1B")),
 }

@@ -44,7 +44,7 @@ def main() -> int:
         print(json.dumps(point(json.loads(a.point))))
         return 0
     if not a.redraw:
-        write_results("growth", measure(), base=BASE)
+        write_results(RESULTS / "growth.json", measure(), base=BASE)
     figure = draw(json.loads((RESULTS / "growth.json").read_text())["rows"])
     figure.savefig(RESULTS / "growth.png", dpi=100)
     return 0

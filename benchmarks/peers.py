@@ -1,16 +1,12 @@
-"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, or nanoGPT, in a loop like nanoGPT's."""
+"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, in a loop like nanoGPT's train.py."""
 
 import argparse
-import importlib.util
-import math
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch  # in the extra [bench]
 
-from benchmarks.compare import add_nanogpt
 from benchmarks.shapes import OPTIMIZER, SHAPES, Shape, named
 
 CONV = {
@@ -45,40 +41,26 @@ class Peer:
         tokens: flat array of training tokens.
         dtype: "float32", or "bfloat16" for autocast over float32 parameters.
         compiled: use torch.compile.
-        nanogpt: path of a checkout of nanoGPT, whose model replaces that of transformers.
-        seed: decides initial parameters and batches.
-        changes: other values of OPTIMIZER in benchmarks/shapes.py.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        params: dict | None,
-        tokens,
-        dtype="float32",
-        compiled=False,
-        nanogpt=None,
-        seed=0,
-        **changes,
-    ):
+    def __init__(self, shape: Shape, params: dict | None, tokens, dtype="float32", compiled=False):
         self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32, as JAX by default
         else:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
-        torch.manual_seed(seed)
-        self.is_nanogpt = nanogpt is not None
-        builder = nanogpt_of(nanogpt) if nanogpt else {"gpt2": gpt2, "llama": llama}[shape.family]
+        torch.manual_seed(0)
+        builder = {"gpt2": gpt2, "llama": llama}[shape.family]
         self.model = builder(shape, params).train().to(self.device)
         self.loss = torch.compile(self._loss) if compiled else self._loss
         self.autocast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
-        o = OPTIMIZER | changes
+        o = OPTIMIZER
         decays = [p for p in self.model.parameters() if p.dim() >= 2]
         others = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [{"params": decays, "weight_decay": o["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
         self.tokens = tokens
-        self.rng, self.step, self.logged = np.random.default_rng(seed), 0, 0.0
+        self.rng, self.step, self.logged = np.random.default_rng(0), 0, 0.0
 
     def batch(self):
         n = self.shape.seq_len
@@ -87,14 +69,10 @@ class Peer:
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
 
     def logits(self, tokens):
-        if self.is_nanogpt:
-            return self.model(tokens, tokens)[0]  # without targets nanoGPT returns the last position only
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def _loss(self, tokens):
         inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
-        if self.is_nanogpt:
-            return self.model(inputs, targets)[1]
         return torch.nn.functional.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
 
     def train_step(self, tokens):
@@ -171,24 +149,6 @@ def gpt2_state(m: Shape, params: dict) -> dict:
     return state
 
 
-def nanogpt_of(checkout: str):
-    """Return a builder of nanoGPT's model; unlike GPT-2's, its GELU is exact and its matrices are transposed."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # nanoGPT's dataclass looks its module up
-    spec.loader.exec_module(module)
-
-    def built(m: Shape, params: dict | None):
-        sizes = {"n_layer": m.n_layers, "n_head": m.n_heads, "n_embd": m.d_model, "vocab_size": m.vocab_size}
-        model = module.GPT(module.GPTConfig(block_size=m.seq_len, dropout=0.0, bias=True, **sizes))
-        if params is None:
-            return model
-        state = gpt2_state(m, params)
-        return loaded(model, {n: v.T if "transformer.h" in n and v.ndim == 2 else v for n, v in state.items()})
-
-    return built
-
-
 def llama(m: Shape, params: dict | None):
     import transformers
 
@@ -221,59 +181,13 @@ def loaded(model, state: dict):
     return model
 
 
-def shakespeare(text: Path, seed: int, nanogpt: str | None) -> None:
-    """Run the CPU training of nanoGPT's README on the characters of a text: 2000 steps, batch 12, no evaluations.
-
-    The model has biases like GPT-2 (0.7 % of the parameters), unlike that of nanoGPT's README. Prints the mean loss
-    over every character of the last tenth of the text, in consecutive windows.
-
-    Args:
-        text: a file, Tiny Shakespeare's input.txt.
-        seed: decides initial parameters and batches.
-        nanogpt: path of a checkout of nanoGPT; None: GPT-2 of transformers.
-    """
-    shape, characters = named("S"), text.read_text()
-    ids = {c: i for i, c in enumerate(sorted(set(characters)))}
-    tokens = np.array([ids[c] for c in characters], np.uint16)
-    cut = int(0.9 * len(tokens))
-    peer = Peer(shape, None, tokens[:cut], nanogpt=nanogpt, seed=seed, learning_rate=1e-3, betas=(0.9, 0.99))
-    n_steps, warmup, last = 2000, 100, 1e-4
-    for step in range(n_steps):
-        done = (step - warmup) / (n_steps - warmup)
-        rate = 1e-3 * (step + 1) / (warmup + 1) if step < warmup else last + (1 + math.cos(math.pi * done)) / 2 * 9e-4
-        for group in peer.optimizer.param_groups:
-            group["lr"] = rate
-        peer.run(1)
-    print(f"loss {score(peer, tokens[cut:], shape.seq_len):.4f}")
-
-
-@torch.no_grad()
-def score(peer: Peer, tokens, seq_len: int) -> float:
-    """Return the mean cross-entropy of tokens[1:], each predicted once, in consecutive windows of seq_len."""
-    total, n = 0.0, len(tokens) - 1
-    tokens, whole = torch.from_numpy(tokens.astype(np.int64)).to(peer.device), n // seq_len * seq_len
-    inputs, targets = tokens[:whole].view(-1, seq_len), tokens[1 : whole + 1].view(-1, seq_len)
-    pairs = [*zip(inputs.split(64), targets.split(64), strict=True), (tokens[whole:n][None], tokens[whole + 1 :][None])]
-    for x, y in pairs:
-        if x.numel():
-            logits = peer.logits(x)
-            total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item()
-    return total / n
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    what_help = f"`shakespeare` to train to the end, or one step of a shape: {', '.join(SHAPES)}, or NAME@BATCH"
-    parser.add_argument("what", metavar="SHAPE", help=what_help)
-    parser.add_argument("path", type=Path, help="the text, or the directory of a shape's tokens")
-    parser.add_argument("--seed", type=int, default=0)
-    add_nanogpt(parser)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Take one step of a shape.")
+    parser.add_argument("shape", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or NAME@BATCH")
+    parser.add_argument("path", type=Path, help="the directory of the shape's tokens")
     a = parser.parse_args()
-    if a.what == "shakespeare":
-        shakespeare(a.path, a.seed, a.nanogpt)
-    else:
-        Peer(named(a.what), None, tokens_in(a.path, named(a.what)), nanogpt=a.nanogpt).run(1)
-        print("step 1", flush=True)
+    Peer(named(a.shape), None, tokens_in(a.path, named(a.shape))).run(1)
+    print("step 1", flush=True)
 
 
 if __name__ == "__main__":

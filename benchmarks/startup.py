@@ -4,7 +4,7 @@
 
 Measures CPU and wall seconds until the first step is logged: of `python -m lm.train`, with a warm and with an empty
 compilation cache, and of PyTorch's GPT-2 of the same shape in a script that does nothing else (benchmarks/peers.py).
-Also measures imports alone, because nanoGPT does not import transformers.
+Also measures imports alone.
 """
 
 import os
@@ -18,7 +18,6 @@ from pathlib import Path
 
 from benchmarks.compare import (
     ROOT,
-    add_nanogpt,
     alternate,
     argument_parser,
     format_ratio,
@@ -35,14 +34,12 @@ IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 def main() -> int:
     parser = argument_parser("startup", __doc__)
     parser.add_argument("--shape", default="S", choices=list(SHAPES), help="see benchmarks/shapes.py [%(default)s]")
-    add_nanogpt(parser)
     a = parse_arguments(parser)
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         write_tokens(data, named(a.shape))
         theirs = [sys.executable, "-m", "benchmarks.peers", a.shape, str(data)]
-        theirs += ["--nanogpt", a.nanogpt] if a.nanogpt else []
         for cache in ("warm", "empty"):
             runs = (Path(directory) / f"{cache}{i}" for i in range(100))
 
@@ -53,18 +50,15 @@ def main() -> int:
 
             ours()  # fills the compilation cache and the system's file cache
             rows.append(row(cache, *alternate(a.rounds, ours, lambda: first_step(theirs))))
-        names = IMPORTS if not a.nanogpt else ("torch", "jax")
-        imports = {name: statistics.median(import_seconds(name) for _ in range(a.rounds)) for name in names}
-    beside = "nanoGPT" if a.nanogpt else "torch"
-    results = {"shape": a.shape, "beside": beside, "caches": rows, "imports_cpu": imports}
+        imports = {name: statistics.median(import_seconds(name) for _ in range(a.rounds)) for name in IMPORTS}
+    results = {"shape": a.shape, "caches": rows, "imports_cpu": imports}
     publish(a, results, table(results))
     return 0
 
 
 def table(results: dict) -> str:
-    beside = results["beside"]
-    header = ["compilation cache", "CPU s", beside, f"{beside} / ours", "wall s", beside, f"{beside} / ours"]
-    header += ["peak memory", beside]
+    header = ["compilation cache", "CPU s", "torch", "torch / ours", "wall s", "torch", "torch / ours"]
+    header += ["peak memory", "torch"]
     cells = [
         [
             r["cache"], *(f"{s:.1f}" for s in r["cpu"]), format_ratio(r["ratio_cpu"]), *(f"{s:.1f}" for s in r["wall"]),

@@ -1,4 +1,4 @@
-"""Compare training speed with transformers in PyTorch, or with nanoGPT.
+"""Compare training speed with transformers in PyTorch.
 
     python -m benchmarks.train_speed S M G L H G:bfloat16 --pin
 
@@ -9,25 +9,13 @@ shared machine disturb less than wall time.
 
 import argparse
 import functools
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compare import (
-    ROOT,
-    Worker,
-    add_nanogpt,
-    alternate,
-    argument_parser,
-    format_ratio,
-    parse_arguments,
-    publish,
-    ratio,
-)
+from benchmarks.compare import Worker, alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
 from benchmarks.shapes import SHAPES, config_of, less_memory, named, write_tokens
 from lm.text_tables import markdown_table
 
@@ -43,20 +31,19 @@ def main() -> int:
     parser.add_argument("--peer", default="eager", choices=["eager", "compiled"], help="torch, or torch.compile")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="our compute dtype [%(default)s]")
     parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [the same as ours]")
-    add_nanogpt(parser)
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round, roughly [%(default)s]")
     a = parse_arguments(parser)
     try:
         cases = [case(text, a) for text in a.shapes]
-        check_shapes([name for name, _ in cases], a.nanogpt)
+        for name, _ in cases:
+            named(name)
         if len({(name, one.dtype) for name, one in cases}) < len(cases):
             raise ValueError("a shape is given twice with the same dtype")
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as directory:
-        peak = measured_peak()
-        rows = [row(name, one, Path(directory), peak) for name, one in cases]
-    publish(a, rows, table(rows, peak))
+        rows = [row(name, one, Path(directory)) for name, one in cases]
+    publish(a, rows, table(rows))
     return 0
 
 
@@ -73,26 +60,17 @@ def case(text: str, a) -> tuple[str, argparse.Namespace]:
     return name, argparse.Namespace(**vars(a) | {"dtype": dtype, "peer_dtype": a.peer_dtype or dtype})
 
 
-def check_shapes(names: list[str], nanogpt: str | None) -> None:
-    """Raise ValueError for an unknown shape, or one that nanoGPT cannot build."""
-    for name in names:
-        shape = named(name)
-        if nanogpt and (shape.family != "gpt2" or shape.d_ff != 4 * shape.d_model):
-            raise ValueError(f"nanoGPT cannot build {name}: it has only GPT-2 with d_ff = 4 d_model")
-
-
 def peer_name(a) -> str:
     """Return the name of the other side in tables."""
-    name = "nanoGPT" if a.nanogpt else "torch"
-    name += ".compile" if a.peer == "compiled" else ""
+    name = "torch.compile" if a.peer == "compiled" else "torch"
     return name + (f" {a.peer_dtype}" if a.peer_dtype != a.dtype else "")
 
 
-def table(rows: list[dict], peak: dict) -> str:
-    """Return the Markdown table of all rows, with a line on FLOPs and the machine's measured peak below."""
+def table(rows: list[dict]) -> str:
+    """Return the Markdown table of all rows, with a line on FLOPs below."""
     clock, other = rows[0]["clock"], rows[0]["beside"]
     header = ["shape", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
-    header += ["peak memory", other, "arrays of a step", "of measured peak", "of vendor's"]
+    header += ["peak memory", other, "arrays of a step"]
     several_dtypes = len({r["dtype"] for r in rows}) > 1
     cells = [
         [
@@ -100,26 +78,22 @@ def table(rows: list[dict], peak: dict) -> str:
             f"{r['ours_ms'][clock]:.1f}", f"{r['theirs_ms'][clock]:.1f}",
             format_ratio(r["ratio"][clock]), f"{r['ratio']['wall']['median']:.2f}",
             *(f"{r[key] / 2**20:.0f} MiB" for key in ("ours_bytes", "theirs_bytes", "program_bytes")),
-            f"{r['of_peak']:.0%}", f"{r['mfu']:.1%}" if r["mfu"] else "-",
         ]
         for r in rows
     ]  # fmt: skip
     flops = ", ".join(
         f"{name} {count / 1e9:,.1f}" for name, count in {r["shape"]: r["flops_per_step"] for r in rows}.items()
     )
-    can = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in peak["flops"].items())
-    copy = f"{peak['copy_bytes'] / 1e9:,.0f} GB/s read and written"
-    return markdown_table(header, cells) + f"\n\nGFLOPs a step: {flops}. Measured peak of the machine: {can}, {copy}."
+    return markdown_table(header, cells) + f"\n\nGFLOPs a step: {flops}."
 
 
-def row(name: str, a, directory: Path, peak: dict) -> dict:
+def row(name: str, a, directory: Path) -> dict:
     """Compare both sides at one shape.
 
     Args:
         name: a shape, see benchmarks/shapes.py.
         a: the command line, see `case`.
         directory: for tokens, parameters and logs; shapes share it.
-        peak: see measured_peak.
     """
     from lm import parameters
 
@@ -127,12 +101,10 @@ def row(name: str, a, directory: Path, peak: dict) -> dict:
     if not data.exists():
         write_tokens(data, named(name))
     overrides = {"model.compute_dtype": a.dtype}
-    if a.nanogpt:
-        overrides |= {"model.activation": "gelu"}
     config = config_of(name, str(data), overrides)
     config = parameters.resolve(config, config.model.vocab_size)
     job = {"shape": name, "data": str(data), "dtype": a.peer_dtype, "compiled": a.peer == "compiled"}
-    job |= {"overrides": overrides, "params": str(directory / "params.npz"), "nanogpt": a.nanogpt}
+    job |= {"overrides": overrides, "params": str(directory / "params.npz")}
     seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}", config.train.steps_per_dispatch, a)
     clock = "cpu" if a.pin else "wall"
     found = {clock: ratio(*sides) for clock, sides in seconds.items()}
@@ -141,14 +113,13 @@ def row(name: str, a, directory: Path, peak: dict) -> dict:
     print(f"{name} {a.dtype}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
     return measured | {
         "shape": name, "what": named(name).what, "overrides": less_memory(name) | overrides,
-        "beside": peer_name(a), "nanogpt": a.nanogpt, "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
+        "beside": peer_name(a), "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
         "clock": clock, "ratio": found, "seconds": seconds, "ours_ms": medians[0], "theirs_ms": medians[1],
         "flops_per_step": flops, "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,
-        "mfu": fraction_of_vendor_peak(flops / ours_s, peak["device"], a.dtype),
+        "mfu": fraction_of_vendor_peak(flops / ours_s, measured["device"], a.dtype),
         "mfu_full_square": fraction_of_vendor_peak(
-            flops_per_step(config, full_square=True) / ours_s, peak["device"], a.dtype
+            flops_per_step(config, full_square=True) / ours_s, measured["device"], a.dtype
         ),
-        "of_peak": flops / ours_s / peak["flops"][a.dtype], "peak": peak,
     }  # fmt: skip
 
 
@@ -191,7 +162,7 @@ def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, 
         for clock in ("cpu", "wall")
     }
     sizes = {"ours_bytes": ours["peak_bytes"], "theirs_bytes": theirs["peak_bytes"]}
-    sizes |= {"program_bytes": ours["program_bytes"], "attention": ours["attention"]}
+    sizes |= {name: ours[name] for name in ("program_bytes", "attention", "device")}
     return seconds, sizes | {"steps_a_turn": steps, "losses": losses}
 
 
@@ -221,15 +192,6 @@ def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
     worker.ask(run=tried)  # warm up: compilation, memory, caches
     n = seconds * tried / worker.ask(run=tried)["wall"]
     return max(at_least, round(n / 10) * 10 if n >= 10 else round(n))
-
-
-def measured_peak() -> dict:
-    """Run benchmarks/peak.py in a process of its own: {"device", "flops": {dtype: FLOP/s}, "copy_bytes": bytes/s}."""
-    command = [sys.executable, "-m", "benchmarks.peak"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
-    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ Each line of JSON on its standard input is a question, answered by a line on its
 
     {"losses": k}      the losses of k steps on fixed batches
     {"run": n}         the seconds of n steps
-    {"facts": true}    its memory, and for our side the attention it uses
+    {"facts": true}    its memory, and for our side the attention it uses and the device
     {"save": path}     writes the parameters
 
-JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled", "nanogpt"},
-and optionally {"cores": of how many cores the process may use, "devices": number of simulated devices of our side}.
+JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled"}.
 """
 
 import dataclasses
@@ -27,8 +26,6 @@ from benchmarks.shapes import config_of, named
 def main(job: dict) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries is not an answer
-    if "cores" in job:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job["cores"]])
     side = {"ours": ours, "theirs": theirs}[job["side"]](job)
     for line in sys.stdin:
         print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)
@@ -62,9 +59,7 @@ def prepared(job: dict):
     from lm.training.run import prepare
 
     config = config_of(job["shape"], job["data"], job["overrides"])
-    jax = start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
-    if "devices" in job:
-        jax.config.update("jax_num_cpu_devices", job["devices"])
+    start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     return prepare(config, say=lambda text: None)
 
 
@@ -82,7 +77,7 @@ def theirs(job: dict):
     shape = named(job["shape"])
     with np.load(job["params"]) as archive:
         params = dict(archive)  # read each array once, not once per layer
-    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"], job["nanogpt"])
+    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
 
 
 class Ours:
@@ -148,12 +143,15 @@ class Ours:
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     def facts(self) -> dict:
-        """Return the bytes of the compiled program (arguments and temporaries), and the attention it uses."""
+        """Return the bytes of the compiled program (arguments and temporaries), its attention, and the device."""
+        import jax
+
         from lm.training.run import training_attention
 
         memory = self.compiled.memory_analysis()
         size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        return {"program_bytes": size, "attention": training_attention(self.loop.run.config, self.loop.run.corpus)[0]}
+        attention, _ = training_attention(self.loop.run.config, self.loop.run.corpus)
+        return {"program_bytes": size, "attention": attention, "device": jax.devices()[0].device_kind}
 
 
 if __name__ == "__main__":

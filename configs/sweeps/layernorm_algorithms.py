@@ -11,7 +11,7 @@ r"""Can LayerNorm be computed in one pass? In a trained model, after fine-tuning
 The algorithms differ in how they compute the statistics: one-pass recurrences, evaluated for all rows at once
 (lm/layers/layer_norm_moments.py). The normalization always reads the row again. All but running_mean share a
 derivative. Welford's recurrence in a literal loop over the columns takes 15 times as long as two_pass forward, and 8
-times forward and backward (docs/performance.md, "Single layers").
+times forward and backward (benchmarks/NOTES.md, "Single layers").
 
 Result (docs/results/layernorm_algorithms.md): the recurrences of Welford and Chan change the loss by less than 1e-7
 nats per token in a trained model and not significantly from scratch; running_mean adds 0.006 in a trained model.

@@ -2,36 +2,32 @@
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
-from running import ROOT
 
-from benchmarks import compare, cores, generation, layers, shapes, startup, time_to_loss, train_speed
+from benchmarks import compare, generation, shapes, startup, train_speed
 
 TABLES = {
-    "train_speed": lambda rows: train_speed.table(rows, rows[0]["peak"]),
-    "train_speed_16": lambda rows: train_speed.table(rows, rows[0]["peak"]),
-    "cores": cores.table,
-    "time_to_loss": lambda rows: time_to_loss.table(rows[0]),
+    "train_speed": train_speed.table,
+    "train_speed_16": train_speed.table,
     "startup": startup.table,
-    "layers": lambda rows: layers.table(rows, "cpu"),
-    "layernorm_columns": lambda rows: layers.table(rows, "cpu"),
     "generation": generation.table,
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_published_tables_show_the_recorded_results(name):
-    results = json.loads((compare.RESULTS / f"{name}.json").read_text())
-    found = compare.table_between_marks(name).search(compare.PAGE.read_text(encoding="utf-8"))
-    where = compare.where_and_when(results["machine"])
-    assert found[0] == f"<!-- {name} -->\n{TABLES[name](results['rows'])}\n\n{where}\n<!-- end -->"
+@pytest.mark.slow
+def test_published_tables_show_the_recorded_results():
+    page = compare.PAGE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        results = json.loads((compare.RESULTS / f"{name}.json").read_text())
+        where = compare.where_and_when(results["machine"])
+        found = compare.table_between_marks(name).search(page)
+        assert found[0] == f"<!-- {name} -->\n{table(results['rows'])}\n\n{where}\n<!-- end -->"
 
 
+@pytest.mark.slow
 def test_each_command_of_the_page_has_marks_for_its_table():
     page = compare.PAGE.read_text(encoding="utf-8").replace("\\\n", "")
     commands = re.findall(r"python3 -m benchmarks\.(\w+) (.*--publish)", page)
@@ -40,46 +36,53 @@ def test_each_command_of_the_page_has_marks_for_its_table():
     assert re.findall(r"<!-- (?!end)(\w+) -->", page) == names, "in the order of the tables"
 
 
-def test_publish_replaces_only_the_table_of_that_name(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def everything_installed(monkeypatch):
+    monkeypatch.setattr(compare, "require", lambda *packages, prog: None)
+
+
+def test_only_publishing_writes_and_it_replaces_the_table_of_that_name(tmp_path, monkeypatch, everything_installed):
     page = tmp_path / "performance.md"
-    page.write_text("above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nold b\n<!-- end -->\nbelow\n")
+    before = "above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nold b\n<!-- end -->\nbelow\n"
+    page.write_text(before)
     monkeypatch.setattr(compare, "PAGE", page)
     monkeypatch.setattr(compare, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(sys, "argv", ["compared.py", "--publish", "--name", "b"])
-    a = compare.parse_arguments(compare.argument_parser("compared", "Compare."), packages=())
-    compare.publish(a, [{"x": 1}], r"new \1 b")
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["compared.py", *options, "--name", "b"])
+        a = compare.parse_arguments(compare.argument_parser("compared", "Compare."))
+        compare.publish(a, [{"x": 1}], r"new \1 b")
+
+    run()
+    assert (page.read_text(), list(tmp_path.iterdir())) == (before, [page])
+    run("--json", str(tmp_path / "mine.json"))
+    assert json.loads((tmp_path / "mine.json").read_text())["rows"] == [{"x": 1}]
+    run("--publish")
     results = json.loads((tmp_path / "results" / "b.json").read_text())
     new = f"new \\1 b\n\n{compare.where_and_when(results['machine'])}"
-    assert page.read_text() == f"above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\n{new}\n<!-- end -->\nbelow\n"
+    assert page.read_text() == before.replace("old b", new)
     assert results["rows"] == [{"x": 1}]
     assert results["command"] == "python -m benchmarks.compared --publish --name b"
 
 
-def test_a_table_without_marks_is_refused_before_anything_is_measured(monkeypatch, capsys):
+def test_a_table_without_marks_is_refused_before_anything_is_measured(monkeypatch, capsys, everything_installed):
     monkeypatch.setattr(sys, "argv", ["compared.py", "--publish", "--name", "unknown"])
     with pytest.raises(SystemExit, match="2"):
-        compare.parse_arguments(compare.argument_parser("compared", "Compare."), packages=())
+        compare.parse_arguments(compare.argument_parser("compared", "Compare."))
     assert "docs/performance.md has no marks for this table: <!-- unknown -->" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", [["train_speed", "S"], ["startup"], ["layers"], ["time_to_loss", "--text", "input.txt"]]
-)
-def test_missing_pytorch_is_reported_at_once(command, tmp_path):
+@pytest.mark.parametrize("module", [train_speed, startup, generation])
+def test_missing_pytorch_is_reported_at_once(module, monkeypatch, capsys):
     """One line with the remedy, exit code 2, and no result, instead of a traceback after measuring."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as util\n"
-        "find_spec = util.find_spec\n"
-        "util.find_spec = lambda name: None if name in ('torch', 'transformers') else find_spec(name)\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    module = [sys.executable, "-m", f"benchmarks.{command[0]}", *command[1:]]
-    done = subprocess.run(module, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"python -m benchmarks.{command[0]}: torch ")
-    assert line.endswith("run: pip install -e '.[bench]'")
+    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["x", "S"] if module is train_speed else ["x"])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "torch and transformers" in err
+    assert "pip install -e '.[bench]'" in err
 
 
 def test_a_failed_worker_is_reported_with_its_error(tmp_path):
@@ -117,14 +120,6 @@ def test_a_round_takes_about_four_seconds(seconds_per_step, at_least, n):
             return {"wall": seconds_per_step * run}
 
     assert train_speed.steps_per_round(Side(), 4.0, at_least) == n
-
-
-def test_shapes_that_nanogpt_lacks_are_refused():
-    train_speed.check_shapes(["S", "H", "1B"], nanogpt=None)
-    train_speed.check_shapes(["S", "G@4"], nanogpt="nanoGPT")
-    for name in ("H", "1B"):
-        with pytest.raises(ValueError, match=f"nanoGPT cannot build {name}"):
-            train_speed.check_shapes([name], nanogpt="nanoGPT")
 
 
 def test_a_shape_can_name_its_dtype():

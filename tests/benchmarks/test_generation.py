@@ -1,21 +1,18 @@
 """The comparison of the speed of generating text."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import generation
 
-NANOGPT = Path(__file__).parents[1] / "references" / "nanogpt"
-
 
 @pytest.mark.slow
 def test_all_sides_draw_the_same_tokens():
     pytest.importorskip("torch", reason="the extra [bench] is not installed")
     pytest.importorskip("transformers", reason="the extra [bench] is not installed")
-    sides = generation.make_sides("tiny", str(NANOGPT))
+    sides = generation.make_sides("tiny")
     prompts = np.random.default_rng(1).integers(0, 19, (3, 4)).astype(np.int32)
     drawn = {name: draw(prompts, 12) for name, (_, draw) in sides.items()}
     for name in sides:
