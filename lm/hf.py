@@ -86,7 +86,7 @@ def import_(a: argparse.Namespace) -> int:
     if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
         raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
     start_jax()
-    from lm.exchange.importing import import_checkpoint
+    from lm.exchange import import_checkpoint
     from lm.training.memory import report_out_of_memory
 
     with report_out_of_memory("use --dtype bfloat16"):
@@ -100,7 +100,7 @@ def export(a: argparse.Namespace) -> int:
     if not 0 < a.shard_gb < 1e6:
         raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0 and less than 1000000")
     start_jax()
-    from lm.exchange.exporting import export_run
+    from lm.exchange import export_run
 
     export_run(a.workdir, a.output, step=step, shard_bytes=int(a.shard_gb * 1e9))
     return 0
@@ -113,15 +113,15 @@ def check(a: argparse.Namespace) -> int:
         raise UserError("--prompt and --ids: give one of them")
     if a.prompt == "":
         raise UserError("--prompt is empty; give at least one token")
-    ids = None
+    text = a.prompt
     if a.ids is not None:
         if not re.fullmatch(r"\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*", a.ids):
             raise UserError(f"--ids: {short(a.ids)} is not a list of token ids such as 5,17,3")
-        ids = [int(n) for n in a.ids.split(",")]
+        text = [int(n) for n in a.ids.split(",")]
     start_jax()
-    from lm.exchange.checking import compare
+    from lm.exchange import compare
 
-    return 0 if compare(a.directory, a.workdir, step, text=a.prompt, ids=ids, tolerance=a.tolerance) else 3
+    return 0 if compare(a.directory, a.workdir, step, text=text, tolerance=a.tolerance) else 3
 
 
 def config(a: argparse.Namespace) -> int:

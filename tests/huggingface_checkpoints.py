@@ -1,6 +1,7 @@
-"""The checkpoints of tests/references/huggingface, as directories."""
+"""The checkpoints of tests/references/huggingface, as directories, and random models of ours for each family."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -26,5 +27,40 @@ def edit_tensors(directory: Path, change) -> None:
     """Rewrite model.safetensors with change(tensors), a function of arrays by name."""
     with TensorFiles(directory) as files:
         tensors = change({name: files.read(name) for name in files.shapes})
+    (directory / "model.safetensors").unlink()
     planned = [Planned(name, x.shape, x.dtype) for name, x in tensors.items()]
     write_tensors(directory, planned, iter(tensors.values()))
+
+
+COMMON = {
+    "n_layers": (1, 2, 3), "heads": ((4, 2), (4, 4), (2, 1)), "norm_eps": (1e-3, 1e-6), "tie_embeddings": (True, False),
+    "activation": ("silu", "gelu", "gelu_tanh", "relu", "relu_squared", "sigmoid"),
+}  # fmt: skip
+ROPE = COMMON | {
+    "d_head": (4, 6, 8), "attn_bias": (True, False), "rope_theta": (1e4, 50.0), "rope_pairing": ("halves", "adjacent"),
+    "rope_scaling": ("none", "linear", "llama3"), "rope_factor": (4.0,), "rope_original_max_positions": (8,),
+}  # fmt: skip
+WINDOWS = {"window_pattern": ((0,), (3,), (3, 0), (0, 0, 5))}
+RANDOM = {  # the values of our keys in models that each family can express
+    "gpt2": COMMON | {
+        "heads": ((4, 4), (2, 2)), "norm": ("layer",), "ffn": ("mlp",), "positions": ("learned",),
+        "attn_bias": (True, False), "ffn_bias": (True, False), "norm_bias": (True, False),
+    },
+    "llama": ROPE | {"ffn_bias": (True, False), "attn_scale": (None, 0.3)},
+    "mistral": ROPE | {"attn_bias": (False,), "window_pattern": ((3,), (5,))},
+    "qwen2": ROPE | WINDOWS | {"attn_bias": (True,), "attn_out_bias": (False,)},
+    "qwen3": ROPE | WINDOWS | {"qk_norm": (True,)},
+    "gemma2": ROPE | WINDOWS | {
+        "norm_placement": ("sandwich",), "attn_softcap": (5.0, None), "logit_softcap": (3.0, None),
+        "embed_scale": (4.0,), "attn_scale": (None, 0.5),
+    },
+    "olmo2": ROPE | {"norm_placement": ("output",), "qk_norm": (True,), "qk_norm_over": ("all_heads",)},
+}  # fmt: skip
+
+
+def drawn(family: str, seed: int) -> dict:
+    """Return random keys of a model that the family can express."""
+    choose = random.Random(f"{family} {seed}").choice
+    keys = {name: choose(values) for name, values in RANDOM[family].items()}
+    keys["n_heads"], keys["n_kv_heads"] = keys.pop("heads")
+    return keys

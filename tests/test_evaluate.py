@@ -18,7 +18,7 @@ from lm.data import tokenizers
 from lm.data.entropy_floor import BelowEntropy
 from lm.errors import UserError
 from lm.evaluate import file_name, main
-from lm.exchange.importing import import_checkpoint
+from lm.exchange import import_checkpoint
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text, score_text, with_seq_len
 

@@ -1,6 +1,7 @@
 """lm.hf: the commands and their errors."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -10,13 +11,16 @@ from huggingface_checkpoints import checkpoint
 from running import ROOT
 
 import lm
+from lm import exchange
 from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
-from lm.exchange import checking
+from lm.errors import UserError
+from lm.files import lock
 from lm.hf import main
 from lm.huggingface.config_files import read_config
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
+from lm.workdir import checkpoints
 
 
 @pytest.fixture
@@ -52,57 +56,77 @@ def test_config_prints_a_file_that_trains_the_architecture(with_tokenizer, tmp_p
     assert load_config(str(path), []).model == read_config(with_tokenizer).model
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["config", "nothing"], "no such directory"),
-        (["import", "nothing", "--workdir", "run"], "no such directory"),
-        (["import", "model", "--workdir", "run", "--seq-len", "0"], "--seq-len: 0 must be at least 1"),
-        (["import", "model", "--workdir", "model"], "already holds a run"),
-        (["export", "--workdir", "nothing", "--output", "out"], "holds no checkpoint"),
-        (["export", "--workdir", "run", "--output", "model"], "is not an empty directory"),
-        (["export", "--workdir", "run", "--output", "out", "--step", "last"], "--step: 'last' is not best"),
-        (["export", "--workdir", "run", "--output", "out", "--shard-gb", "0"], "--shard-gb: 0.0"),
-        (
-            ["export", "--workdir", "run", "--output", "out", "--shard-gb", "2e6"],
-            "greater than 0 and less than 1000000",
-        ),
-        (["check", "model", "--ids", "1;2"], "--ids: '1;2' is not a list"),
-        (["check", "model", "--ids", "1", "--prompt", "a"], "give one of them"),
-        (["check", "model", "--prompt", ""], "--prompt is empty"),
-    ],
-)
-def test_mistakes_exit_with_2_and_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+MISTAKES = {
+    "config nothing": "no such directory",
+    "import nothing --workdir run": "no such directory",
+    "import model --workdir run --seq-len 0": "--seq-len: 0 must be at least 1",
+    "import model --workdir model": "already holds a run, which an import does not replace; give another",
+    "import model --workdir full": "--workdir full is not an empty directory",
+    "export --workdir nothing --output out": "holds no checkpoint",
+    "export --workdir run --output model": "--output model is not an empty directory",
+    "export --workdir run --output out --step last": "--step: 'last' is not best",
+    "export --workdir run --output out --shard-gb 0": "--shard-gb: 0.0",
+    "export --workdir run --output out --shard-gb 2e6": "greater than 0 and less than 1000000",
+    "check model --ids 1;2": "--ids: '1;2' is not a list",
+    "check model --ids 1 --prompt a": "give one of them",
+    "check model --prompt=": "--prompt is empty",
+    "imprt model": "usage: python -m lm.hf",
+    "import model": "usage: python -m lm.hf",
+    "export --workdir run": "usage: python -m lm.hf",
+}
+
+
+def test_mistakes_exit_with_2_and_one_line(tmp_path, command):
     checkpoint(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes").write_text("")
+    for arguments, message in MISTAKES.items():
+        code, output = command(main, *arguments.split(" "))
+        assert (code, message in output) == (2, True), (arguments, output)
+        assert "usage:" in message or output.count("\n") == 1
 
 
-def test_an_import_into_the_workdir_of_a_run_suggests_another_one(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/metrics.jsonl").write_text("")
-    assert main(["import", str(checkpoint(tmp_path / "model")), "--workdir", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert "already holds a run" in error
-    assert "give another one" in error
-    assert "--resume" not in error  # which lm.hf import does not have
+@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
+def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenizer, tmp_path, command):
+    export = ("export", "--workdir", tmp_path / "run", "--output", tmp_path / "out")
+    (partial := tmp_path / ".run.partial").mkdir()
+    (partial / "config.json").write_text("{")  # an import that was killed
+    code, output = command(main, "import", with_tokenizer, "--workdir", tmp_path / "run")
+    assert (code, partial.exists()) == (0, False), output
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))  # as on a disk that is full after 2 kB
+        code, output = command(main, *export)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (code, "model.safetensors" in output, "Traceback" in output) == (1, True, False), output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+    (partial := tmp_path / ".out.partial").mkdir()
+    with lock(partial):
+        code, output = command(main, *export)
+        assert (code, "--output" in output, "is in use" in output) == (1, True, True), output
+    assert command(main, *export)[0] == 0
+    with TensorFiles(with_tokenizer) as one, TensorFiles(tmp_path / "out") as two:
+        assert one.shapes == two.shapes
+    assert not partial.exists()
 
 
-@pytest.mark.parametrize("arguments", [["imprt", "DIR"], [], ["import", "DIR"], ["export", "--workdir", "run"]])
-def test_a_misspelled_command_exits_with_2_and_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as error:
-        main(arguments)
-    assert error.value.code == 2
-    assert "usage: python -m lm.hf" in capsys.readouterr().err
+def test_a_model_without_an_equivalent_is_refused_unread(with_tokenizer, tmp_path, command, monkeypatch):
+    assert command(main, "import", with_tokenizer, "--workdir", tmp_path / "run")[0] == 0
+
+    def refuse(*arguments):
+        raise UserError("no tensor")
+
+    monkeypatch.setattr(exchange, "planned_tensors", refuse)
+    monkeypatch.setattr(checkpoints, "_read_leaves", lambda *arguments, **options: pytest.fail("read"))
+    code, output = command(main, "export", "--workdir", tmp_path / "run", "--output", tmp_path / "out")
+    assert (code, output, (tmp_path / "out").exists()) == (2, "no tensor\n", False)
 
 
-def test_check_without_torch_names_the_extra_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checking.importlib.util, "find_spec", lambda name: None)
-    assert main(["check", str(checkpoint(tmp_path))]) == 2
-    assert "torch and transformers are not installed; pip install -e '.[bench]'" in capsys.readouterr().err
+def test_check_without_torch_names_the_extra_to_install(tmp_path, monkeypatch, command):
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: None)
+    code, output = command(main, "check", checkpoint(tmp_path))
+    assert (code, "torch and transformers are not installed; pip install -e '.[bench]'" in output) == (2, True)
 
 
 def test_config_needs_no_jax(tmp_path):

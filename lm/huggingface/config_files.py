@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lm.files import read_json
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
 from lm.huggingface.folding import fold
 
+MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
 MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  # theirs -> param_dtype
 # Our keys that do not change what a trained model computes, beyond rounding.
@@ -26,36 +28,60 @@ WITHOUT_EFFECT = frozenset({
 # ---- From config.json --------------------------------------------------------------------------------------------
 
 
+def find_file(directory: str | Path, name: str, limit: int | None = None) -> Path | None:
+    """Return the path of a checkpoint's file, or None if there is none. Others may have made the checkpoint.
+
+    Args:
+        directory: the checkpoint's directory.
+        name: the name of the file.
+        limit: the most bytes that it may have; None: any number.
+
+    Raises:
+        UserError: it is a pipe or a device, larger than the limit, or a link that leads out of the directory. Links to
+            the blobs beside a snapshot in the cache of huggingface_hub are followed.
+    """
+    path, inside = Path(directory) / name, Path(directory).resolve()
+    if not os.path.lexists(path):
+        return None
+    target = path.resolve()
+    within = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
+    if target.parent not in within:
+        raise UserError(f"{path} is a link that leads out of the directory; replace it by a copy of {target}")
+    if not target.is_file():
+        raise UserError(f"{path} is {'missing' if not target.exists() else 'not a file'}; download it again")
+    if limit is not None and target.stat().st_size > limit:
+        raise UserError(f"{path} has {target.stat().st_size:,} bytes, more than the {limit:,} that it may have")
+    return path
+
+
 def read_fields(directory: str | Path) -> dict[str, Any]:
     """Return the fields of config.json in a directory.
 
     Raises:
         UserError: if the directory or its config.json is missing or damaged.
     """
-    path = Path(directory) / "config.json"
     if not Path(directory).is_dir():
         raise UserError(f"{directory}: there is no such directory; give one with a checkpoint of Hugging Face")
-    try:
-        return read_json(path, advice="download it again")
-    except FileNotFoundError:
-        raise UserError(f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face") from None
+    if (path := find_file(directory, "config.json", MAX_BYTES)) is None:
+        raise UserError(f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face")
+    return read_json(path, advice="download it again")
 
 
 def is_checkpoint(directory: str | Path) -> bool:
     """Return whether a directory holds a checkpoint of Hugging Face, judged by `model_type` in its config.json.
 
-    A run's directory has a config.json, too, without this field.
+    A run's directory has a config.json, too, without this field. A damaged config.json beside weights counts, so that
+    reading it says what is wrong.
     """
     try:
-        return "model_type" in read_json(Path(directory) / "config.json")
+        return "model_type" in read_fields(directory)
     except (OSError, UserError):
-        return False
+        return any(Path(directory).glob("*.safetensors"))
 
 
 def find_tokenizer(directory: str | Path) -> Path | None:
     """Return the path of a checkpoint's tokenizer.json, or None if it has none."""
-    path = Path(directory) / "tokenizer.json"
-    return path if path.is_file() else None
+    return find_file(directory, "tokenizer.json", MAX_TOKENIZER_BYTES)
 
 
 def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:

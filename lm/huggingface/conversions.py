@@ -141,8 +141,10 @@ def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False
     def write(c):
         sizes, size = layer_windows(c), _one_window(c)
         kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
-        switches = {"use_sliding_window": size is not None, "max_window_layers": c.n_layers} if switch else {}
-        return {"sliding_window": size, "layer_types": kinds} | switches
+        if switch:
+            switches = {"use_sliding_window": size is not None, "max_window_layers": c.n_layers}
+            return {"sliding_window": size, "layer_types": kinds} | switches
+        return {"sliding_window": size or DEFAULT_WINDOW, "layer_types": kinds}  # transformers needs an integer
 
     return Conversion(("window_pattern",), read, write)
 

@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import name_errors, read_json, write_text
+from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -42,9 +43,8 @@ class TensorFiles:
         self._file_of, files = {}, {}
         with ExitStack() as stack:
             for name, expected in self._find_files().items():
-                path = self._directory / name
-                if not path.is_file():
-                    raise UserError(f"{path} is missing; download it again")
+                if (path := find_file(self._directory, name)) is None:
+                    raise UserError(f"{self._directory / name} is missing; download it again")
                 try:
                     files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
                 except SafetensorError as error:
@@ -62,15 +62,15 @@ class TensorFiles:
 
     def _find_files(self) -> dict[str, set[str] | None]:
         """Return the names of the files, with the tensors that an index places in each."""
-        if (self._directory / INDEX).is_file():
-            places = read_json(self._directory / INDEX, {"weight_map": {str: str}}, "download it again")["weight_map"]
+        if index := find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES):
+            places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
             found = {}
             for tensor, name in places.items():
                 if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
                 found.setdefault(name, set()).add(tensor)
             return found
-        if (self._directory / SINGLE).is_file():
+        if find_file(self._directory, SINGLE):
             return {SINGLE: None}
         if pickles := sorted(path.name for pattern in PICKLES for path in self._directory.glob(pattern)):
             raise UserError(
@@ -134,7 +134,7 @@ def write_tensors(
     if n > 1:
         places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
-        (directory / INDEX).write_text(json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+        write_text(directory / INDEX, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
     return [*names, *([INDEX] if n > 1 else [])]
 
 
@@ -146,7 +146,7 @@ def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]
         header[tensor.name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
-    with open(path, "wb") as file:
+    with name_errors(path), open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in planned:
             value = next(values)

@@ -8,7 +8,7 @@ from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
 from lm.files import to_json, write_text
-from lm.huggingface.config_files import find_tokenizer
+from lm.huggingface.config_files import MAX_BYTES, find_file, find_tokenizer
 
 # Files with settings that we do not use, but that an exported model should have again.
 SETTINGS = (
@@ -39,7 +39,7 @@ def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
 
 def copy_settings(source: Path, target: Path) -> list[str]:
     """Copy the settings of tokenizer and generation from one directory to another; returns the names of the files."""
-    names = [name for name in SETTINGS if (source / name).is_file()]
+    names = [name for name in SETTINGS if find_file(source, name, MAX_BYTES)]
     if names:
         target.mkdir(exist_ok=True)
     for name in names:

@@ -6,6 +6,7 @@ The expected numbers are in tests/references/huggingface; tests/references/make_
 import dataclasses
 import json
 import math
+import os
 
 import jax
 import ml_dtypes
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 from huggingface_checkpoints import EXPECTED, checkpoint, edit_tensors
 
+import lm
 from lm import model, parameters
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.families import FAMILIES
 from lm.huggingface.safetensors_files import Planned, TensorFiles, write_tensors
+from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params
 
 SLOW = ("gpt2 erf gelu", "linear rope", "llama")  # about a second each
@@ -68,13 +71,13 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((0,), None, None)
 
 
-@pytest.mark.parametrize(("case", "n"), [("llama", 2), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("gemma2", 4)])
-def test_the_default_number_of_key_heads_is_the_familys_and_null_means_as_many_as_queries(case, n, tmp_path):
-    heads = 2 if case == "llama" else 64
-    sizes = {"num_attention_heads": heads, "hidden_size": 128, "head_dim": 2}
-    assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
-    (tmp_path / "config.json").write_text(json.dumps(EXPECTED[case]["config"] | sizes | {"num_key_value_heads": None}))
-    assert read_config(tmp_path).model.n_kv_heads == heads
+def test_the_default_number_of_key_heads_is_the_familys_and_null_means_as_many_as_queries(tmp_path):
+    for case, n in {"llama": 64, "mistral": 8, "qwen2": 32, "qwen3": 32, "gemma2": 4}.items():
+        sizes = {"num_attention_heads": 64, "hidden_size": 128, "head_dim": 2}
+        assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
+        null = EXPECTED[case]["config"] | sizes | {"num_key_value_heads": None}
+        (tmp_path / "config.json").write_text(json.dumps(null))
+        assert read_config(tmp_path).model.n_kv_heads == 64
 
 
 def test_if_config_json_has_two_entries_for_rope_the_one_that_transformers_prefers_is_read(tmp_path):
@@ -88,8 +91,7 @@ def test_if_config_json_has_two_entries_for_rope_the_one_that_transformers_prefe
 
 def test_the_context_is_the_checkpoints_up_to_a_limit_or_as_given(tmp_path):
     assert read_config(checkpoint(tmp_path)).train.seq_len == 16
-    checkpoint(tmp_path, max_position_embeddings=131072)
-    assert read_config(tmp_path).train.seq_len == 2048
+    assert read_config(checkpoint(tmp_path, max_position_embeddings=131072)).train.seq_len == 2048
     assert read_config(tmp_path, seq_len=4096).train.seq_len == 4096
 
 
@@ -131,87 +133,60 @@ def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
     np.testing.assert_array_equal(load_params(directory, config)["final_norm"]["scale_D"], 1 + stored)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are llama"),
-        ({"model_type": ["llama"]}, "there is no model_type"),
-        ({"model_type": None}, "there is no model_type"),
-        ({"hidden_size": None}, "hidden_size is None; expected a positive integer"),
-        ({"num_attention_heads": "2"}, "num_attention_heads is 2; expected a positive integer"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_key_value_heads": 3}, "3 does not divide n_heads = 2"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' is not a float"),
-        ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported are silu"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "no factor"),
-        ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "differs between layers"),
-        ({"rope_parameters": [1]}, "rope_parameters is not"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1.0 is supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; supported are float32"),
-        ({"max_position_embeddings": "many"}, "max_position_embeddings is 'many'"),
-        ({"hidden_size": 9, "vocab_size": 0, "rms_norm_eps": []}, "vocab_size is 0"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected a positive integer, at most 1000"),
-        ({"head_dim": 3}, "3 is odd, but RoPE rotates pairs of features"),
-        (
-            {
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "factor": 2.0,
-                    "low_freq_factor": 4.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 8,
-                }
-            },
-            "4.0 is not less than rope_high_freq_factor = 4.0",
-        ),
-    ],
-)
-def test_a_config_that_cannot_be_read_or_expressed_is_refused(fields, message, tmp_path):
-    with pytest.raises(UserError) as error:
-        read_config(checkpoint(tmp_path, **fields))
-    assert message in str(error.value)
-    assert str(tmp_path) in str(error.value)
+REFUSED = {
+    "model_type is 'mamba'; supported are llama": {"model_type": "mamba"},
+    "there is no model_type": {"model_type": ["llama"]},
+    "hidden_size is None; expected a positive integer": {"hidden_size": None},
+    "num_attention_heads is 2; expected a positive integer": {"num_attention_heads": "2"},
+    "num_attention_heads is 0": {"num_attention_heads": 0},
+    "3 does not divide n_heads = 2": {"num_key_value_heads": 3},
+    "rms_norm_eps: 'small' is not a float": {"rms_norm_eps": "small"},
+    "hidden_act is 'mish'; supported are silu": {"hidden_act": "mish"},
+    "rope_type is 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    "no factor": {"rope_parameters": {"rope_type": "linear"}},
+    "differs between layers": {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+    "rope_parameters is not": {"rope_parameters": [1]},
+    "partial_rotary_factor is 0.5; only 1.0 is supported": {"partial_rotary_factor": 0.5},
+    "quantization_config": {"quantization_config": {"bits": 4}},
+    "dtype is 'float8_e4m3fn'; supported are float32": {"dtype": "float8_e4m3fn"},
+    "max_position_embeddings is 'many'": {"max_position_embeddings": "many"},
+    "vocab_size is 0": {"hidden_size": 9, "vocab_size": 0, "rms_norm_eps": []},
+    "num_hidden_layers is 1000000000; expected a positive integer, at most 1000": {"num_hidden_layers": 10**9},
+    "3 is odd, but RoPE rotates pairs of features": {"head_dim": 3},
+    "4.0 is not less than rope_high_freq_factor = 4.0": {
+        "rope_parameters": EXPECTED["llama3 rope"]["config"]["rope_parameters"] | {"low_freq_factor": 4.0}
+    },
+}
 
 
-def test_hostile_sizes_of_windows_and_layers_are_refused_at_once(tmp_path):
-    for case, fields in (("gemma2", {"sliding_window": math.inf}), ("gemma2", {"num_hidden_layers": 10**18})):
+def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
+    for message, fields in REFUSED.items():
+        with pytest.raises(UserError) as error:
+            read_config(checkpoint(tmp_path, **fields))
+        assert message in str(error.value)
+        assert str(tmp_path) in str(error.value)
+    for fields in ({"sliding_window": math.inf}, {"num_hidden_layers": 10**18}):
         with pytest.raises(UserError, match="expected a"):
-            read_config(checkpoint(tmp_path, case, layer_types=None, **fields))
-
-
-def test_learned_positions_cannot_be_extended(tmp_path):
+            read_config(checkpoint(tmp_path, "gemma2", layer_types=None, **fields))
+    with pytest.raises(UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"):
+        read_config(checkpoint(tmp_path, "gpt2", scale_attn_by_inverse_layer_idx=True))
     with pytest.raises(UserError, match="n_positions is 16, but 17 positions are needed"):
         read_config(checkpoint(tmp_path, "gpt2"), seq_len=17)
 
 
-def test_scaled_attention_of_gpt2_is_refused(tmp_path):
-    with pytest.raises(UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"):
-        read_config(checkpoint(tmp_path, "gpt2", scale_attn_by_inverse_layer_idx=True))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: {n: x for n, x in t.items() if "norm" not in n}, "are missing: model.layers.0.input_layernorm"),
-        (lambda t: t | {"model.layers.0.lora": t["model.norm.weight"]}, "the model uses: model.layers.0.lora"),
-        (
-            lambda t: t | {"model.norm.weight": t["model.norm.weight"][:3]},
-            "model.norm.weight has shape (3,); config.json implies (8,)",
-        ),
-        (
-            lambda t: t | {"model.layers.1.mlp.up_proj.weight": t["model.layers.1.mlp.up_proj.weight"].T},
-            "has shape (8, 12); config.json implies (12, 8)",
-        ),
-    ],
-)  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(change, message, tmp_path):
-    directory = checkpoint(tmp_path)
-    edit_tensors(directory, change)
-    with pytest.raises(UserError) as error:
-        load_params(directory, read_config(directory))
-    assert message in str(error.value)
+def test_tensors_that_do_not_fit_are_refused(tmp_path):
+    norm, up = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+    changes = {
+        "are missing: model.layers.0.input_layernorm": lambda t: {n: x for n, x in t.items() if "norm" not in n},
+        "the model uses: model.layers.0.lora": lambda t: t | {"model.layers.0.lora": t[norm]},
+        f"{norm} has shape (3,); config.json implies (8,)": lambda t: t | {norm: t[norm][:3]},
+        "has shape (8, 12); config.json implies (12, 8)": lambda t: t | {up: t[up].T},
+    }
+    for message, change in changes.items():
+        edit_tensors(checkpoint(tmp_path), change)
+        with pytest.raises(UserError) as error:
+            load_params(tmp_path, read_config(tmp_path))
+        assert message in str(error.value)
 
 
 def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
@@ -222,13 +197,62 @@ def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
+    contents = {
+        "has no config": None,
+        "is corrupted.*download it again": "{",
+        "directory of a run": '{"model": {}, "train": {}}',
+    }
+    for message, text in contents.items():
+        if text:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_config(tmp_path)
     with pytest.raises(UserError, match="no such directory"):
         read_config(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"has no config\.json"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"is corrupted.*download it again"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model": {}, "train": {}}))
-    with pytest.raises(UserError, match="is the directory of a run"):
-        read_config(tmp_path)
+
+
+# ---- Files that others may have made -------------------------------------------------------------------------------
+
+
+def test_a_cut_config_is_reported_as_such_by_every_reader(tmp_path):
+    path = checkpoint(tmp_path) / "config.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(UserError, match=r"config\.json is corrupted.*download it again"):
+        lm.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"])
+def test_links_out_of_the_directory_pipes_and_huge_files_are_refused(name, tmp_path):
+    def read(directory):
+        config = read_config(directory)
+        load_tokenizer(directory, config)
+        copy_settings(directory, tmp_path / "settings")
+        load_params(directory, config)
+
+    (tmp_path / "private").write_text("{}")
+    directory = checkpoint(tmp_path / "model")
+    path = directory / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "private")
+    with pytest.raises(UserError, match=rf"{name} is a link that leads out of the directory"):
+        read(directory)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=rf"{name} is not a file"):
+        read(directory)
+    path.unlink()
+    if name != "model.safetensors":
+        with open(path, "wb") as file:
+            file.truncate(2**30)  # without blocks on the disk
+        with pytest.raises(UserError, match=rf"{name} has 1,073,741,824 bytes, more than the"):
+            read(directory)
+
+
+def test_a_snapshot_in_the_cache_of_huggingface_hub_is_read(tmp_path):
+    """There each file is a link to ../../blobs/HASH."""
+    snapshot, blobs = checkpoint(tmp_path / "models--a--b/snapshots/0a1b"), tmp_path / "models--a--b/blobs"
+    blobs.mkdir()
+    for i, path in enumerate(list(snapshot.iterdir())):
+        path.rename(blobs / str(i))
+        path.symlink_to(f"../../blobs/{i}")
+    load_params(snapshot, read_config(snapshot))

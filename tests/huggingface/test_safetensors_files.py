@@ -40,28 +40,19 @@ def test_shards_hold_at_most_the_given_bytes_and_the_index_names_them(tmp_path):
         assert files.shapes == {name: x.shape for name, x in TENSORS.items()}
 
 
-@pytest.mark.parametrize("keep", [0, 4, 100, 1000, -1])
-def test_a_truncated_file_is_refused_when_it_is_opened(keep, tmp_path):
+def test_damaged_foreign_and_missing_files_are_refused_when_they_are_opened(tmp_path):
     path = checkpoint(tmp_path) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors is corrupted or truncated"):
+    whole = path.read_bytes()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"
+    for content in (*(whole[:keep] for keep in (0, 4, 100, 1000, -1)), pointer):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"model\.safetensors is corrupted or truncated"):
+            TensorFiles(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
         TensorFiles(tmp_path)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    with pytest.raises(UserError, match="corrupted or truncated"):
-        TensorFiles(tmp_path)
-
-
-def test_pickle_files_are_never_opened(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     with pytest.raises(UserError, match=r"pytorch_model\.bin.*can run any code.*convert"):
-        TensorFiles(tmp_path)
-
-
-def test_a_directory_without_weights_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
         TensorFiles(tmp_path)
 
 

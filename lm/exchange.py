@@ -1,0 +1,269 @@
+"""Exchange models with Hugging Face: import a checkpoint as a run, export a run, and compare one with transformers."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import lm.model
+from lm import parameters
+from lm.config import saved_config, to_dict
+from lm.data import tokenizers
+from lm.errors import UserError
+from lm.files import lock, refuse_url, to_json
+from lm.huggingface.config_files import export_fields, read_config
+from lm.huggingface.safetensors_files import SHARD_BYTES
+from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
+from lm.huggingface.weights import load_params, planned_tensors, to_device
+from lm.huggingface.writing import write_checkpoint
+from lm.text_tables import table
+from lm.trained_model import load
+from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
+from lm.workdir.directory import Workdir
+from lm.workdir.saved_run import WEIGHTS_OF, check_meta, holds_run
+
+SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
+N_RANDOM = 32  # ids to compare on, if none are given
+Say = Callable[[str], None]  # called with each line for the user
+
+
+@contextlib.contextmanager
+def written_whole(path: str, option: str) -> Iterator[Path]:
+    """Yield a new directory that becomes `path` at the end, so that what exists there is complete.
+
+    It lies beside `path`. What an interrupted command left there is deleted, so that a repeated command succeeds.
+
+    Args:
+        path: a directory that must be new or empty.
+        option: the command-line option that named it, for errors.
+
+    Raises:
+        UserError: `path` has files or cannot be created.
+        TemporaryError: another process is writing it.
+    """
+    refuse_url(path, option)
+    target = Path(path).expanduser().resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir()) or target.is_mount()):
+        raise UserError(f"{option} {path} is not an empty directory; give another")
+    partial = target.with_name(f".{target.name}.partial")
+    if partial.exists():
+        with lock(partial, option):
+            shutil.rmtree(partial)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be created: {error.strerror}") from None
+    try:
+        yield partial
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def import_checkpoint(
+    directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None, say: Say = print
+) -> None:
+    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0.
+
+    Args:
+        directory: the checkpoint's directory.
+        workdir: the directory to write, which must be new or empty.
+        seq_len, dtype: see `read_config`.
+        say: called with each line for the user.
+
+    Raises:
+        UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
+    """
+    config = read_config(directory, seq_len=seq_len, dtype=dtype)
+    if holds_run(workdir):
+        raise UserError(f"--workdir {workdir} already holds a run, which an import does not replace; give another one")
+    with written_whole(workdir, "--workdir") as partial:
+        tokenizer = load_tokenizer(directory, config)
+        if tokenizer is None:
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
+        params = to_device(load_params(directory, config))
+        digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
+        source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
+        meta = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
+        meta["tokenizer"] = tokenizer and tokenizer.to_json()
+        with closing(Workdir(partial)) as run:
+            for line in run.start(config, data=source):
+                say(line)
+            if tokenizer:
+                run.write_text("tokenizer.json", tokenizer.to_json())
+            copy_settings(Path(directory), partial / SETTINGS)
+            with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
+                checkpoints.save(0, {"params": params}, meta)
+                checkpoints.wait()
+    if tokenizer is None:
+        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
+    n, m = parameters.count(parameters.parameter_table(config.model)), config.model
+    say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+
+
+def export_run(
+    workdir: str, output: str, *, step: int | str = "best", shard_bytes: int = SHARD_BYTES, say: Say = print
+) -> None:
+    """Write the weights, the config and the tokenizer of a run as files that transformers loads.
+
+    Args:
+        workdir: the directory of the run.
+        output: the directory to write, which must be new or empty.
+        step: a step, "latest", or "best" by validation loss.
+        shard_bytes: see `write_tensors`.
+        say: called with each line for the user.
+
+    Raises:
+        UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
+            files.
+    """
+
+    def choose(params: dict, meta: dict) -> dict:
+        """Check that the model can be exported before anything large is read."""
+        check_meta(meta, workdir)
+        config = saved_config(meta["config"])
+        planned_tensors(export_fields(config)[0], config.model)
+        return params
+
+    with written_whole(output, "--output") as partial:
+        step, params, meta = restore_params(workdir, step, choose=choose)
+        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+        if tokenizer is None:
+            say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
+        config, settings = saved_config(meta["config"]), Path(workdir) / SETTINGS
+        files = write_checkpoint(partial, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
+    say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
+
+
+# ---- Comparison --------------------------------------------------------------------------------------------------
+
+
+def compare(
+    directory: str,
+    workdir: str | None = None,
+    step: int | str = "best",
+    *,
+    text: str | list[int] | None = None,
+    tolerance: float = 1e-3,
+    say: Say = print,
+) -> bool:
+    """Print the differences between our activations and those of transformers, both in float32.
+
+    Args:
+        directory: a checkpoint of Hugging Face, which transformers loads.
+        workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
+        text: the text or the token ids to compare on; None: random ids.
+        tolerance: the largest accepted difference of logits.
+        say: called with each line for the user.
+
+    Returns:
+        Whether all logits are within the tolerance.
+
+    Raises:
+        UserError: if torch is missing, the text does not fit the model, or the checkpoint is not supported.
+    """
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'")
+    run = load(workdir or directory, step)
+    if text is None:
+        n = min(N_RANDOM, run.seq_len)
+        text = np.random.default_rng(0).integers(0, run.config.model.vocab_size, n).tolist()
+    ids = run.encode(text)
+    if not 0 < len(ids) <= run.seq_len:
+        raise UserError(f"{len(ids)} tokens to compare on; this model accepts 1 to {run.seq_len}")
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
+    tokens_BT = np.array([ids], np.int32)
+    ours = our_activations(params, run.config.model, tokens_BT)
+    return report(ours, their_activations(directory, tokens_BT), tolerance, say)
+
+
+def our_activations(params: dict, c, tokens_BT) -> dict[str, np.ndarray]:
+    """Return the input of the first layer, the output of each layer, and the logits in float32, by name."""
+    found = {}
+    float32 = {"param_dtype": "float32", "compute_dtype": "float32", "attention": "auto"}
+    c = dataclasses.replace(c, **float32, scan_layers=False, remat="none")
+
+    def tap(module, name, x_BTD):
+        if name in ("embedding", "residual"):
+            found["embeddings" if name == "embedding" else f"layer {len(found) - 1}"] = np.asarray(x_BTD)
+        return x_BTD
+
+    with jax.default_matmul_precision("highest"):
+        found["logits"] = np.asarray(lm.model.logits(params, c, tokens_BT, tap=tap))
+    return found
+
+
+def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]:
+    """Return the same activations of the model that transformers loads; raises UserError if it loads none."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
+        ).eval()
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:300]
+        raise UserError(f"{directory}: transformers cannot load it ({reason})") from None
+    found, base = {}, model.base_model
+
+    def record(arguments, options, out, name):
+        found.setdefault("embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy())
+        found[name] = (out[0] if isinstance(out, tuple) else out).numpy()
+
+    for i, layer in enumerate(base.h if hasattr(base, "h") else base.layers):
+        layer.register_forward_hook(lambda _, *call, name=f"layer {i}": record(*call, name), with_kwargs=True)
+    with torch.no_grad():
+        found["logits"] = model(torch.tensor(np.asarray(tokens_BT, np.int64)), use_cache=False).logits.numpy()
+    return found
+
+
+def report(ours: dict, theirs: dict, tolerance: float, say: Say = print) -> bool:
+    """Print a table of differences, the largest one of the logits and where it arises.
+
+    A difference arises where it first exceeds the tolerance, relative to the largest activation (if that is above 1).
+
+    Args:
+        ours, theirs: arrays by name, in the order of the computation, as from `our_activations`.
+        tolerance: the largest accepted difference of logits.
+        say: called with each line for the user.
+
+    Returns:
+        Whether all logits are within the tolerance.
+
+    Raises:
+        UserError: an array has different shapes, or exists in `theirs` only.
+    """
+    rows, arises = [("after", "largest difference", "largest value")], None
+    for name, x in theirs.items():
+        if name not in ours or ours[name].shape != x.shape:
+            found = ours[name].shape if name in ours else "nothing"
+            raise UserError(f"{name}: transformers has {x.shape}, the model here has {found}; they differ in size")
+        difference, value = np.abs(ours[name] - x).max(), np.abs(x).max()
+        rows.append((name, f"{difference:.2e}", f"{value:.3g}"))
+        if arises is None and not difference <= tolerance * max(1.0, value):
+            arises = name
+    say(table(rows, right=[1, 2]))
+    differences_BTV = np.abs(ours["logits"] - theirs["logits"])
+    _, t, v = np.unravel_index(np.argmax(differences_BTV), differences_BTV.shape)
+    largest = differences_BTV.max()
+    same = "the same" if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all() else "not the same"
+    say(
+        f"largest difference of logits: {largest:.2e}, at position {t} for token {v}; "
+        f"the likeliest tokens are {same} at all positions"
+    )
+    equal = bool(largest <= tolerance)
+    if not equal:
+        say(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
+    return equal

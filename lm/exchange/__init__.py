@@ -1,1 +1,0 @@
-"""Exchange models with Hugging Face: import a checkpoint as a run, export a run, and compare the two."""
