@@ -207,7 +207,8 @@ def write_bad_texts() -> None:
     shard = {"file": "test.npy", "split": "test", "tokens": 40, "text_bytes": 40, "sha256": "",
              "size": os.path.getsize("shards/test.npy")}  # fmt: skip
     with open("shards/manifest.json", "w") as file:
-        json.dump({"tokenizer": tokenizers.ByteTokenizer().fingerprint, "shards": [shard]}, file)
+        manifest = {"job": {}, "input": [], "commit": None, "units": [[shard]]}
+        json.dump(manifest | {"tokenizer": tokenizers.ByteTokenizer().fingerprint}, file)
 
 
 def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import numpy as np
 import platformdirs
 
 from lm import files
-from lm.data import checksums
 from lm.errors import UserError
 
 LAYOUT = 2  # version of the files in the cache; part of their names, so that each version has its own files
+CHECKSUMS = "checksums.json"  # in each entry: the size and the CRC-32 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
@@ -40,9 +41,13 @@ def key_of(*parts) -> str:
 
 
 def digest_of(path: Path, cache: Path) -> str:
-    """Return the sha256 of a file; that of a large file is cached by path, size and modification time."""
+    """Return the sha256 of a file; that of a large file is cached by its path and what a change of it changes.
+
+    A program can set the modification time of a file, but not the time of its last change (ctime).
+    """
     stat = path.stat()
-    cached = cache / "digests" / key_of(LAYOUT, str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    identity = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    cached = cache / "digests" / key_of(LAYOUT, str(path.resolve()), *identity)
     if stat.st_size >= _MIN_CACHED_DIGEST and (digest := read_file(cached)):
         return digest
     with path.open("rb") as file:
@@ -98,9 +103,10 @@ def make_entry(
 
     def write_with_checksums(work: Path) -> None:
         write(work)
-        checksums.record(work)
+        recorded = {path.name: _size_and_checksum(path) for path in sorted(work.iterdir())}
+        (work / CHECKSUMS).write_text(files.to_json(recorded), encoding="utf-8")
 
-    if directory.is_dir() and checksums.find_damage(directory) is None:
+    if directory.is_dir() and find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
         late = files.LATE_SECONDS if waited else 0
@@ -114,9 +120,38 @@ def make_entry(
 def _find_damage(directory: Path, seconds: float) -> str | None:
     """Return what is wrong with an entry; None if it is intact within some seconds, because files may appear late."""
     deadline = time.monotonic() + seconds
-    while (damage := checksums.find_damage(directory)) and time.monotonic() < deadline:
+    while (damage := find_damage(directory)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     return damage
+
+
+def find_damage(directory: Path) -> str | None:
+    """Compare the files of an entry with their checksums.
+
+    Returns:
+        What is wrong with the first damaged file; None if there is none.
+
+    Raises:
+        OSError: a file cannot be read, which says nothing about its content.
+    """
+    try:
+        recorded = files.read_json(directory / CHECKSUMS, {str: [files.COUNT]})
+        if unknown := {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}:
+            return f"{CHECKSUMS} does not list {min(unknown)}"
+        changed = (name for name in recorded if _size_and_checksum(directory / name) != recorded[name])
+        return next((f"{name} has changed" for name in changed), None)
+    except FileNotFoundError as e:  # also of the directory: another process may be rebuilding it
+        return f"{Path(e.filename).name} is missing"
+    except UserError:
+        return f"{CHECKSUMS} is not what was written"
+
+
+def _size_and_checksum(path: Path) -> list[int]:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            checksum = zlib.crc32(block, checksum)
+        return [file.tell(), checksum]
 
 
 @contextlib.contextmanager

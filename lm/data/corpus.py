@@ -130,7 +130,7 @@ def _check_ids(split: Split, vocab_size: int) -> list[str]:
     largest = shards.largest_id(split.tokens)
     if largest < vocab_size:
         return []
-    problem = f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; "
-    if shards.look_like_pairs(split.tokens):
-        return [problem + 'its ids look like pairs of uint16 ids: remove ".uint32" from the names of its shards']
-    return [problem + f"use at least {largest + 1}"]
+    return [
+        f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use at least "
+        f"{largest + 1}"
+    ]

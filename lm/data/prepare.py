@@ -2,7 +2,7 @@
 
 The input is cut into units of about --unit_mb MiB, and each unit becomes one shard per split. Finished units are kept:
 rerun the same command to resume after an interruption. The output holds the shards, their tokenizer.json, and
-manifest.json with counts and checksums.
+manifest.json: the input files, the tokenizer and the shards with counts and checksums.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from lm.errors import with_exit_code
+from lm.git import git_state
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
@@ -26,24 +27,17 @@ EXAMPLES = """examples:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     a = parse_arguments(argv)
-    return verify(Path(a.verify)) if a.verify is not None else write(a)
+    if a.verify is not None:
+        from lm.data import shards
 
-
-def write(a: argparse.Namespace) -> int:
-    """Write the shards, and return the exit code."""
+        print(shards.verify(Path(a.verify).expanduser()))
+        return 0
     from lm.data.shard_writer import Options, write_shards
 
-    unit_bytes = int(a.unit_mb * 2**20)
-    options = Options(a.input, a.tokenizer, Path(a.output), a.validation, a.field, unit_bytes, a.workers)
-    write_shards(dataclasses.replace(options, special_tokens=a.special_tokens))
-    return 0
-
-
-def verify(directory: Path) -> int:
-    """Print whether the shards of a directory are intact, and return the exit code."""
-    from lm.data import shards
-
-    print(shards.verify(directory))
+    given = {name: getattr(a, name) for name in ("input", "tokenizer", "validation", "field", "workers")}
+    options = Options(output=Path(a.output).expanduser(), unit_bytes=int(a.unit_mb * 2**20), **given)
+    git = git_state() or {"commit": None}
+    write_shards(dataclasses.replace(options, special_tokens=a.special_tokens), git["commit"])
     return 0
 
 

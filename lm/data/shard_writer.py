@@ -2,19 +2,20 @@
 
 The output directory holds
 
-    train_000000.npy ...        one shard per unit and split
-    tokenizer.json              unless the tokenizer is "byte"
-    manifest.json               tokenizer, and counts and checksums of all shards; written last
-    units/000000.json ...       the record of each finished unit, so that a rerun skips it
+    train_000000.npy ...   one shard per unit and split
+    tokenizer.json         unless the tokenizer is "byte"
+    manifest.json          the record of what was prepared, see `lm.data.shards.MANIFEST_SHAPE`
+
+The manifest is written first and updated when units finish, so that a rerun skips them.
 """
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
+import io
 import multiprocessing
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,14 +26,15 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import cache, hf_tokenizer, tokenizers
-from lm.data.shards import MANIFEST, RECORD, SPLIT_IN_FILE_NAME
+from lm.data.shards import MANIFEST, MANIFEST_SHAPE, SPLIT_IN_FILE_NAME
 from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
-from lm.files import lock, read_json, to_json, write_text
+from lm.files import lock, read_json, to_json, write_bytes, write_text
 
-FORMAT = 3  # of the shards; a directory of another format is not resumed
+FORMAT = 4  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 PIECE = 2**20  # characters encoded at once
+CACHE = cache.user_cache(None)  # of the digests of large input files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,48 +51,38 @@ class Options:
     special_tokens: bool = False
 
 
-def write_shards(o: Options, say: Callable[[str], None] = print) -> None:
+def write_shards(o: Options, commit: str | None = None, say: Callable[[str], None] = print) -> None:
     """Tokenize the input into shards, and resume where an interrupted call stopped.
+
+    Args:
+        o: the options.
+        commit: of this code, for the manifest; None if unknown.
+        say: receives lines of information and warnings.
 
     Raises:
         UserError: the input cannot be read, or the output directory belongs to something else.
+        OSError: a file cannot be read or written at the moment.
     """
-    units = find_units(o.input, o.unit_bytes)
+    files, units = find_units(o.input, o.unit_bytes)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
     if not any(unit.split in ("", "train") for unit in units):
         raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
-    with _claim(o, units):
-        tokenizer = _prepare_tokenizer(o, units, say)
-        _write_missing(o, units, say)
-        _write_manifest(o, len(units), tokenizer, say)
+    if (o.output.exists() and not o.output.is_dir()) or (not (o.output / MANIFEST).exists() and _visible(o.output)):
+        raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
+    _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
+    o.output.mkdir(parents=True, exist_ok=True)
+    with lock(o.output, "--output"):
+        for partial in o.output.glob(".*.partial"):  # of a call that was killed
+            partial.unlink()
+        manifest = _open_manifest(o, files, len(units)) | {"commit": commit}
+        tokenizer = _prepare_tokenizer(o, units, manifest, say)
+        _write_missing(o, units, manifest, say)
+    _report(o, manifest, tokenizer, say)
 
 
-@contextlib.contextmanager
-def _claim(o: Options, units: list[Unit]) -> Iterator[None]:
-    """Check the arguments, reserve the output directory for them, and hold its lock."""
-    job = {"format": FORMAT, "tokenizer": o.tokenizer, "validation": o.validation, "field": o.field}
-    job |= {"special_tokens": True} if o.special_tokens else {}  # else as in earlier versions
-    job["units"] = [dataclasses.asdict(unit) for unit in units]
-    kind, _, path = o.tokenizer.partition(":")
-    content = cache.digest_of(Path(path), o.output) if kind == "hf" and os.path.isfile(path) else None
-    key = cache.key_of(job, [os.stat(unit.path).st_mtime_ns for unit in units], content)
-    key_file = o.output / "units" / "job"
-    try:
-        if not key_file.exists() and o.output.exists() and any(p.name != "units" for p in o.output.iterdir()):
-            raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
-        key_file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output: cannot create {o.output}: {error.strerror}") from None
-    with lock(key_file.parent, "--output"):
-        if key_file.exists() and key_file.read_bytes() != key.encode():
-            raise UserError(
-                f"--output: {o.output} was written from other input or with other options; use another directory, or "
-                "delete it"
-            )
-        _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
-        write_text(key_file, key)
-        yield
+def _visible(directory: Path) -> bool:
+    return directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir())
 
 
 def _check_arguments(o: Options, first: Unit) -> None:
@@ -107,30 +99,59 @@ def _check_arguments(o: Options, first: Unit) -> None:
         )
     try:
         next(read_documents(first, o.field), None)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{first.path}: {error}") from None
 
 
-def _prepare_tokenizer(o: Options, units: list[Unit], say) -> tokenizers.Tokenizer:
-    """Load or train the tokenizer, and save it as the output's tokenizer.json."""
+def _open_manifest(o: Options, files: list[Path], n_units: int) -> dict:
+    """Return the manifest of an interrupted call with the same input and options, else a new one."""
+    options = dataclasses.asdict(o)
+    job = {"format": FORMAT} | {name: options[name] for name in options if name not in ("output", "workers")}
+    found = [{"file": str(file), "size": file.stat().st_size, "sha256": cache.digest_of(file, CACHE)} for file in files]
+    try:
+        manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
+    except FileNotFoundError:
+        return {"job": job, "input": found, "tokenizer": None, "units": [None] * n_units}
+    if (manifest["job"], manifest["input"]) != (job, found):
+        raise UserError(
+            f"--output: {o.output} was written from other input or with other options; use another directory, or "
+            "delete it"
+        )
+    return manifest
+
+
+def _save(o: Options, manifest: dict) -> None:
+    write_text(o.output / MANIFEST, to_json(manifest, indent=1) + "\n")
+
+
+def _prepare_tokenizer(o: Options, units: list[Unit], manifest: dict, say) -> tokenizers.Tokenizer:
+    """Load or train the tokenizer, save it as the output's tokenizer.json, and record it."""
     kind, _, size = o.tokenizer.partition(":")
-    path = o.output / "tokenizer.json"
+    path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
+    _save(o, manifest)  # the mark of the directory
     if kind == "byte":
-        return tokenizers.make("byte", ())
-    if kind == "hf":
-        tokenizer = tokenizers.make(o.tokenizer, (), special_tokens=o.special_tokens)
+        tokenizer = tokenizers.make("byte", ())
+    elif kind == "hf" or recorded:
+        spec = o.tokenizer if kind == "hf" else f"hf:{path}"
+        tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
         for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
             say(line)
     else:
-        if path.exists():
-            return tokenizers.make(f"hf:{path}", (), special_tokens=o.special_tokens)
         train = [unit for unit in units if unit.split in ("", "train")]
         sample = train[:: max(1, len(train) // 64)]
         say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(read_documents(unit, o.field), share))
         tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens)
-    write_text(path, tokenizer.json)
+    if recorded not in (None, tokenizer.fingerprint):
+        raise UserError(
+            f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the finished shards; restore "
+            f"it, or delete {o.output}"
+        )
+    if kind != "byte":
+        write_text(path, tokenizer.json)
+    manifest["tokenizer"] = tokenizer.fingerprint
+    _save(o, manifest)
     return tokenizer
 
 
@@ -143,36 +164,54 @@ def _first_characters(texts: Iterator[str], n: int) -> Iterator[str]:
             return
 
 
-def _write_missing(o: Options, units: list[Unit], say) -> None:
-    """Write the shards of every unit that is not finished, in parallel."""
-    missing = [i for i in range(len(units)) if not _is_finished(o.output, i)]
+def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
+    """Write the shards of every unit that is not finished, in parallel, and record them."""
+    missing = [i for i, shards in enumerate(manifest["units"]) if shards is None or not _are_there(o.output, shards)]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
-    write = functools.partial(_write_unit, units=units, o=o)
-    start, n_tokens = time.monotonic(), 0
+    start, n_tokens, next_save = time.monotonic(), 0, 0.0
+    for n_done, (i, shards) in enumerate(_in_parallel(o, units, missing), start=1):
+        manifest["units"][i] = shards
+        n_tokens += sum(shard["tokens"] for shard in shards)
+        now = time.monotonic()
+        if now >= next_save:  # saving a long manifest takes at most 5 % of the time
+            _save(o, manifest)
+            next_save = now + 20 * (time.monotonic() - now)
+        seconds = now - start
+        left = (len(missing) - n_done) * seconds / n_done
+        speed = n_tokens / seconds / 1e6
+        say(f"unit {n_done}/{len(missing)}  {n_tokens:,} tokens  {speed:.2f} Mtokens/s  ETA {left:.0f} s")
+    _save(o, manifest)
+
+
+def _are_there(output: Path, shards: list[dict]) -> bool:
+    """Return whether all shards exist with their recorded sizes."""
+    paths = [(output / shard["file"], shard["size"]) for shard in shards]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _in_parallel(o: Options, units: list[Unit], missing: list[int]) -> Iterator[tuple[int, list[dict]]]:
+    """Yield the number of each unit and the records of its shards, in the order in which they are finished."""
+    if min(o.workers, len(missing)) < 2:
+        yield from ((i, _write_unit(i, units[i], o)) for i in missing)
+        return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(o.workers, max(1, len(missing))), mp_context=context) as pool:
-        for n_done, future in enumerate(as_completed([pool.submit(write, i) for i in missing]), start=1):
-            try:
-                record = future.result()
-            except BrokenProcessPool:
-                raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
-            if "error" in record:
-                pool.shutdown(cancel_futures=True)
-                raise UserError(record["error"])
-            n_tokens += sum(shard["tokens"] for shard in record["shards"])
-            seconds = time.monotonic() - start
-            left = (len(missing) - n_done) * seconds / n_done
-            speed = n_tokens / seconds / 1e6
-            say(f"unit {n_done}/{len(missing)}  {n_tokens:,} tokens  {speed:.2f} Mtokens/s  ETA {left:.0f} s")
+    with ProcessPoolExecutor(min(o.workers, len(missing)), context, _start_worker) as pool:
+        numbers = {pool.submit(_write_unit, i, units[i], o): i for i in missing}
+        try:
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        except BrokenProcessPool:
+            raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, say) -> None:
-    records = [_read_record(o.output, i) for i in range(n_units)]
-    shards = [shard for record in records for shard in record["shards"]]
+def _report(o: Options, manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
+    """Say how many tokens each split has, and how to train on them."""
+    shards = [shard for unit in manifest["units"] for shard in unit]
     n_tokens = {split: sum(s["tokens"] for s in shards if s["split"] == split) for split in SPLITS}
     if not n_tokens["train"]:
         raise UserError(f"--input: {o.input!r} has no text for the train split; use more text or a lower --validation")
-    write_text(o.output / MANIFEST, to_json({"tokenizer": tokenizer.fingerprint, "shards": shards}, indent=1) + "\n")
     for split, n in n_tokens.items():
         if n:
             say(f"{split}: {n:,} tokens")
@@ -183,40 +222,35 @@ def _write_manifest(o: Options, n_units: int, tokenizer: tokenizers.Tokenizer, s
     say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 
 
-def _is_finished(output: Path, i: int) -> bool:
-    """Return whether unit i has its record and all of its shards have their recorded sizes."""
-    try:
-        shards = _read_record(output, i)["shards"]
-    except (FileNotFoundError, UserError):  # a corrupted record is written again
-        return False
-    paths = [(output / shard["file"], shard["size"]) for shard in shards]
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
-
-
-def _read_record(output: Path, i: int) -> dict:
-    return read_json(_record_file(output, i), {"shards": [RECORD]}, "rerun the command")
-
-
-def _record_file(output: Path, i: int) -> Path:
-    return output / "units" / f"{i:06}.json"
-
-
 # ---- One unit, in a worker process -----------------------------------------------------------------------------------
 
 
-def _write_unit(i: int, *, units: list[Unit], o: Options) -> dict:
-    """Write the shards of unit i and return their record, or {"error": message} if the unit cannot be read."""
+def _start_worker() -> None:
+    """End this worker when its parent has ended, also if that was killed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the units run in parallel already
-    unit, path = units[i], o.output / "tokenizer.json"
-    tokenizer = tokenizers.make(f"hf:{path}" if path.exists() else "byte", (), special_tokens=o.special_tokens)
+
+    def follow_parent():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+def _write_unit(i: int, unit: Unit, o: Options) -> list[dict]:
+    """Write the shards of unit i and return their records.
+
+    Raises:
+        UserError: the unit cannot be read or encoded.
+        OSError: a file cannot be read or written at the moment.
+    """
+    path = o.output / "tokenizer.json"
+    spec = "byte" if o.tokenizer == "byte" else f"hf:{path}"
+    tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
     try:
         splits = split_documents(unit, list(read_documents(unit, o.field)), o.validation)
-        shards = [_write_shard(o.output, split, i, texts, tokenizer) for split, texts in splits.items() if any(texts)]
-    except (OSError, ValueError, UserError) as error:
-        return {"error": f"{unit.path}, bytes or records {unit.start} to {unit.end}: {type(error).__name__}: {error}"}
-    record = {"shards": shards}
-    write_text(_record_file(o.output, i), to_json(record) + "\n")
-    return record
+        return [_write_shard(o.output, split, i, texts, tokenizer) for split, texts in splits.items() if any(texts)]
+    except (ValueError, UserError) as error:
+        raise UserError(f"{unit.path}, bytes or records {unit.start} to {unit.end}: {error}") from None
 
 
 def split_documents(unit: Unit, texts: list[str], validation: float) -> dict[str, list[str]]:
@@ -290,21 +324,16 @@ def _write_shard(output: Path, split: str, i: int, texts: list[str], tokenizer) 
     for text in texts:
         first, *others = cut_pieces(text, PIECE, tokenizer.special_tokens) if text else [""]
         ids += [tokenizer.encode_prompt(first), *(tokenizer.encode(piece) for piece in others), ending]
-    tokens = np.concatenate(ids)
+    tokens, buffer = np.concatenate(ids), io.BytesIO()
+    np.save(buffer, tokens)
+    content = buffer.getvalue()
     path = output / f"{SPLIT_IN_FILE_NAME[split]}_{i:06}.npy"
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb") as file:
-        np.save(file, tokens)
-        file.flush()
-        os.fsync(file.fileno())
-    with open(partial, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    os.replace(partial, path)
+    write_bytes(path, content)
     return {
         "file": path.name,
         "split": split,
         "tokens": len(tokens),
         "text_bytes": sum(len(text.encode()) + (end is None) for text in texts),
-        "size": path.stat().st_size,
-        "sha256": digest,
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
     }

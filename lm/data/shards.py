@@ -6,6 +6,7 @@
 import glob
 import hashlib
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +19,21 @@ from lm.errors import UserError
 from lm.files import COUNT, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
-RECORD = {"file": str, "split": str, "tokens": COUNT, "text_bytes": COUNT, "size": COUNT, "sha256": str}  # of a shard
-MANIFEST_SHAPE = {"tokenizer": (str, None), "shards": [RECORD]}
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
-LLMC_HEADER = 256  # int32 numbers: magic, version, number of tokens, zeros
-LLMC_MAGIC = 20240520
-LLMC_DTYPES = {1: np.uint16, 7: np.uint32}  # for the vocabularies of GPT-2 and Llama 3
+RECORD = {"file": str, "split": str, "tokens": COUNT, "text_bytes": COUNT, "size": COUNT, "sha256": str}  # of a shard
+MANIFEST_SHAPE = {
+    "job": dict,  # the format and the options
+    "input": [{"file": str, "size": COUNT, "sha256": str}],
+    "tokenizer": (str, None),  # fingerprint; None before it is known
+    "commit": (str, None),
+    "units": [([RECORD], None)],  # None: not finished
+}
+WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+         "dev": "validation", "test": "test"}  # fmt: skip
+# Headers of llm.c's files: 256 int32 numbers, which begin with a magic number, a version and the number of tokens.
+LLMC_HEADER = 256
+LLMC_DTYPES = {(20240520, 1): np.uint16, (20240801, 7): np.uint32}  # for the vocabularies of GPT-2 and Llama 3
+LARGEST_VOCABULARY = 2**20  # of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
 SAMPLE = 2**16  # ids, to guess a type
 
 
@@ -45,63 +55,68 @@ class TokenShards(NamedTuple):
     tokenizer: str | None
 
 
-def open_shards(path: str, cache_dir: Path) -> TokenShards:
+def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> TokenShards:
     """Memory-map the token shards of a folder, a glob or one file.
 
-    A shard's split is the first "train", "val" or "test" in its file name. The shards of a split are joined in the
-    order of their names.
+    A manifest lists the shards of its folder. Otherwise a shard's split is the word "train", "val" or "test" in its
+    file name. The shards of a split are joined in the order of their names.
 
     Args:
         path: as in config.data.source after "tokens:"; "~" is expanded.
         cache_dir: where the digests of large shards are cached.
+        say: receives a line about which file belongs to which split.
 
     Raises:
         UserError: there are no shards, one cannot be read, or one differs from the folder's manifest.
     """
     location = Path(path).expanduser()
-    splits = _find_files(location)
+    tokenizer, records = read_manifest(location) if location.is_dir() else (None, {})
+    splits = _recorded_files(location, records) if records else _find_files(location, say)
     if not splits:
         raise UserError(
             f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob or file of .npy or '
-            '.bin shards with "train", "val" or "test" in their names'
+            '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin'
         )
-    files = [file for split in splits.values() for file in split]
-    _raise_open_file_limit(len(files))
-    parts = {split: [open_shard(file) for file in files] for split, files in splits.items()}
-    tokenizer, records = read_manifest(location) if location.is_dir() else (None, {})
-    if missing := records.keys() - {file.name for file in files}:
+    _raise_open_file_limit(sum(map(len, splits.values())))
+    tokens, text_bytes, digests = {}, {}, {}
+    for split, files in splits.items():
+        arrays = [open_shard(file) for file in files]
+        for file, array in zip(files, arrays, strict=True):
+            _check_record(file, array, records.get(file.name))
+        tokens[split] = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
+        if records:  # their sha256 is trusted, because reading all shards is slow
+            text_bytes[split] = sum(records[file.name]["text_bytes"] for file in files)
+            digests[split] = [records[file.name]["sha256"] for file in files]
+        else:
+            digests[split] = [cache.digest_of(file, cache_dir) for file in files]
+    return TokenShards(location.name, cache.key_of("tokens", digests), tokens, text_bytes, tokenizer)
+
+
+def _recorded_files(directory: Path, records: dict[str, dict]) -> dict[str, list[Path]]:
+    """Return the files of a manifest by split, in the order of their names."""
+    if missing := [name for name in records if not (directory / name).exists()]:
         raise UserError(
-            f"{location}: {min(missing)} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
+            f"{directory}: {missing[0]} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
             "again"
         )
-    for split, arrays in parts.items():
-        for file, array in zip(splits[split], arrays, strict=True):
-            _check_count(file, array, records.get(file.name))
-    digests = {
-        split: [_digest(file, records.get(file.name), cache_dir) for file in files] for split, files in splits.items()
-    }
-    return TokenShards(
-        location.name,
-        cache.key_of("tokens", digests),
-        {split: arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays) for split, arrays in parts.items()},
-        {
-            split: sum(records[file.name]["text_bytes"] for file in files)
-            for split, files in splits.items()
-            if all(file.name in records for file in files)
-        },
-        tokenizer,
-    )
+    names = {split: sorted(r["file"] for r in records.values() if r["split"] == split) for split in SPLIT_IN_FILE_NAME}
+    return {split: [directory / name for name in found] for split, found in names.items() if found}
 
 
-def _find_files(location: Path) -> dict[str, list[Path]]:
-    """Return the shard files by split, in the order of their names."""
+def _find_files(location: Path, say: Callable[[str], None]) -> dict[str, list[Path]]:
+    """Return the shard files by the split in their names, in the order of their names, and say which is which."""
     names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
-    splits = {split: [] for split in SPLIT_IN_FILE_NAME}
-    for file in sorted(names):
-        match = re.search("train|val|test", file.name)
-        if match and file.suffix in (".npy", ".bin") and file.is_file():
-            split = next(split for split, name in SPLIT_IN_FILE_NAME.items() if name == match[0])
-            splits[split].append(file)
+    splits: dict[str, list[Path]] = {split: [] for split in SPLIT_IN_FILE_NAME}
+    ignored = []
+    for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
+        found = {WORDS[word] for word in re.findall("[a-z]+", file.stem.lower()) if word in WORDS}
+        if len(found) > 1:
+            raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(found))}); rename it")
+        (splits[found.pop()] if found else ignored).append(file)
+    for kind, files in (splits | {"not used, because no split is in the name": ignored}).items():
+        shown = [file.name for file in files]
+        if shown:
+            say(f"{kind}: {', '.join(shown if len(shown) < 4 else [*shown[:2], '...', shown[-1]])}")
     return {split: files for split, files in splits.items() if files}
 
 
@@ -134,10 +149,10 @@ def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
     try:
         manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
-        if (directory / "units").is_dir():
-            raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume") from None
         return None, {}
-    return manifest["tokenizer"], {shard["file"]: shard for shard in manifest["shards"]}
+    if None in manifest["units"]:
+        raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
+    return manifest["tokenizer"], {shard["file"]: shard for unit in manifest["units"] for shard in unit}
 
 
 def verify(directory: Path) -> str:
@@ -175,21 +190,13 @@ def _difference(directory: Path, record: dict) -> str | None:
     return None if digest == record["sha256"] else f"{path} has another sha256 than when it was written"
 
 
-def _digest(path: Path, record: dict | None, cache_dir: Path) -> str:
-    """Return a shard's sha256; a recorded one is trusted if the size is right, because reading all shards is slow."""
+def _check_record(path: Path, tokens: np.ndarray, record: dict | None) -> None:
+    """Raise UserError if a shard has another size or count than its record; its content is not compared."""
     if record is None:
-        return cache.digest_of(path, cache_dir)
-    if (size := path.stat().st_size) != record["size"]:
-        raise UserError(f"{path} has {size} bytes, but {MANIFEST} lists {record['size']}; prepare the corpus again")
-    return record["sha256"]
-
-
-def _check_count(path: Path, tokens: np.ndarray, record: dict | None) -> None:
-    if record is not None and len(tokens) != record["tokens"]:
-        raise UserError(
-            f"{path} has {len(tokens)} tokens of {tokens.dtype}, but {MANIFEST} lists {record['tokens']}; prepare the "
-            "corpus again"
-        )
+        return
+    for name, found, unit in (("size", path.stat().st_size, "bytes"), ("tokens", len(tokens), f"{tokens.dtype} ids")):
+        if found != record[name]:
+            raise UserError(f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the corpus again")
 
 
 def open_shard(path: Path) -> np.ndarray:
@@ -223,40 +230,50 @@ def _map_npy(path: Path) -> np.ndarray:
 
 def _map_bin(path: Path) -> np.ndarray:
     size = path.stat().st_size
-    header = np.fromfile(path, "<i4", 3).tolist()
-    if header[:1] == [LLMC_MAGIC]:
-        if len(header) < 3 or header[1] not in LLMC_DTYPES:
-            raise ValueError(f"llm.c's header must have the version 1 or 7 and the number of tokens, got {header[1:]}")
-        return cache.map_tokens(path, LLMC_DTYPES[header[1]], (header[2],), 4 * LLMC_HEADER)
+    header = np.fromfile(path, "<i4", LLMC_HEADER)
+    if (dtype := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
+        return cache.map_tokens(path, dtype, (int(header[2]),), 4 * LLMC_HEADER)
+    if problem := _foreign_header(header):
+        raise ValueError(problem)
     dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
         raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
     tokens = cache.map_tokens(path, dtype, (size // dtype.itemsize,))
-    if dtype.itemsize == 2 and _look_like_halves(tokens):
+    sample = np.asarray(tokens[:SAMPLE])
+    if dtype.itemsize == 2 and len(tokens) % 2 == 0 and _look_like_halves(sample):
         raise ValueError(
             "it looks like uint32 ids, because every second uint16 is almost 0; if it is, let its name end in "
             ".uint32.bin, else convert it to .npy"
         )
+    if dtype.itemsize == 4 and sample.max(initial=0) >= LARGEST_VOCABULARY:
+        raise ValueError(
+            f'its ids of uint32 are up to {sample.max():,}, which look like pairs of uint16 ids; remove ".uint32" from '
+            "its name, or convert it to .npy"
+        )
     return tokens
 
 
-def _look_like_halves(tokens: np.ndarray) -> bool:
+def _foreign_header(header: np.ndarray) -> str | None:
+    """Describe what does not look like the first ids of a flat file: a dated magic number, padding, or a signature."""
+    known = " or ".join(f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES)
+    first, start = int(header[0]) if len(header) else 0, header[:2].tobytes()
+    year, month, day = first // 10_000, first // 100 % 100, first % 100
+    if 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31:  # llm.c's magic numbers are dates
+        return f"it begins with the numbers {header[:3].tolist()}; llm.c's token files have {known}"
+    if len(header) == LLMC_HEADER and header.any() and not header[8:].any():
+        return f"it begins with a header that is not known; llm.c's token files have {known}"
+    signatures = {b"\x93NUMPY": "npy", b"PK\3\4": "zip", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd",
+                  b"PAR1": "Parquet", b"\x89HDF": "HDF5", b"MMIDIDX": "Megatron index"}  # fmt: skip
+    names = [name for signature, name in signatures.items() if start.startswith(signature)]
+    return f"it is a {names[0]} file; convert it to .npy of uint16 or uint32" if names else None
+
+
+def _look_like_halves(sample: np.ndarray) -> bool:
     """Return whether ids of uint16 look like uint32 ids that were cut in two.
 
     The upper half of a little-endian uint32 id is 0 for the first 65,536 ids, and below 4 for a vocabulary of 262,144.
     """
-    sample = np.asarray(tokens[:SAMPLE])
-    return len(sample) >= 16 and len(tokens) % 2 == 0 and sample[1::2].max() < 4 <= sample[::2].max()
-
-
-def look_like_pairs(tokens) -> bool:
-    """Return whether ids of uint32 look like pairs of uint16 ids: almost none is below 65,536.
-
-    >>> look_like_pairs(np.array([5, 7, 0, 9], np.uint16).view(np.uint32))
-    True
-    """
-    sample = np.asarray(tokens[:SAMPLE])
-    return sample.dtype.itemsize == 4 and bool((sample >= 2**16).mean() > 0.75)
+    return len(sample) >= 16 and bool(sample[1::2].max() < 4 <= sample[::2].max())
 
 
 def largest_id(tokens, max_read: int = 2**28) -> int:

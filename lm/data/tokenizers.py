@@ -8,6 +8,7 @@ encoded as ordinary text, so that untrusted text cannot send such a signal. With
 the token.
 """
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -200,7 +201,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
         return train_bpe(documents, int(argument), special_tokens)
     if kind == "hf":
         try:
-            with open(argument, encoding="utf-8") as file:
+            with open(os.path.expanduser(argument), encoding="utf-8") as file:
                 return HFTokenizer(file.read(), special_tokens)
         except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(

@@ -50,7 +50,7 @@ def open_corpus(
     packed = {"none": False, "documents": True}[config.packing]
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
-        return _open_token_shards(config, tokenizer, cache_dir, warn, notices)
+        return _open_token_shards(config, tokenizer, cache_dir, warn, say, notices)
     source, name = _find_source(config, cache_dir, warn, say)
     given, tokenizer = tokenizer, tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
@@ -83,9 +83,9 @@ def _entry(cache_dir: Path, fingerprint: str) -> Path:
     return cache_dir / "tokens" / cache.key_of(cache.LAYOUT, fingerprint)[:32]
 
 
-def _open_token_shards(config, tokenizer, cache_dir, warn, notices) -> Corpus:
+def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
-    opened = shards.open_shards(config.source.partition(":")[2], cache_dir)
+    opened = shards.open_shards(config.source.partition(":")[2], cache_dir, say)
     if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(f"config.data.source: the shards in {opened.name} have tokens of another tokenizer")
     if not tokenizer and config.tokenizer != "none":

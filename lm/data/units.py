@@ -30,12 +30,15 @@ class Unit:
     split: str = ""
 
 
-def find_units(source: str, unit_bytes: int) -> list[Unit]:
+def find_units(source: str, unit_bytes: int) -> tuple[list[Path], list[Unit]]:
     """Cut the input of `lm.data.prepare` into units, in the order of the files.
 
     Args:
         source: "text:PATH", "jsonl:PATH", "arrayrecord:PATH" or "tfds:DIR".
         unit_bytes: approximate size of a unit.
+
+    Returns:
+        The files that are read, and the units.
 
     Raises:
         UserError: the kind is unknown, or there is nothing to read.
@@ -43,7 +46,8 @@ def find_units(source: str, unit_bytes: int) -> list[Unit]:
     kind, _, argument = source.partition(":")
     path = Path(argument).expanduser()
     if kind == "tfds":
-        return _tfds_units(path, unit_bytes)
+        prepared = sources.check_prepared(path)
+        return [file for files, _ in prepared.values() for file in files], _tfds_units(path, prepared, unit_bytes)
     if kind not in ("text", "jsonl", "arrayrecord") or not argument:
         raise UserError(f"--input: {source!r} is not one of text:PATH, jsonl:PATH, arrayrecord:PATH, tfds:DIR")
     files = sources.list_files(path)
@@ -51,18 +55,16 @@ def find_units(source: str, unit_bytes: int) -> list[Unit]:
         raise UserError(f"--input: {source!r} is not a file, nor a folder with files")
     sizes = {file: file.stat().st_size for file in files}
     if kind == "arrayrecord":
-        return [
-            Unit(kind, str(file), *part)
-            for file in files
-            for part in _cut_records(_count_records(file), sizes[file], unit_bytes)
-        ]
-    starts = [(file, start) for file in files for start in range(0, sizes[file], unit_bytes)]
-    return [Unit(kind, str(file), start, min(start + unit_bytes, sizes[file])) for file, start in starts]
+        parts = {file: _cut_records(_count_records(file), sizes[file], unit_bytes) for file in files}
+    else:
+        starts = {file: range(0, sizes[file], unit_bytes) for file in files}
+        parts = {file: [(start, min(start + unit_bytes, sizes[file])) for start in starts[file]] for file in files}
+    return files, [Unit(kind, str(file), *part) for file in files for part in parts[file]]
 
 
-def _tfds_units(directory: Path, unit_bytes: int) -> list[Unit]:
+def _tfds_units(directory: Path, prepared: dict, unit_bytes: int) -> list[Unit]:
     units = []
-    for split, (shards, n_records) in sources.check_prepared(directory).items():
+    for split, (shards, n_records) in prepared.items():
         size = sum(shard.stat().st_size for shard in shards)
         target = split if split in SPLITS else "train"
         parts = _cut_records(n_records, size, unit_bytes)

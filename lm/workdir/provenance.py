@@ -5,10 +5,11 @@ import importlib.metadata
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from lm.git import git_state
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 
@@ -67,22 +68,3 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def git_state() -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not a checkout."""
-    here = Path(__file__).resolve()
-    if not _git(here.parent, "ls-files", here.name):  # installed, possibly inside another checkout
-        return None
-    commit = _git(here.parent, "rev-parse", "HEAD")
-    return {"commit": commit, "dirty": bool(_git(here.parent, "status", "--porcelain"))} if commit else None
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

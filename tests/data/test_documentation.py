@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm.data import python_docs
 from lm.data.batches import train_batch
 from lm.data.shards import open_shards
 
@@ -15,6 +16,7 @@ def run(tmp_path, monkeypatch):
     """Return run(text), which runs the example with this text in an empty directory and returns its names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(python_docs, "MODULES", ["json"])  # the rest takes seconds
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 
     def run(text: str) -> dict:

@@ -1,0 +1,23 @@
+"""The commit that this code runs from."""
+
+import subprocess
+from pathlib import Path
+
+
+def git_state() -> dict | None:
+    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not a checkout."""
+    here = Path(__file__).resolve()
+    if not _git(here.parent, "ls-files", here.name):  # installed, possibly inside another checkout
+        return None
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(_git(here.parent, "status", "--porcelain"))} if commit else None
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
