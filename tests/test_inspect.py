@@ -1,7 +1,5 @@
 """The command lm.inspect."""
 
-import pytest
-
 from lm.inspect import main
 
 
@@ -14,34 +12,21 @@ def test_the_page_of_a_run_is_written(bench, tmp_path, capsys):
     assert "Shown are" not in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prompt=the"], "holds no checkpoint"),
-        (["--prompt=", "--step=x", "--layers=0;1"], "--prompt is empty"),
-        (["--prompt=the", "--step=²"], "--step: '²' is not best, latest"),
-        (["--prompt=the", "--layers=0,-1"], "--layers: '0,-1' is not a list of layers"),
-        (["--prompt=the", "--output=no/such/page.html"], "--output: no/such/page.html is not a file in an existing"),
-        (["--prompt=the", "--output=/"], "--output: / is not a file"),
-    ],
-)
-def test_mistakes_are_errors(capsys, arguments, message):
-    assert main(["--workdir=absent", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
+MISTAKES = {  # of arguments, then those that are found once the run is loaded
+    "holds no checkpoint": ["--workdir=absent", "--prompt=the"],
+    "--prompt is empty": ["--workdir=absent", "--prompt=", "--step=x", "--layers=0;1"],
+    "--step: '²' is not best, latest": ["--workdir=absent", "--prompt=the", "--step=²"],
+    "--layers: '0,-1' is not a list of layers": ["--workdir=absent", "--prompt=the", "--layers=0,-1"],
+    "--output: no/page.html is not a file in an": ["--workdir=absent", "--prompt=the", "--output=no/page.html"],
+    "--output: / is not a file": ["--workdir=absent", "--prompt=the", "--output=/"],
+    "'Z'": ["--prompt=Zeus"],
+    "792 tokens; expected 1 to": ["--prompt=" + "the cat " * 99],
+    "--layers: 7 is not a layer; expected 0 to 0": ["--prompt=the", "--layers=0,7"],
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prompt=Zeus"], "'Z'"),
-        (["--prompt=" + "the cat " * 99], "792 tokens; expected 1 to"),
-        (["--prompt=the", "--layers=0,7"], "--layers: 7 is not a layer; expected 0 to 0"),
-    ],
-)
-def test_texts_and_layers_that_do_not_fit_the_run_are_errors(bench, capsys, arguments, message):
-    assert main([f"--workdir={bench.reference()}", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
+def test_mistakes_are_errors(bench, command):
+    workdir = bench.reference()
+    for message, arguments in MISTAKES.items():
+        code, output = command(main, f"--workdir={workdir}", *arguments)
+        assert (code, message in output) == (2, True), output

@@ -11,8 +11,7 @@ import numpy as np
 
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
-from lm.interpret.intermediates import capture, logit_lens
-from lm.interpret.intermediates import names as names_of
+from lm.interpret.intermediates import capture, logit_lens, names
 from lm.trained_model import TrainedModel
 
 MAX_TOKENS = 1024  # on a page
@@ -67,18 +66,17 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
 
     Raises:
-        UserError: if the text or the layers do not fit the model or the page, the model has no attention, or its logits
-            are not finite.
+        UserError: if the text or the layers do not fit the model or the page, or its logits are not finite.
     """
-    if "layers/0/attention/weights" not in names_of(run):
-        raise UserError(f"{run.path}: the page needs a model with attention")
     ids_T, n_layers = run.encode(text), run.config.model.n_layers
     limit = min(run.seq_len, MAX_TOKENS)
     if not 0 < len(ids_T) <= limit:
         why = "the context of the model" if limit == run.seq_len else "the limit of a page"
         raise UserError(f"--prompt: {len(ids_T)} tokens; expected 1 to {limit}, {why}")
-    layers = choose_layers(layers, n_layers, run.config.model.n_heads * _n_pairs(len(ids_T)))
-    branches = [_branch(run, name) for name in ("attention", "ffn")]
+    n_weights = run.config.model.n_heads * len(ids_T) * (len(ids_T) + 1) // 2  # pairs of a query and a key before it
+    layers = choose_layers(layers, n_layers, n_weights)
+    branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]  # what a branch adds to the stream
+    branches = [name if f"layers/0/{name}" in names(run) else name.replace("_post_norm", "") for name in branches]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
     asked = [*residuals, *(f"layers/{i}/attention/weights" for i in layers)]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
@@ -154,17 +152,6 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
 def _visible(character: str) -> str:
     named = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
     return named.get(character, character if character.isprintable() else f"U+{ord(character):04X}")
-
-
-def _branch(run: TrainedModel, name: str) -> str:
-    """Return the name of a branch's addition to the residual stream: the output of its last norm, if it has one."""
-    normed = f"{name}_post_norm/output"
-    return normed if f"layers/0/{normed}" in names_of(run) else f"{name}/output"
-
-
-def _n_pairs(n_tokens: int) -> int:
-    """Return the number of pairs of a query and a key that is not after it."""
-    return n_tokens * (n_tokens + 1) // 2
 
 
 def _mean_norm(x_TD) -> float:

@@ -93,6 +93,14 @@ function draw(canvas, layer, head, size) {
   context.putImageData(image, 0, 0);
 }
 
+// Tokens beside the rows and below the columns of the large map; not more than fit.
+function labelAxes() {
+  const every = Math.ceil(n / 40);
+  for (const axis of ["rows", "columns"]) {
+    for (let t = 0; t < n; t += every) create(find(axis), "span", token(t), {title: `position ${t}`});
+  }
+}
+
 let shown = null;
 
 function drawMaps() {
@@ -143,6 +151,7 @@ find("text").onclick = event => {
 };
 drawLens();
 drawMaps();
+labelAxes();
 select(n - 1);
 find("grid").parentElement.scrollLeft = 0;
 showCell(data.lens.at(-1), n - 1);

@@ -11,8 +11,6 @@ import numpy as np
 from lm.interpret.measure import Measurements, Ranking
 from lm.trained_model import TrainedModel
 
-COLORS = {"residual stream": "#0072B2", "attention": "#D55E00", "feed-forward": "#009E73"}  # Okabe and Ito 2008
-
 
 def to_html(run: TrainedModel, m: Measurements) -> str:
     """Return the page for the measurements of a text."""
@@ -27,7 +25,7 @@ def to_html(run: TrainedModel, m: Measurements) -> str:
         _section("next", "Likely next tokens", NEXT, '<div id="bars"></div>'),
         _section("lens", "Logit lens", LENS, '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>'),
         _section("attention", "Attention", _attention_help(m, c.n_layers), MAPS),
-        _section("norms", "Norms by layer", NORMS, norms_figure(m.norms)),
+        _section("norms", "Norms by layer", NORMS, norms_table(m.norms)),
     ]
     files = resources.files("lm.interpret")
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -56,7 +54,8 @@ LENS = (
 )
 MAPS = (
     '<div id="maps"></div><p id="weight"></p>'
-    '<div id="large"><div><canvas id="map"></canvas></div><p id="sources"></p></div>'
+    '<div id="large"><div id="axes"><div id="rows"></div><canvas id="map"></canvas><div id="columns"></div></div>'
+    '<p id="sources"></p></div>'
 )
 NORMS = (
     "The mean length of the vectors that attention and the feed-forward layer add to the residual stream, and of the "
@@ -65,17 +64,13 @@ NORMS = (
 
 
 def _attention_help(m: Measurements, n_layers: int) -> str:
-    left_out = (
-        ""
-        if len(m.weights) == n_layers
-        else f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
-    )
+    left_out = f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
     return (
         "Each small map is a head. Its rows are the tokens that read, its columns the tokens that are read. The "
         "darker, the larger the weight (a row adds up to 1). A dark line along the diagonal means that the head reads "
         "the token itself or one just before it; a dark column is a token that many others read. Select a head, then "
         "a row of its map to see the tokens that it reads. The shade is the square root of the weight, so that small "
-        f"weights are visible.{left_out}"
+        f"weights are visible.{left_out if len(m.weights) < n_layers else ''}"
     )
 
 
@@ -127,37 +122,16 @@ def pack(weights_HTT: np.ndarray) -> str:
     return base64.b64encode(triangles.tobytes()).decode()
 
 
-def norms_figure(norms: dict[str, np.ndarray]) -> str:
-    """Return a line chart in SVG; a series with one value per layer starts at layer 0, the others at the embedding."""
-    n_layers = min(map(len, norms.values()))
-    largest = max(x.max() for x in norms.values()) or 1.0
-    power = 10 ** math.floor(math.log10(largest))
-    top = next(power * x for x in (1, 1.2, 1.6, 2, 3, 4, 6, 8, 10) if power * x >= largest)
-    width, height, left, bottom = 460, 260, 44, 36
-
-    def point(at: int, value: float) -> tuple[float, float]:
-        x = left + (width - left - 16) * (at + 1) / max(1, n_layers)
-        return round(x, 1), round(height - bottom - (height - bottom - 12) * value / top, 1)
-
-    parts = []
-    for value in (0, top / 2, top):
-        _, y = point(0, value)
-        parts.append(f'<line x1="{left}" x2="{width - 16}" y1="{y}" y2="{y}" class="tick"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{value:.3g}</text>')
-    every = -(-n_layers // 12)
-    for at in range(-1, n_layers):
-        if at == -1 or at % every == 0:
-            name = "emb." if at == -1 else at
-            parts.append(f'<text x="{point(at, 0)[0]}" y="{height - 18}" text-anchor="middle">{name}</text>')
-    parts.append(f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">layer</text>')
-    for name, values in norms.items():
-        points = [point(at, v) for at, v in enumerate(values, n_layers - len(values))]
-        parts.append(
-            f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" fill="none" stroke="{COLORS[name]}"/>'
-        )
-        for (x, y), value in zip(points, values, strict=True):
-            parts.append(
-                f'<circle cx="{x}" cy="{y}" r="4" fill="{COLORS[name]}"><title>{name}: {value:.4g}</title></circle>'
-            )
-    legend = "".join(f'<span style="color:{color}">● {name}</span> ' for name, color in COLORS.items())
-    return f'<p class="legend">{legend}</p><svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+def norms_table(norms: dict[str, np.ndarray]) -> str:
+    """Return a table with a row for the embedding, which no branch adds to, and one for each layer."""
+    n_rows, largest = max(map(len, norms.values())), max(x.max() for x in norms.values()) or 1.0
+    header = "".join(f"<th>{name}</th>" for name in ("", *norms))
+    rows = []
+    for row in range(n_rows):
+        cells = [f"<th>{'layer ' + str(row - 1) if row else 'embedding'}</th>"]
+        for values in norms.values():
+            value = values[row - n_rows + len(values)] if row >= n_rows - len(values) else math.nan
+            bar = f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}'
+            cells.append("<td></td>" if math.isnan(value) else f"<td>{bar}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table><tr>{header}</tr>{''.join(rows)}</table>"

@@ -75,13 +75,16 @@ def attention_in_numpy(c, p, y, window):
     return {f"attention/{name}": value for name, value in found.items()}
 
 
-def test_every_intermediate_equals_numpy(run, captured):
+def test_every_intermediate_equals_numpy_and_has_the_axes_of_its_letters(run, captured):
     expected = in_numpy(run)
     logits, acts = captured
     assert list(acts) == list(names(run)) == list(expected)
     np.testing.assert_array_equal(acts["logits"], logits)
     for name, value in expected.items():
         np.testing.assert_allclose(acts[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
+    sizes = {"T": T, "S": T, "D": 16, "H": 4, "G": 2, "K": 4, "F": 24, "V": 19}
+    for name, letters in names(run).items():
+        assert acts[name].shape == tuple(sizes[letter] for letter in letters)
 
 
 @pytest.mark.slow
@@ -91,13 +94,6 @@ def test_residual_streams_equal_numpy_for_each_placement(placement):
     _, acts = capture(run, IDS, ["*/residual", "logits"])
     for name, value in acts.items():
         np.testing.assert_allclose(value, in_numpy(run)[name], rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
-
-
-def test_the_letters_of_names_are_the_axes(run, captured):
-    c = run.config.model
-    sizes = {"T": T, "S": T, "D": c.d_model, "H": 4, "G": 2, "K": c.d_head, "F": c.d_ff, "V": c.vocab_size}
-    for name, letters in names(run).items():
-        assert captured[1][name].shape == tuple(sizes[letter] for letter in letters)
 
 
 @pytest.mark.slow
@@ -142,20 +138,13 @@ def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_projection(run, c
     assert np.abs(ablated - captured[0]).max() > 0.1
 
 
-def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head(run, captured):
+def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head_as_in_the_logit_lens(run, captured):
     v = np.linspace(-1, 1, run.config.model.d_model)
     x = np.float64(captured[1]["layers/1/residual"]) + v
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + run.config.model.norm_eps) * run.params["final_norm"]["scale_D"]
-    added = patch(run, IDS, {"layers/1/residual": captured[1]["layers/1/residual"] + v})
-    np.testing.assert_allclose(added, x @ np.float64(run.params["head"]["w_DV"]), atol=2e-5)
-
-
-def test_the_logit_lens_applies_the_final_norm_and_the_head(run, captured):
-    logits, acts = captured
-    np.testing.assert_allclose(logit_lens(run, acts["layers/1/residual"]), logits, atol=1e-5)
-    c, p = run.config.model, jax.tree.map(np.float64, run.params)
-    x = numpy_model.norm(c, p["final_norm"], np.float64(acts["layers/0/residual"]))
-    np.testing.assert_allclose(logit_lens(run, acts["layers/0/residual"]), x @ p["head"]["w_DV"], atol=1e-5)
+    added = captured[1]["layers/1/residual"] + v
+    for logits in (patch(run, IDS, {"layers/1/residual": added}), logit_lens(run, added)):
+        np.testing.assert_allclose(logits, x @ np.float64(run.params["head"]["w_DV"]), atol=2e-5)
 
 
 def test_patches_are_jitted_and_differentiated_by_their_values(run, captured):
@@ -214,26 +203,19 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
                       "ffn/output", "residual", "final_norm/output"}  # fmt: skip
 
 
-# --- Mistakes.
+MISTAKES = {
+    r"did you mean layers/1/attention/weights.*\n.*0 to 1\): embedding, layers/\*/attention_norm/output, ": (
+        lambda run: capture(run, IDS, ["layers/1/atention/weight"])
+    ),
+    "layers/7/residual: the model has no intermediate": lambda run: patch(run, IDS, {"layers/7/residual": 0}),
+    r"shape \(3, 16\); expected \(8, 16\)": lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
+    "integers from 0 to 18": lambda run: capture(run, [1, 99], []),
+    r"shape \(0,\).*T from 1 to 8": lambda run: capture(run, [], []),
+    r"shape \(9,\).*T from 1 to 8": lambda run: capture(run, range(9), []),
+}
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda run: capture(run, IDS, ["layers/1/atention/weight"]),
-            r"did you mean layers/1/attention/weights.*\n.*0 to 1\): embedding, layers/\*/attention_norm/output, ",
-        ),
-        (lambda run: patch(run, IDS, {"layers/7/residual": 0}), "layers/7/residual: the model has no intermediate"),
-        (
-            lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
-            r"shape \(3, 16\); expected \(8, 16\)",
-        ),
-        (lambda run: capture(run, [1, 99], []), "integers from 0 to 18"),
-        (lambda run: capture(run, [], []), r"T from 1 to 8"),
-        (lambda run: capture(run, range(9), []), r"T from 1 to 8"),
-    ],
-)
-def test_mistakes_are_user_errors(run, call, message):
-    with pytest.raises(UserError, match=message):
-        call(run)
+def test_mistakes_are_user_errors(run):
+    for message, call in MISTAKES.items():
+        with pytest.raises(UserError, match=message):
+            call(run)

@@ -53,7 +53,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes), []))
-        if tag not in ("meta", "line", "circle", "polyline"):
+        if tag != "meta":
             self.stack.append(self.elements[-1])
 
     def handle_endtag(self, tag):
@@ -80,18 +80,15 @@ def softmax(x):
 # --- Numbers.
 
 
-def test_losses_and_likely_tokens_are_those_of_the_logits(run, measured, captured):
-    p_TV, ids_T = softmax(captured[0]), run.encode(TEXT)
+def test_losses_likely_tokens_and_the_logit_lens_are_those_of_the_logits(run, measured, captured):
+    p_TV, ids_T, last = softmax(captured[0]), run.encode(TEXT), measured.next.p_TR[:, : measuring.N_LENS]
     assert np.isnan(measured.losses_T[0])
     np.testing.assert_allclose(measured.losses_T[1:], -np.log(p_TV[np.arange(len(TEXT) - 1), ids_T[1:]]), rtol=1e-5)
     np.testing.assert_array_equal(measured.next.ids_TR, np.argsort(-p_TV, axis=-1)[:, : measuring.N_NEXT])
     np.testing.assert_allclose(measured.next.p_TR, -np.sort(-p_TV)[:, : measuring.N_NEXT], rtol=1e-5)
-
-
-def test_the_logit_lens_after_the_last_layer_is_the_prediction(measured):
     assert list(measured.lens) == ["embedding", "layer 0", "layer 1"]
-    np.testing.assert_allclose(measured.lens["layer 1"].p_TR, measured.next.p_TR[:, : measuring.N_LENS], rtol=1e-5)
-    assert np.abs(measured.lens["layer 0"].p_TR - measured.next.p_TR[:, : measuring.N_LENS]).max() > 0.01
+    np.testing.assert_allclose(measured.lens["layer 1"].p_TR, last, rtol=1e-5)
+    assert np.abs(measured.lens["layer 0"].p_TR - last).max() > 0.01
 
 
 def test_norms_are_those_of_what_is_added_to_the_residual_stream(measured, captured):
@@ -134,10 +131,11 @@ def test_the_text_shows_each_token_and_its_loss(run, measured):
     np.testing.assert_allclose(shades, np.minimum(1, measured.losses_T[1:] / uniform), atol=5e-4)
 
 
-def test_the_chart_shows_the_norms(run, measured):
-    titles = [text for _, text in Page(to_html(run, measured)).all("title")][1:]
-    expected = [f"{name}: {value:.4g}" for name, values in measured.norms.items() for value in values]
-    assert titles == expected
+def test_the_table_shows_the_norms(run, measured):
+    cells = [text for _, text in Page(to_html(run, measured)).all("td")]
+    residual, attention, ffn = (measured.norms[name] for name in ("residual stream", "attention", "feed-forward"))
+    rows = [[residual[0]], *zip(residual[1:], attention, ffn, strict=True)]
+    assert cells == [*(f"{x:.4g}" for x in rows[0]), "", "", *(f"{x:.4g}" for row in rows[1:] for x in row)]
 
 
 @pytest.mark.slow
@@ -152,26 +150,23 @@ def test_a_text_of_one_token_has_no_loss(run, measured):
 # --- Robustness.
 
 
-def test_no_token_can_end_an_element(run, measured):
+def test_no_token_can_end_an_element_and_no_other_file_is_named(run, measured):
     hostile = "</script><script>alert('x')</script><b title=\""
     labels = dict.fromkeys(measured.labels, hostile)
-    page = Page(to_html(run, dataclasses.replace(measured, labels=labels)))
+    text = to_html(run, dataclasses.replace(measured, labels=labels))
+    page = Page(text)
     assert len(page.all("script")) == 2
     assert page.all("b") == []
     assert set(page.data()["labels"].values()) == {hostile}
     assert page.all("h1")[0][1] == "runs/<b>, step 7"
+    assert not re.search(r"https?:|\bsrc=|@import|url\(|\bimport\(|fetch\(", text)
+    assert {tag for tag, _, _ in page.elements}.isdisjoint({"link", "img", "iframe", "object"})
 
 
 def test_the_page_says_which_layers_are_left_out(run, measured):
     assert "Shown are" not in to_html(run, measured)
     some = dataclasses.replace(measured, weights={1: measured.weights[1]})
     assert "Shown are 1 of 2 layers;" in to_html(run, some)
-
-
-def test_the_page_refers_to_no_other_file(run, measured):
-    page = to_html(run, measured)
-    assert not re.search(r"https?:|\bsrc=|@import|url\(|\bimport\(|fetch\(", page)
-    assert {tag for tag, _, _ in Page(page).elements}.isdisjoint({"link", "img", "iframe", "object"})
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(["naïve 日本 e\u0301"], 270)], ids=["byte", "bpe"])
@@ -182,45 +177,29 @@ def test_labels_of_all_tokens_are_printable_and_different(tokenizer):
     assert len(set(labels)) == len(labels)
 
 
-def test_layers_that_fit_are_evenly_spaced():
+def test_a_page_has_a_limited_number_of_attention_weights():
     n = measuring.MAX_WEIGHTS
     assert choose_layers(None, 12, 1000) == list(range(12))
     assert choose_layers(None, 12, n // 3) == [0, 6, 11]
     assert choose_layers([5, 3, 3], 12, n // 3) == [3, 5]
+    mistakes = {
+        "--layers: 2 is not a layer; expected 0 to 1": ([2], 1),
+        "at most 1 layers or a shorter prompt": ([0, 1], n),
+        "at most 16,777,216: use a shorter prompt": (None, n + 1),
+    }
+    for message, (layers, n_weights) in mistakes.items():
+        with pytest.raises(UserError, match=message):
+            choose_layers(layers, 2, n_weights)
 
 
-@pytest.mark.parametrize(
-    ("layers", "n_weights", "message"),
-    [
-        ([2], 1, "--layers: 2 is not a layer; expected 0 to 1"),
-        ([0, 1], measuring.MAX_WEIGHTS, "at most 1 layers or a shorter prompt"),
-        (None, measuring.MAX_WEIGHTS + 1, "at most 16,777,216: use a shorter prompt"),
-    ],
-)
-def test_a_page_has_a_limited_number_of_attention_weights(layers, n_weights, message):
-    with pytest.raises(UserError, match=message):
-        choose_layers(layers, 2, n_weights)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "--prompt: 0 tokens; expected 1 to 8"), ("a" * 9, "9 tokens; expected 1 to 8, the context"), ("é", "'é'")],
-)
-def test_texts_that_do_not_fit_the_model_are_user_errors(run, text, message):
-    with pytest.raises(UserError, match=message):
-        measure(run, text)
-
-
-def test_a_model_with_parameters_that_are_not_finite_is_a_user_error(run):
+def test_texts_and_parameters_that_cannot_be_shown_are_user_errors(run):
+    texts = {"--prompt: 0 tokens; expected 1 to 8": "", "9 tokens; expected 1 to 8, the context": "a" * 9, "'é'": "é"}
+    for message, text in texts.items():
+        with pytest.raises(UserError, match=message):
+            measure(run, text)
     params = jax.tree.map(lambda x: x * np.nan, run.params)
     with pytest.raises(UserError, match="step 7: the logits are not finite; choose another --step"):
         measure(dataclasses.replace(run, params=params), TEXT)
-
-
-def test_a_model_without_attention_is_a_user_error(run, monkeypatch):
-    monkeypatch.setattr(measuring, "names_of", lambda run: {"embedding": "TD", "logits": "TV"})
-    with pytest.raises(UserError, match="runs/<b>: the page needs a model with attention"):
-        measure(run, TEXT)
 
 
 @pytest.mark.slow
@@ -237,7 +216,8 @@ def test_a_browser_draws_the_page(run, measured, tmp_path):
         text=True,
         timeout=120,
     )
-    cells = [text for _, text in Page(done.stdout).all("td")]
+    n_cells = (1 + len(measured.lens)) * len(measured.ids_T)  # the table of norms follows
+    cells = [text for _, text in Page(done.stdout).all("td")][:n_cells]
     rows = [measured.ids_T, *(ranking.ids_TR[:, 0] for ranking in measured.lens.values())]
     assert cells == [measured.labels[i] for row in rows for i in row.tolist()]
     assert len(Page(done.stdout).all("canvas")) == 2 * run.config.model.n_heads + 1
