@@ -152,7 +152,7 @@ class Comparison:
 
     @property
     def predicted_speed(self) -> float:
-        return self.predicted.tokens_per_step / self.predicted.expected / self.predicted.n_devices
+        return self.predicted.tokens_per_step / self.predicted.seconds / self.predicted.n_devices
 
     @property
     def predicted_mfu(self) -> float:

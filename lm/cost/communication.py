@@ -28,7 +28,6 @@ class Transfer:
         n: devices that take part.
         payload: bytes of the full array that a device starts or ends with, whichever is larger.
         times: number of times that the payload is sent per step.
-        parts: number of consecutive collectives that share the payload, such as one per layer.
     """
 
     what: str
@@ -37,7 +36,6 @@ class Transfer:
     n: int
     payload: float
     times: int
-    parts: int = 1
 
     @property
     def sent(self) -> float:
@@ -60,18 +58,13 @@ def ring_bytes(kind: str, n: int, payload: float) -> float:
     return factor * payload
 
 
-# Seconds per hop within and beyond a group. GPUs: NCCL's model of rings for large messages (hwLat in its
-# src/graph/tuning.cc). TPUs: assumptions.
-HOP_SECONDS = {"gpu": (3.4e-6, 14e-6), "tpu": (1e-6, 14e-6)}
-
-
 def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
     """Return the seconds per step of a transfer by rings that enter and leave each group of devices once.
 
     Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
     builds as many rings as there are devices in the group, each with its own network port: a collective with m
     devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
-    time, and each hop adds its latency.
+    time. Latencies are not counted: they change no prediction of docs/plan.md by more than 1 %.
 
     Args:
         transfer: the collectives.
@@ -81,21 +74,7 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
     local = devices_per_group(device.group, sizes, transfer.axes)
     within = transfer.sent / device.link if local > 1 else 0.0
     beyond = transfer.sent / (local * device.network) if local < transfer.n else 0.0
-    return max(within, beyond) + transfer.times * transfer.parts * latency(transfer, device, local)
-
-
-def latency(transfer: Transfer, device: Device, local: int) -> float:
-    """Return the seconds of latency of one collective with `local` devices per group.
-
-    An all-reduce goes up and down a tree. Other collectives are rings.
-    """
-    n_groups = math.ceil(transfer.n / local)
-    if transfer.kind == "all-reduce":
-        within, beyond = 2 * math.ceil(math.log2(local)), 2 * math.ceil(math.log2(n_groups))
-    else:
-        within, beyond = transfer.n - n_groups, n_groups if n_groups > 1 else 0
-    hop_within, hop_beyond = HOP_SECONDS[device.platform]
-    return within * hop_within + beyond * hop_beyond
+    return max(within, beyond)
 
 
 def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
@@ -128,10 +107,10 @@ def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
     yield from _sequence_transfers(config, sizes)
 
 
-def _transfer(sizes, axes, what, kind, payload, times, parts=1) -> Iterator[Transfer]:
+def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
     axes = tuple(axis for axis in axes if sizes[axis] > 1)
     if axes and payload and times:
-        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times, parts)
+        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
 
 
 def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
@@ -151,13 +130,13 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
     total = sum(size(p) for p in sharded.values())
     outer = embeddings * param + head * compute
     gradients = (layers + embeddings + head) * 4
-    for axes, what, kind, payload, times, parts in (
-        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n, m.n_layers),
-        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n, 1),
-        (["fsdp"], "gradients of these parameters", "reduce-scatter", gradients, n, m.n_layers),
-        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1, 1),
+    for axes, what, kind, payload, times in (
+        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n),
+        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n),
+        (["fsdp"], "gradients of these parameters", "reduce-scatter", gradients, n),
+        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1),
     ):
-        yield from _transfer(sizes, axes, what, kind, payload, times, parts)
+        yield from _transfer(sizes, axes, what, kind, payload, times)
 
 
 def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:

@@ -18,7 +18,6 @@ from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
-SLOWER = 0.4  # fraction of the peak that matrix products attain in the slower estimate
 OVERLAPPING = ("replica", "fsdp")  # axes whose communication can run at the same time as matrix products
 
 
@@ -32,7 +31,7 @@ class Estimate:
         sizes: size of each mesh axis.
         memory: bytes per device.
         sent: the communication of a step.
-        faster, expected, slower: seconds per step, see `step_time`.
+        seconds: per step.
     """
 
     config: Config
@@ -40,9 +39,7 @@ class Estimate:
     sizes: dict[str, int]
     memory: Memory
     sent: tuple[Transfer, ...]
-    faster: float
-    expected: float
-    slower: float
+    seconds: float
 
     @property
     def device(self) -> Device:
@@ -82,64 +79,30 @@ def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
         published = " or ".join(device.peak)
         raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use {published}")
     memory, sent = memory_per_device(config, device, sizes), tuple(transfers(config, sizes))
-    overlapped = [s for s in sent if set(s.axes) & set(OVERLAPPING)]
-    exposed = [s for s in sent if s not in overlapped]
-    faster, expected, slower = step_time(
-        config,
-        device,
-        overlapped=sum(seconds(s, device, sizes) for s in overlapped),
-        exposed=sum(seconds(s, device, sizes) for s in exposed),
-        activations=moved_activation_bytes(config, sizes) / device.bandwidth,
-        update=(2 * memory.parameters + 2 * memory.optimizer + memory.gradients) / device.bandwidth,
-        n_devices=n_devices,
-    )
-    return Estimate(config, device_name, sizes, memory, sent, faster, expected, slower)
+    update = 2 * memory.parameters + 2 * memory.optimizer + memory.gradients  # bytes that the optimizer moves
+    moved = moved_activation_bytes(config, sizes)
+    overlapping = sum(seconds(t, device, sizes) for t in sent if set(t.axes) & set(OVERLAPPING))
+    others = sum(seconds(t, device, sizes) for t in sent if not set(t.axes) & set(OVERLAPPING))
+    products = product_seconds(config, device, n_devices) + moved / device.bandwidth
+    # On TPUs it runs at the same time as the products, on GPUs it does not, as in published runs (docs/plan.md).
+    exposed = {"tpu": max(0.0, overlapping - products), "gpu": overlapping}[device.platform]
+    time = products + exposed + others + update / device.bandwidth
+    return Estimate(config, device_name, sizes, memory, sent, time)
 
 
-def step_time(
-    config: Config,
-    device: Device,
-    *,
-    overlapped: float,
-    exposed: float,
-    activations: float,
-    update: float,
-    n_devices: int,
-) -> tuple[float, float, float]:
-    """Return the faster, the expected and the slower estimate of a step's time in seconds.
-
-    The faster one attains the device's peak and overlaps everything. The expected one attains `device.attained` of the
-    peak in matrix products; communication over replica and fsdp overlaps them on TPUs but not on GPUs, as in published
-    runs (docs/plan.md). The slower one attains 40 % of the peak and overlaps nothing.
-
-    Args:
-        config: a resolved config.
-        device: the kind of device.
-        overlapped: seconds of communication over replica and fsdp.
-        exposed: seconds of communication over tensor and sequence, which products wait for.
-        activations: seconds to move activations and logits between the device and its memory.
-        update: seconds of the optimizer's reads and writes.
-        n_devices: number of devices.
-    """
+def product_seconds(config: Config, device: Device, n_devices: int) -> float:
+    """Return the seconds of the matrix products of a step, which attain `device.attained` of the vendor's peak."""
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     needed = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len
-    products = needed / n_devices / device.peak[m.compute_dtype]
-    work = products / device.attained + activations
-    overlap = {"tpu": min(work, overlapped), "gpu": 0.0}[device.platform]
-    return (
-        max(products, overlapped + exposed) + update,
-        work + overlapped - overlap + exposed + update,
-        products / SLOWER + activations + overlapped + exposed + update,
-    )
+    return needed / n_devices / device.peak[m.compute_dtype] / device.attained
 
 
 def search_meshes(config: Config, device_name: str, n_devices: int) -> list[Estimate]:
     """Estimate all meshes that the config can be sharded over. Arguments as for `estimate`.
 
     Returns:
-        The meshes that fit, fastest first, then those that do not fit, least memory first. Meshes whose expected times
-        agree to 1 % are ordered by their slower estimate, which counts all communication.
+        The meshes that fit, fastest first, then those that do not fit, least memory first.
 
     Raises:
         UserError: there is no such mesh; the error lists the problems of pure data parallelism.
@@ -152,13 +115,7 @@ def search_meshes(config: Config, device_name: str, n_devices: int) -> list[Esti
             first_error = first_error or error
     if not found:
         raise first_error
-    fitting = sorted((e for e in found if e.fits), key=lambda e: (e.expected, e.slower))
-    best = []
-    while fitting:
-        similar = [e for e in fitting if e.expected <= 1.01 * fitting[0].expected]
-        best += sorted(similar, key=lambda e: (e.slower, e.memory.total))
-        fitting = fitting[len(similar) :]
-    return best + sorted((e for e in found if not e.fits), key=lambda e: e.memory.total)
+    return sorted(found, key=lambda e: (not e.fits, e.seconds if e.fits else 0.0, e.memory.total))
 
 
 def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:

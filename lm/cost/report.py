@@ -4,7 +4,7 @@ from lm import parameters
 from lm.config import Config, MeshConfig
 from lm.cost import flops
 from lm.cost.communication import seconds
-from lm.cost.estimate import SLOWER, USABLE, Estimate, estimate, search_meshes
+from lm.cost.estimate import USABLE, Estimate, estimate, search_meshes
 from lm.cost.memory import micro_batches_per_step
 from lm.cost.units import duration, si
 
@@ -29,22 +29,21 @@ def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, bool]:
         chosen = estimate(config, device_name, n_devices)
         return describe(chosen), chosen.fits
     found = search_meshes(config, device_name, n_devices)
-    return f"{describe(found[0])}\n\n{_mesh_table(found)}", found[0].fits
+    return f"{describe(found[0])}\n\n{_mesh_table(found)}{_batch_advice(config, n_devices)}", found[0].fits
 
 
 def describe(e: Estimate) -> str:
     """Describe an estimate: the verdict first, then memory, communication and time."""
     steps = e.config.train.steps
-    tokens = [si(e.tokens_per_step / time) for time in (e.slower, e.faster)]
+    per_token = flops.flops_per_token(e.config.model, e.config.train.seq_len)
+    mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
     lines = [
         f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of {si(e.device.memory, 'B')} per device "
         f"({USABLE:.0%} usable).",
-        f"{steps:,} steps take about {duration(steps * e.expected)}: {e.expected:.3g} s per step, "
-        f"{si(e.tokens_per_step / e.expected)} tokens/s, MFU {_mfu(e, e.expected):.0%}.",
-        f"Between {e.faster:.3g} and {e.slower:.3g} s per step: {tokens[0]} to {tokens[1]} tokens/s, "
-        f"MFU {_mfu(e, e.slower):.0%} to {_mfu(e, e.faster):.0%}.",
+        f"{steps:,} steps take about {duration(steps * e.seconds)}: {e.seconds:.3g} s per step, "
+        f"{si(e.tokens_per_step / e.seconds)} tokens/s, MFU {mfu:.0%}.",
         "",
-        f"{e.n_devices} x {e.device_name}, mesh {_mesh(e)}",
+        f"{_devices(e)}, mesh {_mesh(e)}",
         *_run_lines(e),
         "",
         "Memory per device",
@@ -59,9 +58,12 @@ def describe(e: Estimate) -> str:
     return "\n".join(lines)
 
 
-def _mfu(e: Estimate, time: float) -> float:
-    per_token = flops.flops_per_token(e.config.model, e.config.train.seq_len)
-    return flops.mfu(e.tokens_per_step / time, per_token, e.n_devices, e.peak)
+def _devices(e: Estimate) -> str:
+    """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice, two per chip."""
+    if e.device.platform == "gpu":
+        return f"{e.n_devices} x {e.device_name}"
+    google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
+    return f"{e.n_devices} {e.device_name} chips{google}"
 
 
 def _mesh(e: Estimate) -> str:
@@ -114,11 +116,9 @@ def _communication_lines(e: Estimate) -> list[str]:
 def _assumption_lines(e: Estimate) -> list[str]:
     d, dtype = e.device, e.config.model.compute_dtype
     return [
-        f"  expected: matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
-        f"    communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them",
-        "  fastest: products at the peak; everything else but the optimizer overlaps them",
-        f"  slowest: products at {SLOWER:.0%} of the peak; no overlap",
-        f"  all: optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time",
+        f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
+        f"  communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them;",
+        f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",
     ]
@@ -130,12 +130,23 @@ def _mesh_table(found: list[Estimate]) -> str:
     if not fitting:
         return (
             f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use more devices, or "
-            "reduce the activations with config.train.micro_batch_size or config.model.remat=block, the logits with "
-            "config.train.loss_chunk."
+            "reduce the activations with --config.train.micro_batch_size=1 or --config.model.remat=block, the logits "
+            "with --config.train.loss_chunk=512."
         )
-    lines = [
-        f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step (expected, slowest) and memory:"
-    ]
+    lines = [f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step and memory:"]
     for e in fitting[:SHOWN]:
-        lines.append(f"  {_mesh(e):<50}{e.expected:>8.3g}{e.slower:>8.3g}{si(e.memory.total, 'B'):>10}")
+        lines.append(f"  {_mesh(e):<50}{e.seconds:>8.3g}{si(e.memory.total, 'B'):>10}")
     return "\n".join(lines)
+
+
+def _batch_advice(config: Config, n_devices: int) -> str:
+    """Return which batch sizes let all devices hold whole sequences, or "" if this one does."""
+    batch_size = config.train.batch_size
+    if batch_size % n_devices == 0:
+        return ""
+    sizes = [n * n_devices for n in (batch_size // n_devices, batch_size // n_devices + 1) if n]
+    flags = " or ".join(f"--config.train.batch_size={size}" for size in sizes)
+    return (
+        f"\nThe batch of {batch_size} sequences is not divisible by {n_devices} devices, so that each mesh splits "
+        f"layers or sequences; with {flags} none needs to."
+    )
