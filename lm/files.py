@@ -1,4 +1,4 @@
-"""Small files: strict JSON, atomic replacement of text files, and locks of directories."""
+"""Small files: strict JSON, bounded reads, atomic replacement, and locks of directories."""
 
 import contextlib
 import json
@@ -7,9 +7,10 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lm.errors import TemporaryError, UserError
 # Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
+LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -61,11 +63,44 @@ def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete
         UserError: the file was read, but is not JSON or has another shape.
         OSError: the file is missing or cannot be read; its content may be intact.
     """
-    content = Path(path).read_bytes()
     try:
-        return parse_json(content, expected)
+        return parse_json(read_bytes(path), expected)
     except ValueError as error:
         raise UserError(f"{path} is corrupted: {error}; {advice}") from None
+
+
+def read_bytes(path: str | Path, at_most: int = LARGEST) -> bytes:
+    """Read a file.
+
+    Raises:
+        ValueError: it is a pipe or a device, from which reading could wait forever, or has more than `at_most` bytes.
+        OSError: it is missing or cannot be read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is a directory, a pipe or a device")
+        if status.st_size > at_most:
+            raise ValueError(f"it has {status.st_size:,} bytes; at most {at_most:,} are expected")
+        return file.read()
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """Yield every file below a directory; linked directories are followed.
+
+    Raises:
+        OSError: a directory cannot be listed.
+        UserError: there is a pipe or a device, from which reading could wait forever.
+    """
+
+    def fail(error: OSError):
+        raise error
+
+    for folder, _, names in os.walk(directory, onerror=fail, followlinks=True):
+        for path in (Path(folder, name) for name in names):
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is a pipe or a device; remove it")
+            yield path
 
 
 def parse_json(content: str | bytes, expected: Any = dict) -> Any:
@@ -154,13 +189,14 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically: after a crash at any moment it holds either the old text or the new text.
 
-    If writing fails, nothing is left behind.
+    If writing fails, nothing is left behind. A symbolic link at `path` is replaced, and what it names is unchanged.
     """
     # With the host's name, because process ids repeat across containers.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
     with name_errors(path):
         try:
-            with open(partial, "wb", opener=without_links) as file:
+            partial.unlink(missing_ok=True)  # of a killed process with the same id
+            with open(partial, "xb") as file:  # exclusively: a link that appears there is not followed
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -229,7 +265,8 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
         UserError: if .lock is a symbolic link.
     """
     path = directory / ".lock"
-    refuse_links([path])
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"{path} is not a file but a link, a directory or a device; remove it")
     acquired = filelock.FileLock(path, timeout=0)
     try:
         held = acquired.acquire()
@@ -271,19 +308,3 @@ def remove_while_written(directory: Path, seconds: float = 2.0) -> None:
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)  # fails if a file appears after the listing
         time.sleep(0.05)
-
-
-def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths, or anything below it, is a symbolic link, a named pipe or a device.
-
-    A link can lead outside, and opening a pipe waits for its other end.
-    """
-    for path in paths:
-        for found in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
-            if found.is_symlink():
-                raise UserError(
-                    f"{found} is a symbolic link: writing or deleting there could change files elsewhere; "
-                    "replace it by what it names, or remove it"
-                )
-            if os.path.lexists(found) and not (found.is_file() or found.is_dir()):
-                raise UserError(f"{found} is neither a file nor a directory; remove it")

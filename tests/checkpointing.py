@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from lm.files import to_json
 from lm.workdir.checkpoints import Checkpoints
+from lm.workdir.metrics import validation_losses
 
 
 @flax.struct.dataclass
@@ -39,12 +41,15 @@ def assert_same(a, b):
 
 
 def save_steps(workdir, steps, val_losses=None, **options):
+    """Save a state for each step, and write metrics.jsonl with these validation losses."""
+    lines = [{"step": s, "split": "validation", "windows": 8, "loss": x} for s, x in (val_losses or {}).items()]
     checkpoints = Checkpoints(workdir, **options)
     for step in steps:
+        checkpoints.val_losses = validation_losses(line for line in lines if line["step"] <= step)
         checkpoints.save(step, make_state(step), {"data": f"position {step}"})
-        if step in (val_losses or {}):
-            checkpoints.score(step, val_losses[step])
     checkpoints.close()
+    if lines:
+        (Path(workdir) / "metrics.jsonl").write_text("".join(f"{to_json(line)}\n" for line in lines))
 
 
 def directories(workdir) -> set[str]:

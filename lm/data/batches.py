@@ -131,10 +131,14 @@ def _windows(array, starts, seq_len: int):
     return array[index.clip(max=len(array) - 1)]
 
 
+def n_eval_windows(split: Split, config: Config) -> int:
+    """Return how many windows an evaluation of the whole split reads."""
+    return len(split.tokens) if split.packed else max(0, -(-(len(split.tokens) - 1) // config.train.seq_len))
+
+
 def n_eval_batches(split: Split, config: Config) -> int:
     """Return how many batches an evaluation of the whole split takes."""
-    n = len(split.tokens) if split.packed else max(0, -(-(len(split.tokens) - 1) // config.train.seq_len))
-    return -(-n // (config.eval.batch_size or config.train.batch_size))
+    return -(-n_eval_windows(split, config) // (config.eval.batch_size or config.train.batch_size))
 
 
 def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -61,6 +61,11 @@ class BatchSource:
         starts[:n_steps] = batches.window_starts(self.split, self.config, np.arange(step, step + n_steps))
         return self._inputs(starts)
 
+    def n_windows(self, max_batches: int = 0) -> int:
+        """Return how many windows an evaluation reads: the first ones of the split."""
+        n, batch_size = batches.n_eval_windows(self.split, self.config), self.config.eval.batch_size
+        return min(n, max_batches * (batch_size or self.config.train.batch_size) or n)
+
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
         """Yield the inputs of an evaluation in consecutive windows; at most max_batches of them if not 0."""
         n_batches = batches.n_eval_batches(self.split, self.config)

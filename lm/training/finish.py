@@ -17,6 +17,8 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     """End a run after its last step; returns "finished", or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
     step, lines = int(state.step), {}
+    if config.eval.every and not loop.evaluate_split(state, step, "validation", config.eval.max_batches):
+        return "interrupted"  # this score is comparable with those of the steps before
     for name in config.eval.final_splits:
         if missing := [part for part in name.split("+") if part not in corpus.splits]:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
@@ -24,8 +26,6 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
         lines[name] = loop.evaluate_split(state, step, name)
         if lines[name] is None:
             return "interrupted"
-    if "validation" in lines:
-        score_last_step(loop, state, lines["validation"]["loss"])
     loop.save(state, step)
     loop.outputs.checkpoints.wait()
     write_summary(loop, state, workdir, "finished", lines)
@@ -58,14 +58,6 @@ def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
     if loop.run.config.log.detail_every:
         workdir.write_bytes("diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl"))
         loop.outputs.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
-
-
-def score_last_step(loop: Loop, state: TrainState, val_loss: float) -> None:
-    """Record the validation loss of the last step, over as many batches as at the steps before it."""
-    c = loop.run.config.eval
-    if c.every and c.max_batches:
-        val_loss = loop.loss_on(state, "validation", c.max_batches)["loss"]
-    loop.outputs.checkpoints.score(int(state.step), val_loss)
 
 
 def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> None:

@@ -21,7 +21,7 @@ from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
-from lm.training.memory import report_out_of_memory
+from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.signals import Signals
@@ -48,6 +48,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
+    check_memory(run.config, run.mesh_sizes)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
     resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
     with use_mesh(run.mesh_sizes):
@@ -74,9 +75,9 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             if record:
                 progress.say(f"resuming at step {resumed_at}")
             with closing(open_metrics(run, workdir, resumed_at)) as writer:
-                written = record.get("metrics_lines", 1), record.get("metrics_checksum")
-                if record and (gap := writer.gap(resumed_at, *written)):
-                    progress.say(f"WARNING: {gap}")
+                if record and (warning := writer.missing_lines(resumed_at, record["config"]["log"]["every"])):
+                    progress.say(warning)
+                    checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
                 # ---- The steps -----------------------------------------------------------------------------------
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 loop = Loop(

@@ -97,7 +97,8 @@ class Loop:
             line = self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches)
             if line is None:
                 return "interrupted"
-            is_best = self.outputs.checkpoints.score(step, line["loss"])
+            self.outputs.checkpoints.val_losses = writer.validation_losses()
+            is_best = self.outputs.checkpoints.is_best(step)
         if due["checkpoint"] or is_best:
             self.save(state, step)
         log.restart_clock()
@@ -112,33 +113,28 @@ class Loop:
         Returns:
             The line, or None if a signal came.
         """
-        # An extended run has two lines at its former last step: one of the full split, one of max_batches.
-        measure = {"split": split} | ({"batches": max_batches} if max_batches else {})
-        for line in self.outputs.writer.lines_of(step):
-            if line.get("split") == split and line.get("batches", 0) == max_batches:
+        if split not in self.sources:
+            self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config, current_mesh())
+        source, writer = self.sources[split], self.outputs.writer
+        what = {"split": split, "windows": source.n_windows(max_batches)}
+        for line in writer.lines_of(step):
+            if what.items() <= line.items():
                 return line
-        found = self.loss_on(state, split, max_batches, stop=self.outputs.signals.to_stop)
+        found = evaluate(state.params, source, max_batches=max_batches, stop=self.outputs.signals.to_stop)
         if found is None:
             return None
-        line = {"step": step, **measure, "data": self.run.corpus.name, **found}
-        self.outputs.writer.write(line)
+        line = {"step": step, **what, "data": self.run.corpus.name, **found}
+        writer.write(line)
         self.outputs.progress.evaluation(line)
         return line
 
-    def loss_on(self, state: TrainState, split: str, max_batches: int = 0, stop=lambda: False) -> dict | None:
-        """Evaluate a split; see `evaluation.evaluate`."""
-        if split not in self.sources:
-            self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config, current_mesh())
-        return evaluate(state.params, self.sources[split], max_batches=max_batches, stop=stop)
-
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
-        self.outputs.writer.fsync()
+        writer, checkpoints = self.outputs.writer, self.outputs.checkpoints
+        writer.fsync()
+        checkpoints.val_losses = writer.validation_losses()
         state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-        writer = self.outputs.writer
-        facts = {"metrics_lines": writer.n_lines(step), "metrics_checksum": writer.checksum(step)}
-        facts["wall_seconds"] = self.wall_seconds()
-        self.outputs.checkpoints.save(step, state, self.record | facts)
+        checkpoints.save(step, state, self.record | {"wall_seconds": self.wall_seconds()})
 
     def wall_seconds(self) -> float:
         """Return the seconds that this run has taken, over all of its starts."""

@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from lm.workdir.metrics import read_metrics
+from lm.workdir.metrics import read_metrics, validation_losses
 
 SIZE_INCHES, DPI = (6.4, 3.6), 120
 FEW = 30  # points that are drawn with markers
@@ -28,7 +28,7 @@ def loss_curve(lines: list[dict], unigram_loss: float | None = None):
 
     # Skip lines of stacked runs, which have a list of losses.
     training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
-    validation = [(line["step"], line["loss"]) for line in lines if line.get("split") == "validation"]
+    validation = sorted(validation_losses(lines).items())
     figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
     matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -16,7 +16,6 @@ from lm.layers.attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.text_tables import table
-from lm.training.memory import check_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +58,12 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
         say: called with each line for the user.
 
     Raises:
-        UserError: if the devices have too little memory, if the data is missing or does not fit the config, if the mesh
-            does not fit the devices, or if the processes of the run have different data or configs.
+        UserError: if the data is missing or does not fit the config, if the mesh does not fit the devices, or if the
+            processes of the run have different data or configs.
     """
-    # Check before reading the data, which may take hours, and again once the size of the vocabulary is known.
-    smallest = parameters.resolve(config, vocab_size=2)
-    check_memory(smallest, check_mesh(smallest, jax.device_count()))
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
     resolved = resolve_config(config, corpus)
     mesh_sizes = check_mesh(resolved, jax.device_count())
-    if config.model.vocab_size is None:
-        check_memory(resolved, mesh_sizes)
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
     if corpus.name.endswith("(fallback)"):  # the run's name must not claim the text that it did not train on

@@ -3,7 +3,7 @@
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
 workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
 restores a flipped byte silently and casts silently to the requested dtype; the record makes both visible.
-lm/workdir/val_losses.py has the validation losses, which may be known before or after a checkpoint is saved.
+The validation losses that decide the best checkpoint are lines of metrics.jsonl: see lm/workdir/metrics.py.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, parse_json, remove_while_written, to_json
+from lm.files import COUNT, appears, files_below, parse_json, read_bytes, remove_while_written, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
+from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import is_step
-from lm.workdir.val_losses import best_step, read_val_losses, write_val_losses
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 _RECORD = {"meta": dict, "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "sha256": str}
@@ -47,6 +47,10 @@ class Checkpoints:
         say: called with each line for the user.
         in_flight: number of bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None:
             all.
+
+    Attributes:
+        val_losses: comparable validation losses by step, which the caller keeps current.
+        protected: steps that are kept, because their losses are not known.
     """
 
     def __init__(
@@ -59,12 +63,12 @@ class Checkpoints:
     ):
         quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        # Not stored in Orbax's metrics: they must be known when a checkpoint is saved, and a corrupted metrics file in
+        # Not stored in Orbax's metrics: they may be known after a checkpoint is saved, and a corrupted file of them in
         # the oldest checkpoint would make opening the manager fail.
-        self._val_losses, complete = read_val_losses(self._directory.parent, say)
-        # The best checkpoint may be one whose loss was lost: keep all of them.
-        unscored = {step for step in _steps_on_disk(self._directory) if step not in self._val_losses}
-        self._protected = set() if complete else unscored
+        self.val_losses: dict[int, float] = {}
+        self.protected: set[int] = set()
+        if self._directory.is_dir():
+            list(files_below(self._directory))  # raises before Orbax waits for a pipe
         from_first(lambda: _remove_damaged_times(self._directory, say))
         limit = {} if in_flight is None else {"save_concurrent_gb": in_flight / 1e9}
         self._manager = ocp.CheckpointManager(
@@ -81,25 +85,18 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], best_step(steps, self._val_losses), *self._protected}
+        linked = {step for step in steps if (self._directory / str(step)).is_symlink()}  # by the owner of the workdir
+        kept = {*sorted(steps)[-self._keep :], best_step(steps, self.val_losses), *self.protected, *linked}
         return [step in kept for step in steps]
 
     def steps(self) -> list[int]:
         """Return the steps with a checkpoint, oldest first, including one that is being written."""
         return sorted(self._manager.all_steps())
 
-    def score(self, step: int, val_loss: float) -> bool:
-        """Record a step's validation loss; returns whether it is smaller than that of every other checkpoint.
-
-        A loss that is not finite is not recorded, so it is never the best.
-        """
-        if not math.isfinite(val_loss):
-            return False
-        others = [self._val_losses[s] for s in self.steps() if s in self._val_losses and s != step]
-        self._val_losses[step] = val_loss
-        if jax.process_index() == 0:
-            write_val_losses(self._directory.parent, self._val_losses)
-        return all(val_loss < other for other in others)
+    def is_best(self, step: int) -> bool:
+        """Return whether the validation loss of a step is finite, and smaller than that of every other checkpoint."""
+        others = [self.val_losses[s] for s in self.steps() if s in self.val_losses and s != step]
+        return step in self.val_losses and all(self.val_losses[step] < other for other in others)
 
     def save(self, step: int, state, meta: dict) -> bool:
         """Write a checkpoint in the background.
@@ -228,6 +225,7 @@ def restore_params(
     quieten_orbax()
     directory = _directory(workdir)
     chosen = from_first(lambda: _choose(directory, step))
+    list(files_below(directory / str(chosen)))  # raises before Orbax waits for a pipe
     try:
         record = _in_all(lambda: _read_record(directory, chosen))
         leaves = {path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"]) for path, leaf in record["leaves"].items()}
@@ -258,13 +256,23 @@ def _choose(directory: Path, step: int | str) -> int:
     if step == "latest":
         return steps[-1]
     if step == "best":  # the newest if none was evaluated
-        # Standard output may hold what the model generates.
-        losses, _ = read_val_losses(directory.parent, functools.partial(print, file=sys.stderr))
-        best = best_step(steps, losses)
+        best = best_step(steps, _recorded_losses(directory, steps[-1]))
         return steps[-1] if best is None else best
     if step not in steps:
         raise UserError(f"{directory} holds no checkpoint of step {step}; there are {steps}")
     return step
+
+
+def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
+    """Return the comparable validation losses in the metrics of a run; warn if lines are missing."""
+    path, lines = directory.parent / "metrics.jsonl", []
+    with contextlib.suppress(FileNotFoundError):
+        lines = read_metrics(path)
+    with contextlib.suppress(Corrupted, KeyError, TypeError):  # an import has no metrics, and its step is 0
+        every = _read_record(directory, newest)["meta"]["config"]["log"]["every"]
+        if warning := missing_lines(path, lines, newest, every):
+            print(warning, file=sys.stderr)  # standard output may hold what the model generates
+    return validation_losses(lines)
 
 
 # ---- What is on disk -----------------------------------------------------------------------------------------------
@@ -312,7 +320,7 @@ def _read_record(directory: Path, step: int) -> dict:
     It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
-        record = parse_json((directory / str(step) / "meta" / "metadata").read_bytes(), _RECORD)
+        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), _RECORD)
         digest = record.pop("sha256")
     except Exception as error:
         raise unreadable(directory, step, "record", error) from error

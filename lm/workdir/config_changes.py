@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 
-from lm.config import REMOVED_KEYS, flatten
+from lm.config import flatten
 from lm.files import to_json
 
 
@@ -48,13 +48,11 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
         `refuse_growth`.
     """
     was, differences = flatten(old, "config."), ([], [])
-    defaults = {path: value for path, value, _ in _leaves(type(config)())}
     for path, now, execution in _leaves(config):
-        before = was.pop(path, defaults[path])  # a key added since then counts as its default
+        before = was.pop(path, "absent")
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
-    removed = {path: before for path, before in was.items() if path.removeprefix("config.") not in REMOVED_KEYS}
-    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in removed.items())
+    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
     return differences
 
 

@@ -1,7 +1,10 @@
 """Metrics: the lines of metrics.jsonl, TensorBoard and W&B.
 
 A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens, tokens_per_second, mfu;
-evaluation lines have step, split, loss and the other metrics of that split, and `batches` if not all were evaluated.
+evaluation lines have step, split, windows (how many were evaluated, the first ones of the split), loss and the other
+metrics of that split. In the file each line ends with its own checksum, "crc32", which is verified when it is read.
+
+The best step follows from these lines, and from nothing else: see `validation_losses`.
 """
 
 import math
@@ -9,6 +12,7 @@ import os
 import re
 import secrets
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from lm.errors import UserError
@@ -19,6 +23,7 @@ from lm.files import (
     check_shape,
     name_errors,
     parse_json,
+    read_bytes,
     to_json,
     without_links,
     write_text,
@@ -32,6 +37,7 @@ TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_
 # training has one loss, or a list of losses for stacked runs.
 _TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
 _STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
+_CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -51,7 +57,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a line other than the last is not JSON or lacks required values.
+        UserError: if a complete line is not JSON, lacks required values, or has another checksum.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -62,19 +68,21 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
 def cut_back(path: str | Path, step: int) -> None:
     """Drop the lines of steps after `step`, and an incomplete last line; the file is replaced atomically."""
     path = Path(path)
-    if path.exists():
-        kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
+    kept = [text for text, line in _whole_lines(path) if line["step"] <= step] if path.exists() else []
+    if os.path.lexists(path):  # a link, which may lead nowhere, is replaced
         write_text(path, "".join(f"{text}\n" for text in kept))
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     """Return (text, parsed) of each complete line, which ends with a newline."""
-    *texts, _incomplete = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    lines = []
+    *texts, _incomplete = read_bytes(path, at_most=2**40).decode(errors="replace").split("\n")
+    has_checksums, lines = any(map(_CHECKSUM.search, texts)), []
     for number, text in enumerate(texts, start=1):
         try:
             line = parse_json(text, {"step": COUNT})
             check_shape(line, _shape_of(line))
+            if has_checksums and line.pop("crc32", None) != _checksum(_CHECKSUM.sub("}", text)):
+                raise ValueError("its checksum differs")
         except ValueError as error:
             raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
         lines.append((text, line))
@@ -85,6 +93,46 @@ def _shape_of(line: dict) -> dict:
     if "split" in line:
         return {"split": str} | (_STACKED_EVALUATION if "sums" in line else _EVALUATION)
     return _DETAILS if "detail" in line else _TRAINING
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def validation_losses(lines: Iterable[dict]) -> dict[int, float]:
+    """Return the finite validation losses by step, of all steps evaluated on the same windows as the newest one.
+
+    The last step of a run has two: the first one is over as many windows as at the steps before it.
+
+    >>> line = {"split": "validation", "windows": 8}
+    >>> validation_losses([line | {"step": 2, "loss": 3.0, "windows": 4}, line | {"step": 4, "loss": 2.5}])
+    {4: 2.5}
+    """
+    found = [line for line in lines if line.get("split") == "validation"]
+    newest = max((line["step"] for line in found), default=None)
+    windows = next((line.get("windows") for line in found if line["step"] == newest), None)
+    same = [line for line in found if line.get("windows") == windows]
+    return {line["step"]: line["loss"] for line in same if math.isfinite(line["loss"])}
+
+
+def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
+    """Return the step with the smallest validation loss, the first of equal ones; None if no step was evaluated.
+
+    >>> best_step([100, 200, 300], {100: 2.5, 200: 2.25, 300: 2.25})
+    200
+    """
+    return min((step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None)
+
+
+def missing_lines(path: Path, lines: list[dict], step: int, every: int) -> str | None:
+    """Return a warning if the lines, one every `every` steps, end before the checkpoint of `step`."""
+    last = max((line["step"] for line in lines), default=0)
+    if last + every > step:
+        return None
+    return (
+        f"WARNING: {path} is corrupted: lines of steps {last + 1} to {step} are missing, and are not written again; "
+        "the best step among them is not known"
+    )
 
 
 class MetricsWriter:
@@ -110,33 +158,31 @@ class MetricsWriter:
         wandb: dict | None = None,
         writes: bool = True,
     ):
-        self.workdir = workdir = Path(workdir)
+        self.workdir, self._path = Path(workdir), Path(workdir) / "metrics.jsonl"
         last_kept = -1 if resume_step is None else resume_step
-        self._path = path = workdir / "metrics.jsonl"
-        lines = read_metrics(path) if path.exists() else []
-        self._last, self._file = [line for line in lines if line["step"] <= last_kept], None
-        self._n_lines = len(self._last)
-        self._checksums = {last_kept: 0}  # of all lines up to a step, for the last two steps
-        self._tensorboard = self._open_tensorboard = self._wandb = None
+        lines = read_metrics(self._path) if self._path.exists() else []
+        lines = [line for line in lines if line["step"] <= last_kept]
+        last = lines[-1]["step"] if lines else None
+        self._last_step = [line for line in lines if line["step"] == last]
+        self._evaluations = [line for line in lines if "split" in line]
+        self._file = self._tensorboard = self._open_tensorboard = self._wandb = None
         if not writes:
             return
-        self._wandb = None if wandb is None else _start_wandb(workdir, wandb)
-        cut_back(path, last_kept)
-        if path.exists():
-            self._checksums = {last_kept: zlib.crc32(path.read_bytes())}
-        self._file = open(path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
+        self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb)
+        cut_back(self._path, last_kept)
+        self._file = open(self._path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
         # Opened by the first line, so that the first step does not wait for an import of half a second.
-        self._open_tensorboard = (lambda: EventFile(workdir, last_kept + 1)) if tensorboard else None
+        self._open_tensorboard = (lambda: EventFile(self.workdir, last_kept + 1)) if tensorboard else None
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
-        self._last = [*self.lines_of(line["step"]), line]
-        self._n_lines += 1
+        self._last_step = [*self.lines_of(line["step"]), line]
+        if "split" in line:
+            self._evaluations.append(line)
         if self._file is None:
             return
-        text, last = to_json(line) + "\n", max(self._checksums)
-        kept = {step: self._checksums[step] for step in (last,) if step != line["step"]}
-        self._checksums = kept | {line["step"]: zlib.crc32(text.encode(), self._checksums[last])}
+        text = to_json(line)
+        text = f'{text[:-1]}, "crc32": "{_checksum(text)}"}}\n'
         with name_errors(self._path):
             self._file.write(text)
             self._file.flush()
@@ -150,36 +196,15 @@ class MetricsWriter:
 
     def lines_of(self, step: int) -> list[dict]:
         """Return the lines of this step if it is the last one that was written, now or before a resume."""
-        return [line for line in self._last if line["step"] == step]
+        return [line for line in self._last_step if line["step"] == step]
 
-    def n_lines(self, step: int) -> int:
-        """Return the number of lines up to this step, which must be at least the last one but one."""
-        return self._n_lines - sum(line["step"] > step for line in self._last)
+    def missing_lines(self, step: int, every: int) -> str | None:
+        """Return a warning if the last lines before a restored step are missing; see the function of this name."""
+        return missing_lines(self._path, self._last_step, step, every)
 
-    def checksum(self, step: int) -> int | None:
-        """Return the CRC-32 of all lines up to this step, which is one of the last two; None if unknown."""
-        return self._checksums.get(max((known for known in self._checksums if known <= step), default=None))
-
-    def gap(self, step: int, n_lines: int, checksum: int | None = None) -> str | None:
-        """Return how the lines up to `step` differ from those at the time of its checkpoint; None if they do not.
-
-        Call it after a resume, before the first line is written.
-
-        Args:
-            step: the restored step.
-            n_lines: number of lines at that time.
-            checksum: what `checksum` returned then; None if it is not known.
-        """
-        if self._n_lines >= n_lines and (checksum is None or not self._file or checksum == self.checksum(step)):
-            return None
-        if self._n_lines >= n_lines:
-            return f"{self._path} is corrupted: its lines up to step {step} are not those that were written"
-        last = max((line["step"] for line in self._last), default=0)
-        steps = f"steps {last + 1} to {step}" if last < step else f"steps before {step}"
-        return (
-            f"{self._path} is corrupted: it has {self._n_lines} of the {n_lines} lines up to step "
-            f"{step}; lines of {steps} are missing, and are not written again"
-        )
+    def validation_losses(self) -> dict[int, float]:
+        """Return the comparable validation losses by step; see the function of this name."""
+        return validation_losses(self._evaluations)
 
     def fsync(self) -> None:
         """Wait until every line is on disk. Call it before a checkpoint of the same step is saved.

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from lm.errors import TemporaryError, first_line
+from lm.files import files_below
 
 
 class Corrupted(Exception):
@@ -32,11 +33,12 @@ def unreadable(directory: Path, step: int, part: str, error: Exception) -> Excep
     reason = _system_failure(error)
     if not reason:
         try:
-            for path in (directory / str(step)).rglob("*"):
-                if not path.is_dir():
-                    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                        while file.read(2**24):
-                            pass
+            for path in files_below(directory / str(step)):  # raises for a folder without permission, unlike rglob
+                with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                    while file.read(2**24):
+                        pass
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as found:
             reason = f"{found.strerror}: {found.filename}"
     if reason:

@@ -7,22 +7,15 @@ from pathlib import Path
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, check_shape, read_json, refuse_links, refuse_url
+from lm.files import COUNT, check_shape, read_json, refuse_url
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs, refuse_growth
 from lm.workdir.metrics import read_metrics
 
-# What a run writes. Other files in its directory, such as a scheduler's logs and those of W&B, may be links.
-_WRITTEN = (
-    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "val_losses.json", "summary.json",
-    "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
-    "huggingface",
-)  # fmt: skip
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
-_MARKS_OF_A_RUN = ("config.json", "run.json", "metrics.jsonl", "checkpoints", "summary.json")
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
-_CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}}
+_CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [{"versions": {str: (str, None)}}]}
 _SUMMARY = {"status": str, "steps": COUNT}
 _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
@@ -78,8 +71,14 @@ def read_run(workdir: Path) -> SavedRun:
 
 
 def holds_run(workdir: str | Path) -> bool:
-    """Return whether a run was started in this directory."""
-    return any((Path(workdir) / name).exists() for name in _MARKS_OF_A_RUN)
+    """Return whether a run in this directory made a step: it has metrics, a checkpoint or a summary.
+
+    A run that failed before its first step, such as one whose model cannot be compiled, starts anew.
+    """
+    metrics, checkpoints, summary = (Path(workdir, name) for name in ("metrics.jsonl", "checkpoints", "summary.json"))
+    has_lines = metrics.exists() and (not metrics.is_file() or metrics.stat().st_size > 0)
+    has_checkpoints = checkpoints.exists() and (not checkpoints.is_dir() or any(checkpoints.iterdir()))
+    return has_lines or has_checkpoints or summary.exists()
 
 
 def newest_checkpoint(workdir: str | Path) -> int | None:
@@ -116,14 +115,13 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         The run to resume, or None if the directory holds none.
 
     Raises:
-        UserError: if the directory holds a run and `resume` is false, a run of another experiment or other data, or a
-            symbolic link where a run writes, or if the workdir is a URL.
+        UserError: if the directory holds a run and `resume` is false, or a run of another experiment or other data, or
+            if the workdir is a URL.
     """
     refuse_url(workdir, "--workdir")
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; give a directory")
-    refuse_links(workdir / name for name in _WRITTEN)
     if not holds_run(workdir):
         return None
     if not resume:

@@ -1,7 +1,5 @@
 """Checkpoints: bit-exact restore, which ones are kept, mismatches, and kills during a save."""
 
-import contextlib
-import json
 import logging
 import math
 import os
@@ -10,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -23,109 +22,72 @@ from lm.errors import UserError
 from lm.workdir import checkpoints
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
-# ---- Saving and restoring ------------------------------------------------------------------------------------------
 
-
-def test_a_state_is_restored_bit_for_bit(tmp_path):
-    save_steps(tmp_path, [5], {5: 1.25})
-    checkpoints = Checkpoints(tmp_path)
-    step, state, meta = checkpoints.restore(jax.eval_shape(make_state))
-    assert (step, meta) == (5, {"data": "position 5"})
-    assert_same(state, make_state(5))
-    checkpoints.close()
-
-
-def test_without_a_checkpoint_nothing_is_restored(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore(make_state()) is None
-    checkpoints.close()
-
-
-def test_16_bit_states_are_restored_bit_for_bit(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    state = make_state(3, dtype=jnp.bfloat16)
-    state.params["embed"] = state.params["embed"].at[0].set(jnp.nan).at[1].set(-0.0)
-    checkpoints.save(3, state, {})
-    assert_same(checkpoints.restore(state)[1], state)
-    checkpoints.close()
+def test_states_are_restored_bit_for_bit(tmp_path):
+    half = make_state(3, dtype=jnp.bfloat16)
+    half.params["embed"] = half.params["embed"].at[0].set(jnp.nan).at[1].set(-0.0)
+    for name, state in {"32 bits": make_state(5), "16 bits": half}.items():
+        with closing(Checkpoints(tmp_path / name)) as saver:
+            assert saver.restore(state) is None  # there is none yet
+            assert saver.save(5, state, {"n": 1})
+            assert not saver.save(5, make_state(6), {"n": 2})  # a step is saved once
+            step, restored, meta = saver.restore(jax.eval_shape(lambda: state))  # noqa: B023
+            assert (step, meta) == (5, {"n": 1})
+            assert_same(restored, state)
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
     overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x + jnp.ones((), x.dtype), s), donate_argnums=0)
-    checkpoints, state = Checkpoints(tmp_path), make_state(1)
-    checkpoints.save(1, state, {})
-    jax.block_until_ready(overwrite(state))
-    assert_same(checkpoints.restore(make_state())[1], make_state(1))
-    checkpoints.close()
-
-
-def test_a_step_is_saved_once(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.save(1, make_state(1), {"n": 1})
-    assert not checkpoints.save(1, make_state(2), {"n": 2})
-    assert checkpoints.restore(make_state())[2] == {"n": 1}
-    checkpoints.close()
+    with closing(Checkpoints(tmp_path)) as saver:
+        state = make_state(1)
+        saver.save(1, state, {})
+        jax.block_until_ready(overwrite(state))
+        assert_same(saver.restore(make_state())[1], make_state(1))
 
 
 @pytest.mark.parametrize("reopen", [False, True])
 def test_the_newest_and_the_best_are_kept(tmp_path, reopen):
-    losses = {1: 3.0, 2: 2.0, 4: math.nan, 5: -math.inf, 6: 2.5}
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    losses = {1: 3.0, 2: 2.0, 6: 2.5}
+    saver = Checkpoints(tmp_path, keep=2)
     for step in range(1, 8):
         if reopen and step in (3, 6):
-            checkpoints.close()
-            checkpoints = Checkpoints(tmp_path, keep=2)
-        if step in losses:
-            assert checkpoints.score(step, losses[step]) == (step in (1, 2))
-        checkpoints.save(step, make_state(step), {})
-    checkpoints.wait()
-    assert checkpoints.steps() == [2, 6, 7]  # neither step 4 nor 5, nor the ones without a loss
-    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 3.0, "2": 2.0, "6": 2.5}
-    checkpoints.close()
+            saver.close()
+            saver = Checkpoints(tmp_path, keep=2)
+        saver.val_losses = {s: loss for s, loss in losses.items() if s <= step}
+        assert saver.is_best(step) == (step in (1, 2))
+        saver.save(step, make_state(step), {})
+    saver.close()
     assert directories(tmp_path) == {"2", "6", "7"}
+
+
+def test_the_best_step_follows_from_the_metrics(tmp_path, capsys):
+    """A loss that is not finite is never the best; without the metrics, none is, and a warning says so."""
+    save_steps(tmp_path, range(1, 5), {1: 3.0, 2: 2.0, 3: math.nan, 4: 2.5}, keep=9)
     assert restore_params(tmp_path, "best")[0] == 2
-
-
-def test_without_validation_losses_only_the_newest_are_kept(tmp_path):
-    save_steps(tmp_path, range(1, 6), keep=1)
-    assert directories(tmp_path) == {"5"}
-    checkpoints = Checkpoints(tmp_path)
-    assert not (tmp_path / "val_losses.json").exists()
-    checkpoints.close()
+    (tmp_path / "metrics.jsonl").unlink()
+    meta = {"config": {"log": {"every": 2}}}
+    with closing(Checkpoints(tmp_path, keep=9)) as saver:
+        saver.save(5, make_state(5), meta)
     assert restore_params(tmp_path, "best")[0] == 5
+    out, err = capsys.readouterr()
+    assert (out, "steps 1 to 5 are missing" in err) == ("", True)  # a command may write its results to stdout
 
 
-def damage_val_losses(path: Path, damage: str) -> None:
-    path.unlink() if damage == "missing" else path.write_text(damage)
+def test_checkpoints_that_are_protected_or_linked_by_the_owner_are_kept(tmp_path):
+    save_steps(tmp_path / "run", [1, 2])
+    shutil.move(tmp_path / "run" / "checkpoints" / "1", tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoints" / "1").symlink_to(tmp_path / "elsewhere")
+    with closing(Checkpoints(tmp_path / "run", keep=1)) as saver:
+        saver.protected = {2}
+        for step in (3, 4):
+            saver.save(step, make_state(step), {})
+    assert directories(tmp_path / "run") == {"1", "2", "4"}
+    assert_same(restore_params(tmp_path / "run", 1)[1], make_state(1).params)
 
 
-@pytest.mark.parametrize("damage", ["missing", "", "{}", "null", '["1"]', '{"1": "x"}', '{"1": 2.0'])
-def test_lost_validation_losses_are_rebuilt_from_the_metrics(tmp_path, capsys, damage):
-    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
-    lines = [{"step": step, "split": "validation", "loss": loss} for step, loss in [(1, 1.0), (2, 3.0)]]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    damage_val_losses(tmp_path / "val_losses.json", damage)
-    capsys.readouterr()
-    assert restore_params(tmp_path, "best")[0] == 1
-    assert capsys.readouterr().out == ""  # a command may write its results there
-    save_steps(tmp_path, [4, 5], {4: 2.0})
-    assert directories(tmp_path) == {"1", "4", "5"}
-    assert json.loads((tmp_path / "val_losses.json").read_text()) == {"1": 1.0, "2": 3.0, "4": 2.0}
-
-
-@pytest.mark.parametrize("damage", ["missing", '{"1": 2.0'])
-@pytest.mark.parametrize("metrics", [None, "", "torn\n"])
-def test_without_validation_losses_and_metrics_no_older_checkpoint_is_deleted(tmp_path, damage, metrics):
-    save_steps(tmp_path, [1, 2, 3], {1: 1.0, 2: 3.0})
-    damage_val_losses(tmp_path / "val_losses.json", damage)
-    if metrics is not None:
-        (tmp_path / "metrics.jsonl").write_text(metrics)
-    save_steps(tmp_path, [4, 5, 6], {4: 2.0, 5: 4.0})
-    assert directories(tmp_path) == {"1", "2", "3", "4", "5", "6"}
-
-
-def test_params_alone_can_be_read(tmp_path):
+def test_params_alone_can_be_read(tmp_path, monkeypatch):
     save_steps(tmp_path, [1, 2], {1: 0.5, 2: 0.75})
+    monkeypatch.setattr(checkpoints, "MIN_IN_FLIGHT", 1)  # an array may be larger than what is read at once
     for choice, step in [("latest", 2), ("best", 1), (1, 1), (2, 2)]:
         found, params, meta = restore_params(tmp_path, choice)
         assert (found, meta) == (step, {"data": f"position {step}"})
@@ -136,22 +98,13 @@ def test_params_alone_can_be_read(tmp_path):
         restore_params(tmp_path / "elsewhere")
 
 
-def test_a_leaf_may_be_larger_than_what_is_usually_read_and_written_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "MIN_IN_FLIGHT", 1)
-    state = make_state(3)
-    with contextlib.closing(Checkpoints(tmp_path, in_flight=checkpoints.bytes_in_flight(state))) as saver:
-        saver.save(3, state, {})
-    _, params, _ = restore_params(tmp_path, 3)
-    assert_same(params, state.params)
-
-
 def test_a_directory_that_cannot_be_written_to_is_a_user_error(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    saver = Checkpoints(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(UserError, match="could not be written to"):  # noqa: PT012 - it may come late: saving is async
-        checkpoints.save(1, make_state(1), {})
-        checkpoints.wait()
+        saver.save(1, make_state(1), {})
+        saver.wait()
 
 
 def test_orbax_is_quiet(tmp_path, capfd, caplog):
@@ -161,26 +114,22 @@ def test_orbax_is_quiet(tmp_path, capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
-# ---- A mismatch is not corruption ------------------------------------------------------------------------------------
+MISMATCHES = {
+    "step: dtype is int32 in the checkpoint and float32 in the model": lambda s: s.replace(step=jnp.float32(0)),
+    "params/embed: dtype is float32": lambda s: s.replace(params=make_state(dtype=jnp.bfloat16).params),
+    r"params/embed: shape is \[10, 3\] .* \[10, 4\]": lambda s: s.replace(params=make_state(width=4).params),
+    "params/bias: not in the checkpoint": lambda s: s.replace(params=s.params | {"bias": s.seed}),
+    "params/blocks/w: only in the checkpoint": lambda s: s.replace(params={"embed": s.params["embed"]}),
+    "opt_state/.*: only in the checkpoint": lambda s: s.replace(opt_state=optax.sgd(0.1).init(s.params)),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.replace(step=jnp.float32(0)), "step: dtype is int32 in the checkpoint and float32 in the model"),
-        (lambda s: s.replace(params=make_state(dtype=jnp.bfloat16).params), "params/embed: dtype is float32"),
-        (lambda s: s.replace(params=make_state(width=4).params), r"params/embed: shape is \[10, 3\] .* \[10, 4\]"),
-        (lambda s: s.replace(params=s.params | {"bias": s.seed}), "params/bias: not in the checkpoint"),
-        (lambda s: s.replace(params={"embed": s.params["embed"]}), "params/blocks/w: only in the checkpoint"),
-        (lambda s: s.replace(opt_state=optax.sgd(0.1).init(s.params)), "opt_state/.*: only in the checkpoint"),
-    ],
-)  # fmt: skip
-def test_a_checkpoint_of_another_model_is_refused_and_not_renamed(tmp_path, change, message):
+def test_a_checkpoint_of_another_model_is_refused_and_not_renamed(tmp_path):
     save_steps(tmp_path, [1, 2])
-    checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(UserError, match=message):
-        checkpoints.restore(jax.eval_shape(lambda: change(make_state())))
-    checkpoints.close()
+    with closing(Checkpoints(tmp_path)) as saver:
+        for message, change in MISMATCHES.items():
+            with pytest.raises(UserError, match=message):
+                saver.restore(jax.eval_shape(lambda change=change: change(make_state())))
     assert directories(tmp_path) == {"1", "2"}
 
 
@@ -221,27 +170,17 @@ def killed_while_saving(workdir: Path) -> int:
     return first
 
 
-def check_kills(workdir: Path, kills: int) -> None:
-    target = {"params": {"w": jnp.zeros((500, 2000))}, "step": jnp.int32(0)}
-    before = 0
-    for _ in range(kills):
-        assert killed_while_saving(workdir) == before
+@pytest.mark.slow
+def test_kills_during_saves_leave_the_checkpoint_before(tmp_path):
+    target, before = {"params": {"w": jnp.zeros((500, 2000))}, "step": jnp.int32(0)}, 0
+    for _ in range(5):
+        assert killed_while_saving(tmp_path) == before
         printed = []
-        checkpoints = Checkpoints(workdir, say=printed.append)
-        before, state, meta = checkpoints.restore(target)
-        checkpoints.close()
+        with closing(Checkpoints(tmp_path, say=printed.append)) as saver:
+            before, state, meta = saver.restore(target)
         assert before >= 1
         assert meta == {"step": before}
         assert int(state["step"]) == before
         assert (np.asarray(state["params"]["w"]) == before).all()
         assert printed == []  # an unfinished save is no corruption: the one before it is the newest
-        assert not any("tmp" in name for name in directories(workdir))
-
-
-def test_a_kill_during_a_save_leaves_the_checkpoint_before(tmp_path):
-    check_kills(tmp_path, 1)
-
-
-@pytest.mark.slow
-def test_repeated_kills_during_saves_leave_the_checkpoint_before(tmp_path):
-    check_kills(tmp_path, 5)
+        assert not any("tmp" in name for name in directories(tmp_path))

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from pathlib import Path
+from contextlib import closing
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import pytest
 from checkpointing import State, assert_same, data_file, directories, make_state, save_steps
 
 from lm.errors import TemporaryError, UserError
+from lm.workdir import checkpoints as module
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
 
@@ -64,43 +65,36 @@ def big_state(step):
     return State(jnp.int32(step), {"w": jax.random.normal(jax.random.key(step), (64, 64))}, (), jnp.uint32(7))
 
 
+def save_big(workdir, steps):
+    with closing(Checkpoints(workdir, keep=9)) as saver:
+        for step in steps:
+            saver.save(step, big_state(step), {"data": f"position {step}"})
+
+
 # Orbax leaves its other reads unfinished when one fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path, damage):
-    printed = []
-    checkpoints = Checkpoints(tmp_path, say=printed.append)
-    for step in (1, 2, 3):
-        checkpoints.save(step, big_state(step), {"data": f"position {step}"})
-    checkpoints.close()
-    damage(tmp_path / "checkpoints" / "3")
-    with pytest.raises(UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]"):
-        restore_params(tmp_path, 3)
-
-    checkpoints = Checkpoints(tmp_path, say=printed.append)
-    step, state, meta = checkpoints.restore(jax.eval_shape(lambda: big_state(0)))
-    assert (step, meta) == (2, {"data": "position 2"})
-    assert_same(state, big_state(2))
-    (line,) = printed
-    assert "WARNING: corrupted checkpoint of step 3" in line
-    assert "renamed to 3.corrupted-1" in line
-    assert line.endswith("falling back to step 2")
-    assert "\n" not in line
-    # The step can be saved again.
-    assert checkpoints.save(3, big_state(3), {})
-    assert_same(checkpoints.restore(big_state(0))[1], big_state(3))
-    checkpoints.close()
-    assert directories(tmp_path) == {"2", "3", "3.corrupted-1"}
-
-
-def test_the_error_for_a_flipped_byte_names_the_leaf(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, big_state(1), {})
-    checkpoints.wait()
-    flip_a_byte(tmp_path / "checkpoints" / "1")
-    with pytest.raises(UserError, match=r"checksums differ: params/w$"):
-        checkpoints.restore(big_state(0))
-    checkpoints.close()
+def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path):
+    save_big(tmp_path / "saved", (2, 3))
+    for damage in DAMAGE:
+        workdir, printed = shutil.copytree(tmp_path / "saved", tmp_path / damage.__name__.replace("/", "_")), []
+        damage(workdir / "checkpoints" / "3")
+        with pytest.raises(UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]") as error:
+            restore_params(workdir, 3)
+        assert damage is not flip_a_byte or "checksums differ: params/w" in str(error.value)
+        with closing(Checkpoints(workdir, say=printed.append)) as saver:
+            with pytest.raises(
+                UserError, match="no intact checkpoint of step 3"
+            ):  # an explicit step does not fall back
+                saver.restore(big_state(0), 3)
+            step, state, meta = saver.restore(jax.eval_shape(lambda: big_state(0)))
+            assert (step, meta) == (2, {"data": "position 2"})
+            assert_same(state, big_state(2))
+            (line,) = printed
+            for part in ("WARNING: corrupted checkpoint of step 3", "3.corrupted-1", "falling back to step 2"):
+                assert part in line
+            assert saver.save(3, big_state(3), {})  # the step can be saved again
+            assert_same(saver.restore(big_state(0))[1], big_state(3))
+        assert directories(workdir) == {"2", "3", "3.corrupted-1"}
 
 
 READ_FAILURES = [
@@ -114,77 +108,85 @@ READ_FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("error", READ_FAILURES, ids=repr)
-@pytest.mark.parametrize("read", [(Path, "read_bytes"), (ocp.PyTreeCheckpointHandler, "restore")])
-def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(tmp_path, monkeypatch, read, error):
+@pytest.mark.parametrize("read", [(module, "read_bytes"), (ocp.PyTreeCheckpointHandler, "restore")])
+def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(tmp_path, monkeypatch, read):
     """We read the record of a checkpoint, and Orbax reads the arrays: either can fail."""
     save_steps(tmp_path, [1, 2])
+    with closing(Checkpoints(tmp_path)) as saver:
+        for error in READ_FAILURES:
 
-    def fail(*_, **__):
-        raise error
+            def fail(*_, error=error, **__):
+                raise error
 
-    checkpoints = Checkpoints(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(*read, fail)
-        with pytest.raises(TemporaryError, match=r"checkpoint of step 2 in .* could not be read"):
-            checkpoints.restore(make_state())
-    assert checkpoints.restore(make_state())[0] == 2
-    checkpoints.close()
+            with monkeypatch.context() as patched:
+                patched.setattr(*read, fail)
+                with pytest.raises(TemporaryError, match=r"checkpoint of step 2 in .* could not be read"):
+                    saver.restore(make_state())
+        assert saver.restore(make_state())[0] == 2
     assert directories(tmp_path) == {"1", "2"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, big_state(step), {})
-    checkpoints.close()
+    save_big(tmp_path, (1, 2))
     path = data_file(tmp_path / "checkpoints" / "2")
     content = path.read_bytes()
     path.unlink()
     path.symlink_to(path.name)  # opening it fails with ELOOP, for root too
-    checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(TemporaryError, match="could not be read"):
-        checkpoints.restore(big_state(0))
-    path.unlink()
-    path.write_bytes(content)
-    assert checkpoints.restore(big_state(0))[0] == 2
-    checkpoints.close()
+    with closing(Checkpoints(tmp_path)) as saver:
+        with pytest.raises(TemporaryError, match="could not be read"):
+            saver.restore(big_state(0))
+        path.unlink()
+        path.write_bytes(content)
+        assert saver.restore(big_state(0))[0] == 2
+
+
+def test_a_folder_without_permission_is_not_corrupted(tmp_path, monkeypatch):
+    save_big(tmp_path, (1, 2))
+    closed = tmp_path / "checkpoints" / "2" / "state"
+    scandir = os.scandir
+
+    def refusing(path=".", *args):  # chmod does not stop root
+        if str(path).startswith(str(closed)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path, *args)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(PermissionError), closing(Checkpoints(tmp_path)):
+        pass
+    monkeypatch.undo()
+    assert directories(tmp_path) == {"1", "2"}
 
 
 def test_orbaxs_own_metadata_is_not_needed(tmp_path):
     # Our record has the shape and dtype of each array, so the checkpoint can still be verified.
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, big_state(step), {})
-    checkpoints.wait()
+    save_big(tmp_path, (1, 2))
     (tmp_path / "checkpoints" / "2" / "state" / "_METADATA").unlink()
     (tmp_path / "checkpoints" / "2" / "_CHECKPOINT_METADATA").write_text("{cut off")
-    step, state, _ = checkpoints.restore(big_state(0))
+    with closing(Checkpoints(tmp_path)) as saver:
+        step, state, _ = saver.restore(big_state(0))
     assert step == 2
     assert_same(state, big_state(2))
-    checkpoints.close()
 
 
 def test_nothing_is_renamed_if_no_checkpoint_is_intact(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, big_state(step), {})
-    checkpoints.wait()
+    save_big(tmp_path, (1, 2))
     for step in (1, 2):
         flip_a_byte(tmp_path / "checkpoints" / str(step))
-    with pytest.raises(UserError, match="no intact checkpoint") as error:
-        checkpoints.restore(big_state(0))
+    with (
+        closing(Checkpoints(tmp_path)) as saver,
+        pytest.raises(UserError, match="no intact checkpoint") as error,
+    ):
+        saver.restore(big_state(0))
     assert len(error.value.problems) == 3  # a headline, and a reason for each checkpoint
-    checkpoints.close()
     assert directories(tmp_path) == {"1", "2"}  # otherwise the next --resume would start a new run
 
 
-def test_an_explicit_step_does_not_fall_back(tmp_path):
-    save_steps(tmp_path, [1, 2])
-    empty(tmp_path / "checkpoints" / "2")
-    checkpoints = Checkpoints(tmp_path)
-    with pytest.raises(UserError, match="no intact checkpoint of step 2"):
-        checkpoints.restore(make_state(), 2)
-    assert checkpoints.restore(make_state(), 1)[0] == 1
-    checkpoints.close()
+def test_a_named_pipe_below_a_checkpoint_is_an_error_that_names_it(tmp_path):
+    """Reading a pipe would wait forever."""
+    save_steps(tmp_path, [1])
+    os.mkfifo(tmp_path / "checkpoints" / "1" / "pipe")
+    with pytest.raises(UserError, match="1/pipe is a pipe or a device"):
+        Checkpoints(tmp_path)
+    with pytest.raises(UserError, match="1/pipe is a pipe or a device"):
+        restore_params(tmp_path)

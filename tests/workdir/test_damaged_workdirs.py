@@ -1,6 +1,7 @@
 """Damaged files of a workdir: a one-line error names the file, or the run continues without it."""
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,51 +19,49 @@ DATA = {"name": "text", "fingerprint": "abc"}
 
 def started(directory: Path, config) -> Path:
     """Return the directory of a run that made its first step."""
-    workdir = Workdir(directory)
-    workdir.start(config, data=DATA)
-    workdir.close()
+    with closing(Workdir(directory)) as workdir:
+        workdir.start(config, data=DATA)
     (directory / "checkpoints" / "1").mkdir(parents=True)
     return directory
 
 
 WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe{", b"null", b"[]", b"3", b'"text"', b"{}", b'{"train": 3}', b"9" * 5000]
-WRONG_CONFIGS = [b'{"train": {"steps": "20"}, "checkpoint": {"every": 5}}', b'{"train": {"steps": 20}}']
-WRONG_RUNS = [
-    b'{"data": null}', b'{"data": null, "starts": 3}', b'{"data": null, "starts": [3]}',
-    b'{"data": null, "starts": [{}]}', b'{"data": null, "starts": [{"versions": ["jax"]}]}', b'{"starts": []}',
-    b'{"data": {"name": "text"}, "starts": []}', b'{"data": "text", "starts": []}',
-]  # fmt: skip
-CASES = [("config.json", content) for content in WRONG_JSON + WRONG_CONFIGS]
-CASES += [("run.json", content) for content in WRONG_JSON + WRONG_RUNS]
+WRONG = {
+    "config.json": [b'{"train": {"steps": "20"}, "checkpoint": {"every": 5}}', b'{"train": {"steps": 20}}'],
+    "run.json": [
+        b'{"data": null}', b'{"data": null, "starts": 3}', b'{"data": null, "starts": [3]}',
+        b'{"data": null, "starts": [{}]}', b'{"data": null, "starts": [{"versions": ["jax"]}]}', b'{"starts": []}',
+        b'{"data": {"name": "text"}, "starts": []}', b'{"data": "text", "starts": []}',
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content"), CASES)
-def test_a_damaged_record_is_an_error_that_names_it(tmp_path, name, content):
-    config = tiny()
-    started(tmp_path, config)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{name} is corrupted: .*; restore") as error:
-        Workdir(tmp_path).start(config, data=DATA, resume=True)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
+@pytest.mark.parametrize("name", WRONG)
+def test_a_damaged_record_is_an_error_that_names_it(tmp_path, name):
+    path = started(tmp_path, tiny()) / name
+    for content in WRONG_JSON + WRONG[name]:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} is corrupted: .*; restore") as error:
+            Workdir(tmp_path).start(tiny(), data=DATA, resume=True)
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("content", [*WRONG_JSON, b'{"status": ["finished"], "steps": 20}', b'{"status": "finished"}'])
-def test_a_damaged_summary_is_written_again(tmp_path, content):
-    started(tmp_path, tiny())
-    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 20}')
+def test_a_damaged_summary_is_written_again(tmp_path):
+    path = started(tmp_path, tiny()) / "summary.json"
+    path.write_text('{"status": "finished", "steps": 20}')
     assert read_run(tmp_path).finished_at == 20
-    (tmp_path / "summary.json").write_bytes(content)
-    assert read_run(tmp_path).finished_at is None
+    for content in [*WRONG_JSON, b'{"status": ["finished"], "steps": 20}', b'{"status": "finished"}']:
+        path.write_bytes(content)
+        assert read_run(tmp_path).finished_at is None
 
 
 def test_a_lock_with_binary_content_still_locks(tmp_path):
-    holder = Workdir(started(tmp_path, tiny()))
-    holder.start(tiny(), data=DATA, resume=True)
-    (tmp_path / ".lock").write_bytes(b"\xff" * 1000)
-    with pytest.raises(UserError, match=r"is in use by .{,200};"):
-        Workdir(tmp_path).start(tiny(), data=DATA, resume=True)
-    holder.close()
+    with closing(Workdir(started(tmp_path, tiny()))) as holder:
+        holder.start(tiny(), data=DATA, resume=True)
+        (tmp_path / ".lock").write_bytes(b"\xff" * 1000)
+        with pytest.raises(UserError, match=r"is in use by .{,200};"):
+            Workdir(tmp_path).start(tiny(), data=DATA, resume=True)
 
 
 def test_directories_not_named_by_a_step_are_not_checkpoints(tmp_path):
@@ -71,38 +70,29 @@ def test_directories_not_named_by_a_step_are_not_checkpoints(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir()
     assert newest_checkpoint(tmp_path) == 2
     assert restore_params(tmp_path)[0] == 2
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore(make_state())[0] == 2
-    checkpoints.close()
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        assert checkpoints.restore(make_state())[0] == 2
 
 
-WRONG_RECORDS = [b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": 1, "leaves": {}, "sha256": ""}']
-WRONG_RECORDS += [b'{"meta": {}, "leaves": {"w": {"shape": "2", "dtype": "int8", "checksum": ""}}, "sha256": ""}']
-
-
-@pytest.mark.parametrize("content", WRONG_RECORDS)
-def test_a_checkpoint_whose_record_has_another_shape_is_corrupted(tmp_path, content):
+def test_a_checkpoint_whose_record_has_another_shape_is_corrupted(tmp_path):
     save_steps(tmp_path, [1, 2])
-    (tmp_path / "checkpoints" / "2" / "meta" / "metadata").write_bytes(content)
-    assert list(read_metas(tmp_path)) == [1]
-    with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record cannot be read: ValueError: "):
-        restore_params(tmp_path, 2)
+    wrong = [b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": 1, "leaves": {}, "sha256": ""}']
+    wrong += [b'{"meta": {}, "leaves": {"w": {"shape": "2", "dtype": "int8", "checksum": ""}}, "sha256": ""}']
+    for content in wrong:
+        (tmp_path / "checkpoints" / "2" / "meta" / "metadata").write_bytes(content)
+        assert list(read_metas(tmp_path)) == [1]
+        with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record cannot be read: ValueError: "):
+            restore_params(tmp_path, 2)
 
 
-META = {"config": {"train": {"steps": 20}, "checkpoint": {"every": 5}}, "data": "text", "data_fingerprint": "abc"}
-
-
-@pytest.mark.parametrize("lost", [None, "config", "data", "data_fingerprint", "tokenizer"])
-def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path, lost):
+def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path):
     """The checkpoints of the stacked runs of a sweep have no such record."""
-    meta = META | {"tokenizer": None}
+    config = {"train": {"steps": 20}, "checkpoint": {"every": 5}, "log": {"every": 1}}
+    meta = {"config": config, "data": "text", "data_fingerprint": "abc", "tokenizer": None}
     check_meta(meta, "here")
-    meta = {"seconds": 3.0} if lost is None else {key: value for key, value in meta.items() if key != lost}
-    with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
-        check_checkpoints(tmp_path, {3: meta}, tiny(), DATA)
-
-
-def test_a_warm_start_from_stacked_runs_of_a_sweep_is_refused(tmp_path):
+    for wrong in ({"seconds": 3.0}, *({key: meta[key] for key in meta if key != lost} for lost in meta)):
+        with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
+            check_checkpoints(tmp_path, {3: wrong}, tiny(), DATA)
     save_steps(tmp_path, [1])
     with pytest.raises(UserError, match=r"config.init_from: .*: its checkpoint: it is not a checkpoint of a run"):
         warm_start(dataclasses.replace(tiny(), init_from=str(tmp_path)), None, print)

@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,17 @@ from running import small_disk
 
 from lm.errors import UserError
 from lm.training.loss_curve import loss_curve, loss_curve_png
-from lm.training.progress import Progress, duration
-from lm.workdir.metrics import TIMING_FIELDS, MetricsWriter, _scalars, _wandb_id, cut_back, read_metrics
+from lm.training.progress import Progress
+from lm.workdir.metrics import (
+    TIMING_FIELDS,
+    MetricsWriter,
+    _scalars,
+    _wandb_id,
+    best_step,
+    cut_back,
+    read_metrics,
+    validation_losses,
+)
 
 
 def write(workdir, steps, **options):
@@ -31,25 +41,18 @@ def write(workdir, steps, **options):
 
 
 def test_lines_are_read_back_bit_for_bit(tmp_path):
-    write(tmp_path, range(4))
-    lines = read_metrics(tmp_path / "metrics.jsonl")
-    assert [line["loss"] for line in lines if "split" not in line] == [1 / 3, 1 / 4, 1 / 5, 1 / 6]
-    assert lines[1] == {"step": 0, "split": "validation", "loss": 2 / 3}
-
-
-def test_non_finite_numbers_are_strict_json(tmp_path):
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "low": -math.inf})
-    writer.close()
-
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
-
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=refuse)["loss"] == "NaN"
-    (line,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert math.isnan(line["loss"])
-    assert (line["grad_norm"], line["low"]) == (math.inf, -math.inf)
+    detail = {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}
+    with closing(MetricsWriter(tmp_path, tensorboard=False)) as writer:
+        writer.write({"step": 1, "loss": 1 / 3, "grad_norm": math.inf} | dict.fromkeys(TIMING_FIELDS, 7.0))
+        writer.write({"step": 1, "split": "validation", "loss": 2 / 3})
+        writer.write({"step": 2, "detail": detail})
+    path = tmp_path / "metrics.jsonl"
+    first, *others = read_metrics(path)
+    assert (first["loss"], first["grad_norm"], first["mfu"]) == (1 / 3, math.inf, 7.0)
+    assert others == [{"step": 1, "split": "validation", "loss": 2 / 3}, {"step": 2, "detail": detail}]
+    assert read_metrics(path, timing=False)[0] == {"step": 1, "loss": 1 / 3, "grad_norm": math.inf}
+    for text in path.read_text().splitlines():
+        json.loads(text, parse_constant=pytest.fail)  # strict JSON has no word for infinity
 
 
 def test_details_have_one_curve_per_path_and_layer():
@@ -61,54 +64,41 @@ def test_details_have_one_curve_per_path_and_layer():
     }
 
 
-def test_non_finite_details_are_read_back(tmp_path):
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.write({"step": 1, "detail": {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}})
-    writer.close()
-    (line,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert line["detail"] == {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}
-
-
-@pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 2, "loss": 1'])
-def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, torn):
+def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path):
     (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
     write(tmp_path / "whole", range(8))
-    write(tmp_path / "cut", range(6))
-    with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
-        file.write(torn)
-    write(tmp_path / "cut", range(4, 8), resume_step=3)
-    whole, cut = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "cut"))
-    assert whole == cut
+    for i, torn in enumerate(["", '{"step": 5, "lo', '{"step": 2, "loss": 1']):
+        cut = tmp_path / str(i)
+        cut.mkdir()
+        write(cut, range(6))
+        with open(cut / "metrics.jsonl", "a") as file:
+            file.write(torn)
+        write(cut, range(4, 8), resume_step=3)
+        assert (cut / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    write(cut, range(2))  # a start without a checkpoint replaces old files
+    assert [line["step"] for line in read_metrics(cut / "metrics.jsonl")] == [0, 0, 1]
 
 
 def test_lines_of_the_newest_step_are_known_after_a_resume(tmp_path):
     write(tmp_path, range(6))
-    writer = MetricsWriter(tmp_path, resume_step=4, tensorboard=False)
-    assert [line.get("split") for line in writer.lines_of(4)] == [None, "validation"]
-    assert writer.lines_of(5) == []
-    writer.write({"step": 5, "loss": math.inf})
-    writer.write({"step": 5, "split": "test", "loss": 1.0})
-    assert writer.lines_of(5) == [{"step": 5, "loss": math.inf}, {"step": 5, "split": "test", "loss": 1.0}]
-    assert writer.lines_of(4) == []
-    writer.close()
+    with closing(MetricsWriter(tmp_path, resume_step=4, tensorboard=False)) as writer:
+        assert [line.get("split") for line in writer.lines_of(4)] == [None, "validation"]
+        assert writer.lines_of(5) == []
+        writer.write({"step": 5, "loss": math.inf})
+        writer.write({"step": 5, "split": "test", "loss": 1.0})
+        assert writer.lines_of(5) == [{"step": 5, "loss": math.inf}, {"step": 5, "split": "test", "loss": 1.0}]
+        assert writer.lines_of(4) == []
+        assert writer.validation_losses() == {0: 2 / 3, 2: 2 / 5, 4: 2 / 7}
 
 
-def test_a_start_without_a_checkpoint_replaces_old_files(tmp_path):
-    write(tmp_path, range(3))
-    write(tmp_path, range(2))
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 0, 1]
-
-
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
-    write(tmp_path, range(3))
-    path = tmp_path / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"is corrupted: line 2: .*; correct or remove that line"):
-        cut_back(path, 1)
-    assert path.read_bytes() == before
+def test_only_losses_over_the_same_windows_are_compared():
+    """eval.max_batches and eval.batch_size may change at a resume; the last step is also evaluated in full."""
+    runs = [(2, 4, 1.0), (4, 8, 3.0), (6, 8, 2.5), (8, 8, math.nan), (10, 8, 2.75), (10, 99, 2.0)]
+    lines = [{"step": s, "split": "validation", "windows": w, "loss": loss} for s, w, loss in runs]
+    losses = validation_losses([{"step": 10, "loss": 1.5}, *lines, {"step": 10, "split": "test", "loss": 1.0}])
+    assert losses == {4: 3.0, 6: 2.5, 10: 2.75}
+    assert best_step([2, 4, 6, 8, 10], losses) == 6
+    assert best_step([2, 8], losses) is None
 
 
 WRONG_LINES = [
@@ -118,32 +108,25 @@ WRONG_LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", WRONG_LINES)
-def test_a_line_without_its_values_is_an_error_that_names_it(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UserError, match="is corrupted: line 1: "):
-        cut_back(tmp_path / "metrics.jsonl", 1)
+def test_a_wrong_line_is_an_error_that_names_it(tmp_path):
+    write(tmp_path, range(3))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    changed = [lines[1][:9], lines[1].replace("0.66", "0.76"), lines[1].replace("crc32", "crc33"), *WRONG_LINES]
+    for wrong in changed:
+        path.write_text("\n".join([lines[0], wrong, *lines[2:]]) + "\n")
+        before = path.read_bytes()
+        with pytest.raises(UserError, match=r"is corrupted: line 2: .*; correct or remove that line"):
+            cut_back(path, 1)
+        assert path.read_bytes() == before
 
 
-def test_missing_lines_are_counted_up_to_a_step(tmp_path):
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    for step in (1, 2, 2, 3):
-        writer.write({"step": step, "loss": 1.0})
-    assert (writer.n_lines(2), writer.n_lines(3)) == (3, 4)
-    writer.close()
-    writer = MetricsWriter(tmp_path, resume_step=2, tensorboard=False)
-    assert (writer.n_lines(2), writer.gap(2, 3)) == (3, None)
-    assert "3 of the 5 lines up to step 4; lines of steps 3 to 4 are missing" in writer.gap(4, 5)
-    assert "lines of steps before 2 are missing" in writer.gap(2, 5)
-    writer.close()
-
-
-def test_timing_fields_are_left_out_on_request(tmp_path):
-    writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.write({"step": 1, "loss": 2.0} | dict.fromkeys(TIMING_FIELDS, 7.0))
-    writer.close()
-    assert read_metrics(tmp_path / "metrics.jsonl", timing=False) == [{"step": 1, "loss": 2.0}]
-    assert set(read_metrics(tmp_path / "metrics.jsonl")[0]) >= {"tokens_per_second", "mfu"}
+def test_missing_lines_before_a_checkpoint_are_reported(tmp_path):
+    write(tmp_path, range(6))
+    with closing(MetricsWriter(tmp_path, resume_step=5, tensorboard=False)) as writer:
+        assert writer.missing_lines(5, every=1) is None
+        assert writer.missing_lines(14, every=10) is None
+        assert "steps 6 to 15 are missing" in writer.missing_lines(15, every=10)
 
 
 # ---- TensorBoard and W&B ---------------------------------------------------------------------------------------
@@ -225,46 +208,27 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, tensorboard):
 # ---- Progress --------------------------------------------------------------------------------------------------
 
 
-def show(progress, clock):
+def show(progress):
     for step in (10, 20):
-        clock[0] += 5.0
-        progress.update({"step": step, "loss": 2.5, "tokens_per_second": 41234.0, "mfu": 0.4321})
+        line = {"step": step, "loss": 2.5, "tokens": 1000 * step, "tokens_per_second": 41234.0, "mfu": 0.4321}
+        progress.update(line)
     progress.evaluation({"step": 20, "split": "validation", "loss": 1.5, "bits_per_byte": 2.1640425613334453})
     progress.update({"step": 30, "loss": 2.25, "tokens_per_second": 999.6, "flops_per_second": 1.234e12})
     progress.close()
 
 
+PLAIN = [
+    "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 24.0 seconds",  # 990,000 tokens at this speed
+    "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 23.8 seconds",
+    "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
+    "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s",
+]
+
+
 def test_a_file_gets_plain_lines():
-    stream, clock = io.StringIO(), [0.0]
-    show(Progress(1000, stream, clock=lambda: clock[0]), clock)
-    assert stream.getvalue().splitlines() == [
-        "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %",
-        "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 8:10",  # 980 steps of half a second
-        "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
-        "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s  ETA 8:05",
-    ]
-
-
-def test_the_remaining_time_follows_the_present_speed():
-    """30 steps of 10 s (compilation, or a busy machine) no longer count once 30 steps took 1 s each."""
-    stream, now = io.StringIO(), 0.0
-    progress = Progress(100, stream, clock=lambda: now)
-    for step in range(1, 61):
-        now += 10 if step <= 30 else 1
-        progress.update({"step": step, "loss": 2.5})
-    assert stream.getvalue().splitlines()[-1] == "step  60/100  loss 2.5000  ETA 0:40"
-
-
-def test_the_remaining_time_of_dispatches_of_many_lines():
-    """The lines of a dispatch come at once, so the speed follows from the time between dispatches: 50 steps in 60 s."""
-    stream, now = io.StringIO(), 0.0
-    progress = Progress(1000, stream, clock=lambda: now)
-    for step in range(1, 201):
-        now += 60 if step % 50 == 1 else 0.001
-        progress.update({"step": step, "loss": 2.5})
-    lines = stream.getvalue().splitlines()
-    assert not any("ETA" in line for line in lines[:50])
-    assert lines[-1] == "step  200/1000  loss 2.5000  ETA 16:01"
+    stream = io.StringIO()
+    show(Progress(1000, stream))
+    assert stream.getvalue().splitlines() == PLAIN
 
 
 def read_all(terminal: int) -> bytes:
@@ -276,27 +240,18 @@ def read_all(terminal: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_narrow_terminal_gets_one_line_cut_to_its_width(monkeypatch):
+def test_a_narrow_terminal_gets_a_bar_of_its_width_and_lines_that_stay(monkeypatch):
     fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 30, 0, 0))
-    clock = [0.0]
     with open(theirs, "w") as stream:
-        show(Progress(1000, stream, clock=lambda: clock[0]), clock)
-    output = read_all(ours).decode()
-    live, after = output.split("\r\x1b[K")  # the live line is wiped before the evaluation
-    assert live == "\rstep   10/1000  loss 2.5000  \x1b[K\rstep   20/1000  loss 2.5000  \x1b[K"
-    lasting, last_live = after.split("\r\n", 1)
-    assert lasting == "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640"
-    assert last_live == "\rstep   30/1000  loss 2.2500  \x1b[K\r\n"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(7.4, "0:07"), (59.6, "1:00"), (754, "12:34"), (18367, "5:06:07"), (273960, "3d 04:06")]
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
+        show(Progress(1000, stream))
+    drawn = read_all(ours).decode().replace("\r\n", "\n").split("\r")
+    assert f"{PLAIN[2]}\n" in drawn  # the evaluation stays
+    bars = [part for part in drawn if part.startswith("step") and not part.endswith("\n")]
+    assert bars
+    assert all(len(bar) <= 30 for bar in bars)
 
 
 def test_tensorboard_does_not_import_torch(tmp_path):
@@ -312,32 +267,24 @@ def test_tensorboard_does_not_import_torch(tmp_path):
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../other", b"0123456789"])
-def test_a_corrupted_id_of_a_wandb_run_is_an_error_that_names_the_file(tmp_path, content):
+def test_a_corrupted_id_of_a_wandb_run_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "wandb_id.txt"
-    made = _wandb_id(path)
-    assert _wandb_id(path) == made
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"wandb_id.txt is corrupted: .*; delete it"):
-        _wandb_id(path)
+    assert _wandb_id(path) == _wandb_id(path)
+    for content in (b"", b"\xff\xfe", b"../other", b"0123456789"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"wandb_id.txt is corrupted: .*; delete it"):
+            _wandb_id(path)
 
 
-def test_the_loss_curve_leaves_out_lines_with_several_losses(tmp_path):
-    lines = ['{"step": 1, "loss": 2.5}', '{"step": 2, "loss": [2.5, 3.0]}', '{"step": 3, "loss": []}']
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert loss_curve_png(tmp_path / "metrics.jsonl").startswith(b"\x89PNG")
-
-
-def test_the_loss_curve_shows_a_run_that_logged_one_step():
-    lines = [{"step": 20, "loss": 2.6}, {"step": 20, "split": "validation", "loss": 2.7}]
+def test_the_loss_curve_shows_runs_of_one_step_and_leaves_out_lines_with_several_losses(tmp_path):
+    lines = [{"step": 20, "loss": 2.6}, {"step": 20, "split": "validation", "loss": 2.7}, {"step": 9, "loss": [2.5, 3]}]
     (axes,) = loss_curve(lines, 3.3).axes
     training, validation, _ = axes.lines
-    assert training.get_marker() != "None"
-    assert validation.get_marker() != "None"
+    assert training.get_xdata().tolist() == [20]
+    assert "None" not in (training.get_marker(), validation.get_marker())
     assert axes.get_xlim()[0] == 0
     assert all(tick == round(tick) for tick in axes.get_xticks())
-
-
-def test_a_loss_curve_of_many_steps_is_a_line():
     (axes,) = loss_curve([{"step": step, "loss": 2.6} for step in range(1, 100)]).axes
     assert axes.lines[0].get_marker() == "None"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+    assert loss_curve_png(tmp_path / "metrics.jsonl").startswith(b"\x89PNG")
