@@ -13,6 +13,7 @@ from running import checkpoint_steps, checksums, metrics_of, summary_of
 from lm.cost.devices import peak_flops
 from lm.training import job
 from lm.workdir.directory import SUMMARY_FIELDS
+from lm.workdir.metrics import validation_losses
 
 # One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
 # embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.
@@ -36,7 +37,7 @@ def test_a_run_writes_every_documented_file(bench):
     names = {path.name for path in workdir.iterdir()} - {".lock"}
     assert names == {
         "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "samples",
-        "summary.json", "val_losses.json", "loss.png",
+        "summary.json", "loss.png",
     }  # fmt: skip
     config = strict_json((workdir / "config.json").read_text())
     assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
@@ -99,13 +100,16 @@ def test_mfu_is_logged_if_the_peak_is_known(train, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
     """With eval.max_batches, the final evaluation of the full split does not score the last checkpoint."""
-    rate = ("--config.optimizer.learning_rate=1e-12", "--config.model.dropout=0")  # too small to change the loss
-    code, _ = train(tmp_path / "run", *rate, "--config.eval.max_batches=1")
-    assert code == 0
-    losses = json.loads((tmp_path / "run" / "val_losses.json").read_text())
-    assert set(losses) == {"4", "8", "12"}
+    keys = ("--config.optimizer.schedule=constant", "--config.model.dropout=0", "--config.eval.max_batches=1")
+    keys += ("--config.optimizer.learning_rate=1e-12",)  # too small to change the loss
+    assert train(tmp_path / "run", *keys)[0] == 0
+    losses = validation_losses(metrics_of(tmp_path / "run"))
+    assert set(losses) == {4, 8, 12}
     assert max(losses.values()) - min(losses.values()) < 1e-5
-    assert abs(losses["12"] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
+    assert abs(losses[12] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
+    # Extended with more batches: the new scores are compared with one another only.
+    assert train(tmp_path / "run", *keys, "--config.eval.max_batches=2", "--config.train.steps=20", "--resume")[0] == 0
+    assert set(validation_losses(metrics_of(tmp_path / "run"))) == {16, 20}
 
 
 @pytest.mark.slow

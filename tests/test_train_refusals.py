@@ -7,23 +7,21 @@ import sys
 import pytest
 from running import CONFIG, ROOT, summary_of
 
+from lm import data
+from lm.train import main as train_main
 
-def in_empty_directory(bench, tmp_path, *arguments) -> subprocess.CompletedProcess:
-    """Run the command without jax; check that it leaves no file."""
-    directory = tmp_path / "empty"
-    directory.mkdir()
+
+def test_help_and_mistakes_need_no_jax(bench, tmp_path):
     env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{ROOT}"}
-    command = [sys.executable, "-m", "lm.train", *arguments]
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=60)
-    assert not any(directory.iterdir())
-    return done
-
-
-def test_help_lists_the_keys_and_needs_no_jax(bench, tmp_path):
-    done = in_empty_directory(bench, tmp_path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    for text in ("--config", "--workdir", "--resume", "exit codes", "configs/shakespeare.py", "model.d_model = 256"):
-        assert text in done.stdout
+    for arguments, code, texts in (
+        (["--help"], 0, ["--config", "--workdir", "--resume", "exit codes", "model.d_model = 256"]),
+        ([TINY, "--config.model.d_modle=3"], 2, ["d_model?"]),
+    ):
+        command = [sys.executable, "-m", "lm.train", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code
+        assert [text for text in texts if text not in done.stdout + done.stderr] == []
+        assert "Traceback" not in done.stderr
 
 
 TINY = f"--config={CONFIG}"
@@ -49,14 +47,12 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_mistakes_are_reported_without_jax_and_without_files(bench, tmp_path, case):
-    arguments, expected = REFUSALS[case]
-    done = in_empty_directory(bench, tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    for text in expected:
-        assert text in done.stderr
+def test_mistakes_are_reported_without_files(command, tmp_path):
+    for case, (arguments, expected) in REFUSALS.items():
+        code, output = command(train_main, *arguments)
+        assert code == 2, case
+        assert [text for text in expected if text not in output] == [], case
+        assert not any(tmp_path.iterdir())
 
 
 RUN_REFUSALS = {
@@ -70,17 +66,14 @@ RUN_REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("case", RUN_REFUSALS)
-def test_a_run_is_never_overwritten(bench, tmp_path, case):
+def test_a_run_is_never_overwritten(bench, train):
     reference = bench.reference()
-    arguments, expected = RUN_REFUSALS[case]
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
-    done = in_empty_directory(bench, tmp_path, *bench.arguments(reference, *arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    for text in expected:
-        assert text in done.stderr
-    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
+    for case, (arguments, expected) in RUN_REFUSALS.items():
+        code, output = train(reference, *arguments)
+        assert code == 2, case
+        assert [text for text in expected if text not in output] == [], case
+        assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
 def test_mistakes_that_need_the_data(train, tmp_path):
@@ -123,19 +116,10 @@ def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
     assert summary_of(tmp_path / "run")["data_notices"]
 
 
-# Ctrl-C while the data is being prepared.
-INTERRUPTED_EARLY = """
-import os, signal, sys
-from lm import data, train
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-data.open_corpus = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT)
-sys.exit(train.main(sys.argv[1:]))
-"""
+def test_ctrl_c_before_training_leaves_no_files(train, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
 
-
-def test_ctrl_c_before_training_leaves_no_files(bench, tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED_EARLY, *bench.arguments(tmp_path / "run")]
-    done = subprocess.run(command, env=bench.env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(data, "open_corpus", interrupted)
+    assert train(tmp_path / "run") == (128 + signal.SIGINT, "interrupted\n")
     assert not any(tmp_path.iterdir())

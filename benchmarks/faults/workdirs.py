@@ -12,7 +12,8 @@ from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import Bench, call
 
 TOP_LEVEL = (
-    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "loss.png", "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
+    ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "loss.png",
+    "diagnostics.png", "checkpoints", "samples", "tensorboard", "profile", "wandb_id.txt",
 )  # fmt: skip
 
 
