@@ -1,6 +1,5 @@
 """The smallest models and batches, all numbers in 16 bits, a clock that jumps, and a slow shared file system."""
 
-import itertools
 import math
 import random
 import shutil
@@ -12,7 +11,6 @@ import pytest
 from running import assert_same_run, checkpoint_steps, metrics_of, summary_of
 
 from benchmarks.faults.runs import stopped_at
-from lm.training.progress import Progress
 from lm.workdir import checkpoints as checkpoints_module
 from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import MetricsWriter
@@ -65,16 +63,6 @@ def test_a_run_does_not_depend_on_the_wall_clock(bench, train, tmp_path, monkeyp
     assert all(line.get("tokens_per_second", 1) > 0 for line in metrics_of(tmp_path / "run"))
     assert 0 < summary_of(tmp_path / "run")["wall_seconds"] < 600
     assert_same_run(tmp_path / "run", bench.reference())
-
-
-def test_the_remaining_time_does_not_depend_on_the_wall_clock(monkeypatch, capsys):
-    jumping(monkeypatch)
-    seconds = itertools.count()
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
-    progress = Progress(100, clock=time.monotonic)
-    for step in range(1, 11):
-        progress.update({"step": step, "loss": 1.0})
-    assert capsys.readouterr().err.splitlines()[-1].endswith("ETA 1:30")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jax
 import pytest
 from tiny import tiny
 
-from lm.config import MESH_AXES, Config, DataConfig
+from lm.config import MESH_AXES, Config
 from lm.config.values import divisors
 from lm.errors import TemporaryError, UserError
 from lm.parallel import processes
@@ -17,7 +17,6 @@ from lm.step import n_micro_batches
 from lm.training import job, memory
 from lm.training.dispatch import dispatches
 from lm.training.memory import check_memory, host_memory, report_out_of_memory
-from lm.training.run import prepare
 
 ONE = dict.fromkeys(MESH_AXES, 1)
 LARGEST = 2**31 - 1
@@ -84,13 +83,6 @@ def test_evaluation_without_training_needs_no_gradients(small_device):
     with pytest.raises(UserError, match="out of memory"):
         check_memory(tiny(model=sizes, train={"batch_size": 1, "seq_len": 32}, optimizer=optimizer), ONE)
     check_memory(tiny(model=sizes, train={"steps": 0, "batch_size": 1}, optimizer=optimizer), ONE)
-
-
-def test_memory_is_checked_before_the_data_is_read(monkeypatch):
-    monkeypatch.setattr(memory, "device_memory", lambda device: 1e6)
-    config = dataclasses.replace(Config(), data=DataConfig(source="text:absent.txt"))
-    with pytest.raises(UserError, match="out of memory"):
-        prepare(config, print)
 
 
 def test_memory_of_this_machine():
