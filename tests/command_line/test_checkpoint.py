@@ -6,12 +6,9 @@ from lm.command_line.checkpoint import parse_step
 from lm.errors import UserError
 
 
-@pytest.mark.parametrize(("text", "step"), [("best", "best"), ("latest", "latest"), ("0", 0), ("0200", 200)])
-def test_a_step_is_best_latest_or_a_number(text, step):
-    assert parse_step(text) == step
-
-
-@pytest.mark.parametrize("text", ["", "last", "-1", "1.5", "²", "best\n", "9" * 19])
-def test_another_step_is_refused(text):
-    with pytest.raises(UserError, match="is not best, latest, or the number of a step"):
-        parse_step(text)
+def test_a_step_is_best_latest_or_a_number():
+    for text, step in {"best": "best", "latest": "latest", "0": 0, "0200": 200}.items():
+        assert parse_step(text) == step
+    for text in ("", "last", "-1", "1.5", "²", "best\n", "9" * 19):
+        with pytest.raises(UserError, match="is not best, latest, or the number of a step"):
+            parse_step(text)

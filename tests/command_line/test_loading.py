@@ -94,9 +94,13 @@ def test_the_last_override_wins(config_file):
 # ---- Short runs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 2, 20])
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
-def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys):
+def test_train_steps_alone_makes_a_short_run_of_every_config(path, capsys):
+    for steps in (1, 2, 20):
+        check_short_run(path, steps, capsys)
+
+
+def check_short_run(path, steps: int, capsys) -> None:
     config, whole = load(str(path), [f"train.steps={steps}"]), load(str(path), [])
     assert config.train.steps == steps
     shortened = config.optimizer.warmup_steps < whole.optimizer.warmup_steps
@@ -110,49 +114,39 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, steps, capsys
     assert config.log.every <= steps
 
 
-@pytest.mark.parametrize(
-    ("lines", "overrides", "warmup", "decay"),
-    [
-        # Scaled in proportion if it does not fit ...
-        (["warmup_steps = 100"], "train.steps=50", 5, None),
-        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
-        (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
-        (["warmup_steps = 1"], "train.steps=1", 0, None),
-        # ... and unchanged if it fits, is given on the command line, or has no effect.
-        (["warmup_steps = 100"], "train.steps=101", 100, None),
-        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
-        (["warmup_steps = 100"], "train.steps=50 optimizer.warmup_steps=49", 49, None),
-        (["decay_steps = 800"], "train.steps=50 optimizer.decay_steps=30", 0, 30),
-        (["schedule = 'constant'", "decay_steps = 800"], "train.steps=50", 0, 800),
-        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=0", 100, 800),
-        (["warmup_steps = 100", "decay_steps = 800"], "train.steps=9000", 100, 800),
-    ],
-)
-def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys, lines, overrides, warmup, decay):
-    path = config_file(*(f"config.optimizer.{line}" for line in lines))
-    o = load(path, overrides.split()).optimizer
-    assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
-    whole = load(path, []).optimizer
-    given = {name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides}
-    changed = {n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)} - given
-    warned = capsys.readouterr().err.splitlines()
-    assert len(warned) == len(changed)
-    assert all(any(line.startswith(f"WARNING: config.optimizer.{name} is") for line in warned) for name in changed)
+SHORTENED = [
+    # Scaled in proportion if it does not fit ...
+    (["warmup_steps = 100"], "train.steps=50", 5, None),
+    (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
+    (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
+    (["warmup_steps = 1"], "train.steps=1", 0, None),
+    # ... and unchanged if it fits, is given on the command line, or has no effect.
+    (["warmup_steps = 100"], "train.steps=101", 100, None),
+    (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
+    (["warmup_steps = 100"], "train.steps=50 optimizer.warmup_steps=49", 49, None),
+    (["decay_steps = 800"], "train.steps=50 optimizer.decay_steps=30", 0, 30),
+    (["schedule = 'constant'", "decay_steps = 800"], "train.steps=50", 0, 800),
+    (["warmup_steps = 100", "decay_steps = 800"], "train.steps=0", 100, 800),
+    (["warmup_steps = 100", "decay_steps = 800"], "train.steps=9000", 100, 800),
+]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "every"),
-    [
-        ("train.steps=20", 1),  # of 1000; else a short run logs its last step only, and has no loss curve
-        ("train.steps=40", 2),
-        ("train.steps=50", 50),
-        ("train.steps=20 log.every=40", 40),
-        ("train.steps=9000", 50),
-        ("", 50),
-    ],
-)
-def test_a_short_run_logs_more_often(config_file, overrides, every):
-    assert load(config_file("config.log.every = 50"), overrides.split()).log.every == every
+def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys):
+    for lines, overrides, warmup, decay in SHORTENED:
+        path = config_file(*(f"config.optimizer.{line}" for line in lines))
+        o, whole = load(path, overrides.split()).optimizer, load(path, []).optimizer
+        assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
+        given = {name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides}
+        changed = {n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)} - given
+        warned = capsys.readouterr().err.splitlines()
+        assert {line.split()[1] for line in warned} == {f"config.optimizer.{name}" for name in changed}
+
+
+def test_a_short_run_logs_more_often(config_file):
+    """Else a run of 20 of 1000 steps logs its last step only, and has no loss curve."""
+    path, cases = config_file("config.log.every = 50"), {"train.steps=20": 1, "train.steps=40": 2, "train.steps=50": 50}
+    for overrides, every in (cases | {"train.steps=20 log.every=40": 40, "train.steps=9000": 50, "": 50}).items():
+        assert load(path, overrides.split()).log.every == every
 
 
 def test_a_short_run_is_resumed_by_its_command_and_cannot_be_extended_to_the_full_run(config_file):
@@ -189,41 +183,41 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
     assert len(problems(broken, "train.stpes=3", "train.steps=x")) == 3
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"import sys; sys.exit(0)", r"it called sys\.exit\(0\); a config file must define get_config\(\)"),
-        (b"def get_config(): raise SystemExit('bye')", r"it called sys\.exit\('bye'\)"),
-        (b"class E(BaseException): pass\nraise E('own')", "E: own"),
-        (b"class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "E: no message"),
-        (b"def get_config(): raise ValueError('long' * 10**5)", "ValueError: longlong"),
-        (b"def get_config():\n    d = {}\n    d['a'] = d\n    return d", "must return a ConfigDict"),
-        (b"def get_config(: \xff", "can't decode byte 0xff"),
-        (b"\0\0", "null bytes"),
-    ],
-)
-def test_a_config_file_can_neither_end_the_command_nor_give_a_traceback(tmp_path, the_problem, content, message):
-    path = tmp_path / "experiment.py"
-    path.write_bytes(content)
-    line = the_problem(str(path))
-    assert line.startswith(f"{path}: ")
-    assert re.search(message, line)
-    assert len(line) < 3000
+BROKEN_FILES = [
+    (b"import sys; sys.exit(0)", r"it called sys\.exit\(0\); a config file must define get_config\(\)"),
+    (b"def get_config(): raise SystemExit('bye')", r"it called sys\.exit\('bye'\)"),
+    (b"class E(BaseException): pass\nraise E('own')", "E: own"),
+    (b"class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "E: no message"),
+    (b"def get_config(): raise ValueError('long' * 10**5)", "ValueError: longlong"),
+    (b"def get_config():\n    d = {}\n    d['a'] = d\n    return d", "must return a ConfigDict"),
+    (b"def get_config(: \xff", "can't decode byte 0xff"),
+    (b"\0\0", "null bytes"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("config.model.d_model = {'a': {}}", "config.model.d_model.a: unknown section 'model.d_model'"),
-        ("config.train.steps = {}", "config.train.steps: {} is not an int"),
-        ("config.modle", "config.modle: unknown key; did you mean model?"),
-        ("config.model.n_heads = 10**400", "config.model.n_heads: 1000000000000000000000000000000000000000... (401"),
-        ("config.train.seed = 10**5000", "config.train.seed: a number of thousands of digits is out of range"),
-        ("config.model.window_pattern = (10**400,)", "config.model.window_pattern: 100000000000000000000000000000"),
-    ],
-)
-def test_empty_values_and_numbers_of_any_length_are_reported(config_file, the_problem, line, message):
-    assert the_problem(config_file(line)).startswith(message)
+def test_a_config_file_can_neither_end_the_command_nor_give_a_traceback(tmp_path, the_problem):
+    for i, (content, message) in enumerate(BROKEN_FILES):
+        path = tmp_path / f"experiment{i}.py"
+        path.write_bytes(content)
+        line = the_problem(str(path))
+        assert line.startswith(f"{path}: ")
+        assert re.search(message, line)
+        assert len(line) < 3000
+
+
+STRANGE = [
+    ("config.model.d_model = {'a': {}}", "config.model.d_model.a: unknown section 'model.d_model'"),
+    ("config.train.steps = {}", "config.train.steps: {} is not an int"),
+    ("config.modle", "config.modle: unknown key; did you mean model?"),
+    ("config.model.n_heads = 10**400", "config.model.n_heads: 1000000000000000000000000000000000000000... (401"),
+    ("config.train.seed = 10**5000", "config.train.seed: a number of thousands of digits is out of range"),
+    ("config.model.window_pattern = (10**400,)", "config.model.window_pattern: 100000000000000000000000000000"),
+]
+
+
+def test_empty_values_and_numbers_of_any_length_are_reported(config_file, the_problem):
+    for line, message in STRANGE:
+        assert the_problem(config_file(line)).startswith(message)
 
 
 def test_ctrl_c_while_a_config_file_runs_is_no_error_of_the_file(config_file):

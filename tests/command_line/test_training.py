@@ -34,23 +34,24 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
         parse_arguments(arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--model.d_model=3"], "--model.d_model=3: unexpected argument; config keys are set with --config.SECTION"),
-        (["--resume"], "--resume: name the run to resume with --workdir DIR"),
-        (["--connect_timeout=0"], "--connect_timeout: give a number of seconds between 1 and 86400"),
-        (["--num_processes=2"], "belong together; give all three"),
-        (
-            ["--num_processes=2", "--process_id=0", "--coordinator_address=localhost"],
-            "--coordinator_address: 'localhost' is not HOST:PORT",
-        ),
-        (["--plan"], "--plan and --device NAME:COUNT belong together"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(arguments, expected):
-    with pytest.raises(UserError) as caught:
-        parse_arguments([CONFIG, "--config.train.steps=x", *arguments])
-    first, last = caught.value.problems
-    assert expected in first
-    assert last == "config.train.steps: 'x' is not an int"
+MISTAKES = [
+    (["--model.d_model=3"], "--model.d_model=3: unexpected argument; config keys are set with --config.SECTION"),
+    (["--resume"], "--resume: name the run to resume with --workdir DIR"),
+    (["--connect_timeout=0"], "--connect_timeout: give a number of seconds between 1 and 86400"),
+    (["--num_processes=2"], "belong together; give all three"),
+    (
+        ["--num_processes=2", "--process_id=0", "--coordinator_address=localhost"],
+        "--coordinator_address: 'localhost' is not HOST:PORT",
+    ),
+    (["--plan"], "--plan and --device NAME:COUNT belong together"),
+]
+
+
+def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for arguments, expected in MISTAKES:
+        with pytest.raises(UserError) as caught:
+            parse_arguments([CONFIG, "--config.train.steps=x", *arguments])
+        first, last = caught.value.problems
+        assert expected in first
+        assert last == "config.train.steps: 'x' is not an int"

@@ -2,102 +2,101 @@
 
 import importlib.util
 
-import pytest
-
 from lm.command_line.loading import load
 
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
-        ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
-        ("model.d_model=12", "model.d_head: 3 is odd"),
-        ("model.rope_width=3", "model.rope_width: 3 must be even and at most the width of a head, 64"),
-        ("model.rope_width=66", "model.rope_width: 66 must be even and at most the width of a head, 64"),
-        ("model.rope_factor=8", "model.rope_factor: 8.0 has no effect with rope_scaling = none"),
-        (
-            "model.rope_scaling=llama3 model.rope_low_freq_factor=4",
-            "model.rope_low_freq_factor: 4.0 is not less than rope_high_freq_factor = 4.0; Llama 3.1 has 1 and 4",
-        ),
-        ("model.parametrization=mup model.attn_scale=0.1", "model.attn_scale: 0.1, but muP scales attention scores"),
-        ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
-        ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
-        ("model.n_kv_heads=8", "model.n_kv_heads: 8 does not divide"),
-        ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
-        (
-            "model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
-            "model.norm_ddof: 1 would divide by 0",
-        ),
-        (
-            "model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 model.positions=none",
-            "model.norm_algorithm: running_mean divides by d_model - 1",
-        ),
-        ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
-        ("model.parametrization=mup optimizer.name=muon", "optimizer.name: muP defines no learning rates for muon"),
-        ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
-        ("model.rope_factor=0.5 model.rope_scaling=linear", "model.rope_factor: 0.5 is out of range"),
-        ("model.qk_norm_over=all_heads", "model.qk_norm_over: all_heads has no effect with qk_norm = false"),
-        ("model.embed_scale=0", "model.embed_scale: 0.0 is out of range"),
-        ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
-        ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
-        ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
-        (
-            "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
-            "model.attention: cudnn needs one window",
-        ),
-        ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
-        (
-            "data.splits=(0,0.5,0.5)",
-            "data.splits: (0.0, 0.5, 0.5) must be three fractions (train, validation, test) that add up to 1, "
-            "with train above 0",
-        ),
-        ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
-        ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
-        ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
-        ("data.source=tokens:x", "data.tokenizer: char is learned from text"),
-        ("data.special_tokens=true", "data.special_tokens: true, but the tokenizer char has no special tokens"),
-        ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
-        (
-            "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
-            "data.packing: documents needs",
-        ),
-        ("data.packing=documents", "data.order: crops cut across documents"),
-        ("data.packing=documents data.order=epochs data.stride=3", "data.stride: 3 has no effect with packing"),
-        ("data.stride=3", "data.stride: 3 has no effect with order"),
-        ("train.debug=true model.scan_layers=true", "train.debug: true"),
-        ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
-        ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
-        ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
-        ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
-        ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
-        ("train.profile=5", "train.profile: (5,)"),
-        ("eval.sample_prompt=", "eval.sample_prompt: empty"),
-        ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
-        ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
-        ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
-    ],
-)
-def test_a_contradiction_is_reported_once(config_file, the_problem, overrides, expected):
-    assert the_problem(config_file(), *overrides.split()).startswith(f"config.{expected}")
+CONTRADICTIONS = [
+    ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
+    ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
+    ("model.d_model=12", "model.d_head: 3 is odd"),
+    ("model.rope_width=3", "model.rope_width: 3 must be even and at most the width of a head, 64"),
+    ("model.rope_width=66", "model.rope_width: 66 must be even and at most the width of a head, 64"),
+    ("model.rope_factor=8", "model.rope_factor: 8.0 has no effect with rope_scaling = none"),
+    (
+        "model.rope_scaling=llama3 model.rope_low_freq_factor=4",
+        "model.rope_low_freq_factor: 4.0 is not less than rope_high_freq_factor = 4.0; Llama 3.1 has 1 and 4",
+    ),
+    ("model.parametrization=mup model.attn_scale=0.1", "model.attn_scale: 0.1, but muP scales attention scores"),
+    ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
+    ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
+    ("model.n_kv_heads=8", "model.n_kv_heads: 8 does not divide"),
+    ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
+    (
+        "model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
+        "model.norm_ddof: 1 would divide by 0",
+    ),
+    (
+        "model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 model.positions=none",
+        "model.norm_algorithm: running_mean divides by d_model - 1",
+    ),
+    ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
+    ("model.parametrization=mup optimizer.name=muon", "optimizer.name: muP defines no learning rates for muon"),
+    ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
+    ("model.rope_factor=0.5 model.rope_scaling=linear", "model.rope_factor: 0.5 is out of range"),
+    ("model.qk_norm_over=all_heads", "model.qk_norm_over: all_heads has no effect with qk_norm = false"),
+    ("model.embed_scale=0", "model.embed_scale: 0.0 is out of range"),
+    ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
+    ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
+    ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
+    (
+        "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
+        "model.attention: cudnn needs one window",
+    ),
+    ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
+    (
+        "data.splits=(0,0.5,0.5)",
+        "data.splits: (0.0, 0.5, 0.5) must be three fractions (train, validation, test) that add up to 1, "
+        "with train above 0",
+    ),
+    ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
+    ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
+    ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),
+    ("data.source=tokens:x", "data.tokenizer: char is learned from text"),
+    ("data.special_tokens=true", "data.special_tokens: true, but the tokenizer char has no special tokens"),
+    ("data.source=tokens:x data.tokenizer=none data.splits=(0.8,0.1,0.1)", "data.splits: token shards name"),
+    (
+        "data.source=tokens:x data.tokenizer=none data.packing=documents data.order=epochs",
+        "data.packing: documents needs",
+    ),
+    ("data.packing=documents", "data.order: crops cut across documents"),
+    ("data.packing=documents data.order=epochs data.stride=3", "data.stride: 3 has no effect with packing"),
+    ("data.stride=3", "data.stride: 3 has no effect with order"),
+    ("train.debug=true model.scan_layers=true", "train.debug: true"),
+    ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
+    ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
+    ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
+    ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
+    ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
+    ("train.profile=5", "train.profile: (5,)"),
+    ("eval.sample_prompt=", "eval.sample_prompt: empty"),
+    ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
+    ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
+    ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
+]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "optimizer.schedule=constant optimizer.decay_steps=2000",
-        "model.scan_layers=true model.window_pattern=(64,64,0)",
-        "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.n_layers=1 "
-        "model.window_pattern=(64,0)",
-        "model.positions=none model.d_head=7",
-        "model.norm_ddof=1 model.norm_algorithm=running_mean",
-        "eval.sample_prompt= eval.sample_tokens=0",
-        "data.splits=(0.7,0.0,0.3)",
-        "train.steps=0 optimizer.warmup_steps=20 optimizer.decay_steps=100",
-    ],
-)
-def test_keys_that_go_together_are_accepted(config_file, overrides):
-    load(config_file(), overrides.split())
+def test_a_contradiction_is_reported_once(config_file, the_problem):
+    path = config_file()
+    for overrides, expected in CONTRADICTIONS:
+        assert the_problem(path, *overrides.split()).startswith(f"config.{expected}"), overrides
+
+
+FITTING = [
+    "optimizer.schedule=constant optimizer.decay_steps=2000",
+    "model.scan_layers=true model.window_pattern=(64,64,0)",
+    "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.n_layers=1 "
+    "model.window_pattern=(64,0)",
+    "model.positions=none model.d_head=7",
+    "model.norm_ddof=1 model.norm_algorithm=running_mean",
+    "eval.sample_prompt= eval.sample_tokens=0",
+    "data.splits=(0.7,0.0,0.3)",
+    "train.steps=0 optimizer.warmup_steps=20 optimizer.decay_steps=100",
+]
+
+
+def test_keys_that_go_together_are_accepted(config_file):
+    path = config_file()
+    for overrides in FITTING:
+        load(path, overrides.split())
 
 
 def test_wandb_that_is_not_installed_is_reported_before_the_run(config_file, the_problem, monkeypatch):
