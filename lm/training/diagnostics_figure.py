@@ -9,7 +9,6 @@ import numpy as np
 from lm.workdir.metrics import read_metrics
 
 SIZE_INCHES, DPI = (10.0, 12.0), 100
-LABEL_GAP = 0.062  # between two labels beside a panel, as a fraction of its height
 ALL_LAYERS_LABELED = 4  # deeper models label the first and the last layer only
 LOG_FROM = 10  # ratio of the largest to the smallest value from which an axis is logarithmic
 
@@ -94,31 +93,25 @@ def _look(layer: int, n_layers: int) -> tuple[str, tuple]:
 
 
 def _draw(axes, curves: list[tuple]) -> None:
-    """Draw curves, each with its label beside its last value."""
     values = np.concatenate([curve[1] for curve in curves] or [np.zeros(0)])
     is_log = _is_log(values)
     axes.set_yscale("log" if is_log else "linear")
-    ends, labeled = [], set()
+    labeled = set()
     for steps, y, label, color, style in curves:
         y = np.where(np.isfinite(y) & ((y > 0) | (not is_log)), y, np.nan)
+        shown = label if np.isfinite(y).any() and label not in labeled else ""
+        labeled.add(shown)
         marker = "o" if np.isfinite(y).sum() == 1 else ""
-        axes.plot(steps, y, color=color, linestyle=style, marker=marker, linewidth=1.4)
-        if np.isfinite(y).any() and label and label not in labeled:
-            labeled.add(label)
-            ends.append((y[np.isfinite(y)][-1], label, color))
+        axes.plot(steps, y, color=color, linestyle=style, marker=marker, linewidth=1.4, label=shown or "_hidden")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.margins(x=0.02)
-    if is_log:
-        _log_ticks(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if len(shown := {step for curve in curves for step in curve[0]}) == 1:
-        axes.set_xlim(min(shown) - 1, min(shown) + 1)
-    if not ends:
+    if labeled - {""}:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+    else:
         axes.set_yticks([])
         why = "zero or not finite" if curves else "not measured"
         axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#777777")
-    _label_ends(axes, ends)
 
 
 def _is_log(values: np.ndarray) -> bool:
@@ -129,48 +122,3 @@ def _is_log(values: np.ndarray) -> bool:
     """
     values = values[np.isfinite(values) & (values != 0)]
     return bool(len(values) and values.min() > 0 and values.max() >= LOG_FROM * values.min())
-
-
-def _label_ends(axes, ends: list[tuple[float, str, tuple]]) -> None:
-    """Write labels at the right of a panel, at the heights of their values, moved apart where they would overlap."""
-    to_axes = axes.transData + axes.transAxes.inverted()
-    ends = sorted((to_axes.transform((axes.get_xlim()[1], y))[1], label, color) for y, label, color in ends)
-    heights = apart([height for height, _, _ in ends], LABEL_GAP)
-    for height, (_, label, color) in zip(heights, ends, strict=True):
-        axes.text(1.01, height, label, color=color, fontsize=8, va="center", transform=axes.transAxes)
-
-
-def apart(heights: list[float], gap: float) -> np.ndarray:
-    """Return ascending heights, moved as little as possible so that neighbors are at least `gap` apart.
-
-    >>> apart([0.25, 0.5, 0.5], 0.125)
-    array([0.25  , 0.4375, 0.5625])
-    """
-    from scipy.optimize import isotonic_regression
-
-    room = gap * np.arange(len(heights))
-    return isotonic_regression(np.asarray(heights) - room).x + room if len(heights) else room
-
-
-def _log_ticks(axes) -> None:
-    """Label powers of ten, and 2 and 5 times them if the axis is short, so that labels do not overlap."""
-    low, high = axes.get_ylim()
-    decades = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    if math.log10(high / low) < 2.5:
-        ticks = [m * 10.0**decade for decade in decades for m in (1, 2, 5)]
-    else:
-        ticks = list(10.0 ** decades[:: math.ceil(len(decades) / 7)])
-    shown = [tick for tick in ticks if low <= tick <= high]
-    axes.minorticks_off()
-    axes.set_yticks(shown, [_short(tick) for tick in shown])
-
-
-def _short(x: float) -> str:
-    """Format a tick.
-
-    >>> _short(0.002), _short(2e-5), _short(1000.0)
-    ('0.002', '2e-5', '1000')
-    """
-    if 1e-3 <= x < 1e5:
-        return f"{x:.2g}" if x < 100 else f"{x:.0f}"
-    return f"{x:.0e}".replace("e-0", "e-").replace("e+0", "e")
