@@ -24,6 +24,8 @@ TPUS = {name: device for name, device in DEVICES.items() if device.gke and devic
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
 PORT = 8476
 VOLUME = "/runs"  # where pods mount the claim
+USER = 1000  # of launch/Dockerfile
+NAME_OF_OBJECT = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
 SECONDS_TO_SAVE = 300  # between SIGTERM and the end of a pod; a spot node leaves 15 to 30
 CHECKED_IN_THE_POD = ("--config.log.wandb",)  # it needs a package of the image
 EXAMPLES = """\
@@ -60,6 +62,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     machines = parser.add_mutually_exclusive_group(required=True)
     machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}")
     machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}")
+    add = parser.add_argument
+    add("--spot", action="store_true", help="use spot nodes, which may be taken away")
+    add("--queue", metavar="NAME", help="local queue of Kueue that admits the job")
+    add("--secret", action="append", default=[], metavar="NAME", help="Secret whose keys become environment variables")
+    add("--cpu", type=int, metavar="N", help="CPUs that a pod requests (default: 2 per accelerator)")
+    add("--memory", metavar="SIZE", help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)")
     parser.add_argument("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
     return parser.parse_args(argv)
@@ -79,12 +87,20 @@ def jobset(args: argparse.Namespace) -> dict:
             f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "
             "letter"
         )
+    for option, names in {"queue": [args.queue] if args.queue else [], "secret": args.secret}.items():
+        if wrong := [name for name in names if not re.fullmatch(NAME_OF_OBJECT, name)]:
+            raise UserError(f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb")
+    if args.memory is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[GT]i", args.memory):
+        raise UserError(f"--memory: {args.memory!r} is not a size such as 64Gi")
+    if args.cpu is not None and args.cpu < 1:
+        raise UserError(f"--cpu must be at least 1 (it is {args.cpu})")
     platform = "tpu" if args.tpu else "gpu"
     n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    per_pod = sum(limits.values())
     check_train(
         train,
         workdir=f"the workdir is {VOLUME}/NAME; set --name instead",
-        n_devices=n_pods * sum(limits.values()),
+        n_devices=n_pods * per_pod,
         unchecked=CHECKED_IN_THE_POD,
     )
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
@@ -93,12 +109,17 @@ def jobset(args: argparse.Namespace) -> dict:
         "image": args.image,
         "command": ["python", "-m", "lm.train", *files, "--resume", "--platform", platform, *connect, *train],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
-        "resources": {"limits": limits},
+        "resources": {
+            "limits": limits,
+            # The least that a pod gets. Without requests it is the first to be evicted when a node is short of memory.
+            "requests": {"cpu": str(args.cpu or 2 * per_pod), "memory": args.memory or f"{8 * per_pod}Gi"},
+        },
         "volumeMounts": [{"name": "runs", "mountPath": VOLUME}, {"name": "memory", "mountPath": "/dev/shm"}],
     }
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
+        "securityContext": {"fsGroup": USER},  # so that the image's user can write to the claim
         "nodeSelector": labels,
         "containers": [container],
         "volumes": [
@@ -107,12 +128,22 @@ def jobset(args: argparse.Namespace) -> dict:
         ],
     }
     metadata = {"name": args.name}
+    if args.secret:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in args.secret]
+    if args.queue:
+        metadata["labels"] = {"kueue.x-k8s.io/queue-name": args.queue}
+    tolerations = []
+    if args.spot:
+        labels["cloud.google.com/gke-spot"] = "true"
+        tolerations.append({"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"})
     if args.tpu:
         # A node pool of TPUs is one slice and serves one job at a time. A node pool of GPUs can serve several jobs.
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     else:
         container["env"] = [{"name": "LD_LIBRARY_PATH", "value": DRIVER}]
-        pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    if tolerations:
+        pod["tolerations"] = tolerations
     return _jobset_of_pods(metadata, pod, n_pods, args.restarts)
 
 

@@ -27,7 +27,7 @@ from lm.text_tables import table
 from lm.trained_model import load
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
-from lm.workdir.saved_run import WEIGHTS_OF, check_meta, holds_run
+from lm.workdir.saved_run import WEIGHTS_OF, check_meta
 
 SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
 N_RANDOM = 32  # ids to compare on, if none are given
@@ -83,8 +83,6 @@ def import_checkpoint(
         UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
     """
     config = read_config(directory, seq_len=seq_len, dtype=dtype)
-    if holds_run(workdir):
-        raise UserError(f"--workdir {workdir} already holds a run, which an import does not replace; give another one")
     with written_whole(workdir, "--workdir") as partial:
         tokenizer = load_tokenizer(directory, config)
         if tokenizer is None:
