@@ -6,7 +6,7 @@
 Varies one size of a small Llama-like model at a time: parameters (by width), context, vocabulary, layers, simulated
 devices. Each point runs in a process of its own and compiles from scratch. Measures CPU seconds to compile, the median
 seconds per step, and the bytes of the program's arguments and temporaries, beside the estimate that
-`--plan` uses. Writes results/growth.json and results/growth.png.
+`--plan` uses. Writes results/growth.json and docs/growth.png.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> int:
     if not a.redraw:
         write_results(RESULTS / "growth.json", measure(), base=BASE)
     figure = draw(json.loads((RESULTS / "growth.json").read_text())["rows"])
-    figure.savefig(RESULTS / "growth.png", dpi=100)
+    figure.savefig(ROOT / "docs" / "growth.png", dpi=100)
     return 0
 
 
