@@ -78,6 +78,18 @@ def test_paths_exist(page):
         assert list(ROOT.glob(path.rstrip("/"))), f"{path}: no such path"
 
 
+@pytest.mark.slow
+def test_the_site_builds(tmp_path, monkeypatch):
+    pytest.importorskip("mkdocs", reason="the extra [docs] is not installed")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    pytest.importorskip("material", reason="the extra [docs] is not installed")
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))  # strict: a warning is an error
+    assert (tmp_path / "index.html").exists()
+
+
 # ---- The worked changes --------------------------------------------------------------------------------------------
 
 # Check that each key alone changes the update of the output head in one step of SGD, then train with all of them.
