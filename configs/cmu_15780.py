@@ -23,7 +23,6 @@ def get_config():
     # The first 70 % of the text are for training. Windows of 256 words do not overlap; the model reads words 1..255 of
     # one and predicts 2..256.
     config.data.tokenizer = "word"
-    config.data.vocabulary_from = "all"
     config.data.splits = (0.7, 0.3, 0.0)
     config.data.order = "epochs"
     config.data.shuffle = False

@@ -94,9 +94,9 @@ def generation_options(a: argparse.Namespace) -> dict:
 
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
-    """Return the prompts of the arguments, a file or standard input."""
+    """Return the prompts of the arguments, a file or standard input; none: the default one."""
     if not a.prompt_file:
-        return a.prompt or ["\n"]
+        return a.prompt or []
     try:
         content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).read_bytes()
         text = content.decode()
@@ -122,8 +122,10 @@ def generate(a: argparse.Namespace) -> int:
     if a.special_tokens is not None:
         run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
-    from lm.training.memory import report_out_of_memory  # imports jax
+    from lm.generation.text import known_prompt  # imports jax
+    from lm.training.memory import report_out_of_memory
 
+    prompts = prompts or [known_prompt("\n", run.tokenizer) if run.tokenizer else "\n"]
     with report_out_of_memory("use a smaller --batch-size or --tokens"):
         show(a, prompts, run.stream(prompts, a.tokens, **generation_options(a)))
     return 0

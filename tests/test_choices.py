@@ -54,7 +54,7 @@ def test_an_optimizer_choice_without_an_implementation_is_an_error(key):
         make_optimizer(o, 10, parameters.parameter_table(config.model))
 
 
-@pytest.mark.parametrize("key", ["packing", "vocabulary_from"])
+@pytest.mark.parametrize("key", ["packing"])
 def test_a_data_choice_without_an_implementation_is_an_error(key, tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 20)
     config = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), splits=(0.8, 0.1, 0.1))

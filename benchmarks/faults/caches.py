@@ -19,7 +19,7 @@ def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage every file of a token cache in every way, and open the corpus."""
     for number, variant in enumerate(VARIANTS):
         cache = bench.base / f"tokens_{number}"
-        settings = {"source": f"text:{bench.text}", "vocabulary_from": "all", "cache_dir": str(cache)} | variant
+        settings = {"source": f"text:{bench.text}", "cache_dir": str(cache)} | variant
         _, expected = open_corpus(settings)
         whole = bench.base / f"tokens_{number}_whole"
         shutil.rmtree(whole, ignore_errors=True)

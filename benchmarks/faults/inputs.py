@@ -27,7 +27,7 @@ def random_texts(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         if draw.random() < 0.1:
             path.write_bytes(draw.randbytes(draw.randint(0, 500)))
         tokenizer = draw.choice(("char", "byte", "word", "bpe:300"))
-        settings = {"source": f"text:{path}", "tokenizer": tokenizer, "vocabulary_from": "all"}
+        settings = {"source": f"text:{path}", "tokenizer": tokenizer}
         outcome, found = open_corpus(settings | {"cache_dir": str(bench.base / "random_cache")})
         changed = []
         if outcome.code == 0 and tokenizer in ("char", "byte", "bpe:300"):

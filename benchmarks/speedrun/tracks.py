@@ -96,7 +96,7 @@ def n_predicted(content: bytes) -> int:
 def forced_values() -> dict[str, Any]:
     """Return the values that the rules set in every run, by dotted name; text, seed and caches are set for each run."""
     return {
-        "data.splits": FRACTIONS, "data.tokenizer": "char", "data.vocabulary_from": "train", "data.unk": False,
+        "data.splits": FRACTIONS, "data.tokenizer": "char", "data.unk": False,
         "data.packing": "none", "data.offline": None, "eval.every": 0,
         "eval.final_splits": ("test",),  # there is no such split: a run does not evaluate, and is scored after its end
     }  # fmt: skip

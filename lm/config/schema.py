@@ -171,9 +171,6 @@ class DataConfig:
         "tokenizer.json; none: the source holds token ids",
         forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"),
     )  # fmt: skip
-    vocabulary_from: str = key(
-        "train", "char, word: the splits whose characters or words are in the vocabulary", choices=("train", "all")
-    )
     special_tokens: bool = key(
         False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
         "tokens, and put the tokenizer's first token (<s>) before both; false: encode the names as text, for untrusted "

@@ -63,7 +63,7 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         UserError: the input cannot be read, or the output directory belongs to something else.
         OSError: a file cannot be read or written at the moment.
     """
-    files, units = find_units(o.input, o.unit_bytes)
+    files, units = find_units(o.input, o.unit_bytes, say)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
     if not any(unit.split in ("", "train") for unit in units):

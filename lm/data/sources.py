@@ -11,11 +11,11 @@ from pathlib import Path
 from lm.config import SPLITS
 from lm.data import cache, shakespeare
 from lm.data.markov import ORDERS, VERSION, MarkovChain
+from lm.data.text_files import find_text_files, printable, read_text
 from lm.errors import UserError
 from lm.files import read_json
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
-MAX_LISTED_FILES = 4
 # What is read of the metadata of a prepared TFDS directory. The lengths are strings, as all int64 in JSON of proto3.
 INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
 
@@ -42,13 +42,14 @@ class Source:
         return self.read()
 
 
-def find_source(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+def find_source(config, cache_dir: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Source:
     """Find the text of config.data.source.
 
     Args:
         config: a `DataConfig`.
         cache_dir: caches the digests of large files.
         say: receives lines of information.
+        warn: receives warnings.
 
     Raises:
         Unavailable: the text must be downloaded, and cannot be.
@@ -58,7 +59,7 @@ def find_source(config, cache_dir: Path, say: Callable[[str], None]) -> Source:
     if kind == "tfds" and argument:
         return find_tfds(argument, config, cache_dir, say)
     if kind == "text" and argument:
-        return find_text(Path(argument).expanduser(), config, cache_dir, say)
+        return find_text(Path(argument).expanduser(), config, cache_dir, say, warn)
     if config.source == "python_docs":
         return find_python_docs(config)
     if kind == "markov":
@@ -104,57 +105,12 @@ def _slice(documents, start, end) -> Iterator[str]:
 # ---- text:PATH -------------------------------------------------------------------------------------------------------
 
 
-def find_text(path: Path, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
+def find_text(path: Path, config, cache_dir: Path, say, warn) -> Source:
     """Find text files, each of which is one document in UTF-8; see `find_source`."""
-    files = list_files(path)
-    if not files:
-        raise UserError(f'config.data.source: "{config.source}" is not a file, nor a folder with files')
-    if path.is_dir():
-        say(f"reading {len(files)} file{'s' * (len(files) > 1)} of {path}: {_shorten(files, path)}")
+    files = find_text_files(path, f'config.data.source: "{config.source}"', say, warn)
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("text", [cache.digest_of(file, cache_dir) for file in files], fractions)
-    return Source(_printable(path.resolve().name), digest, lambda: cut([_read(file) for file in files], fractions))
-
-
-def _shorten(files: list[Path], folder: Path) -> str:
-    names = [_printable(str(file.relative_to(folder))) for file in files]
-    if len(names) > MAX_LISTED_FILES:
-        names[MAX_LISTED_FILES - 1 : -1] = ["..."]
-    return ", ".join(names)
-
-
-def _printable(name: str) -> str:
-    """Return a file name that can be printed on one line and written to JSON.
-
-    >>> _printable("caf" + os.fsdecode(bytes([233]))), _printable("two lines".replace(" ", chr(10)))
-    ('caf\ufffd', 'two\ufffdlines')
-    """
-    text = os.fsencode(name).decode(errors="replace")
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def list_files(path: Path) -> list[Path]:
-    """Return the file itself, or every file below a folder except hidden ones, in the order of their paths."""
-    if path.is_dir():
-        return sorted(f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path)))
-    return [path] if path.is_file() else []
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _read(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        return content.decode()
-    except OSError as e:
-        raise UserError(f"cannot read {path} ({e.strerror})") from None
-    except UnicodeDecodeError as e:
-        raise UserError(
-            f"{path} is not UTF-8 (byte {content[e.start]:#04x} at offset {e.start}); convert it, or move it out of "
-            "the folder"
-        ) from None
+    return Source(printable(path.resolve().name), digest, lambda: cut([read_text(file) for file in files], fractions))
 
 
 # ---- tfds:NAME -------------------------------------------------------------------------------------------------------

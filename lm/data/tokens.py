@@ -22,9 +22,6 @@ from lm.files import COUNT, read_json
 FORMAT = 1  # of the tokens; part of their fingerprints
 MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
 MAX_BATCH_DOCUMENTS = 1024
-# Advice for unknown characters or words: where the tokenizer is learned from the text, and where it is given.
-OTHER_VOCABULARY = 'set config.data.vocabulary_from="all" or config.data.unk=true, or use the byte tokenizer'
-OTHER_TEXT = "this model cannot predict them: remove them from the text"
 
 
 def open_corpus(
@@ -52,13 +49,13 @@ def open_corpus(
     if config.source.startswith("tokens:"):
         return _open_token_shards(config, tokenizer, cache_dir, warn, say, notices)
     source, name = _find_source(config, cache_dir, warn, say)
-    given, tokenizer = tokenizer, tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
+    tokenizer = tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
     directory = _entry(cache_dir, fingerprint)
     try:
         splits = _tokenize(source, tokenizer, directory, warn, say)
     except UnknownText as e:
-        raise UserError(f"{e}; {OTHER_TEXT if given else OTHER_VOCABULARY}") from None
+        raise UserError(f"{e}; this model cannot predict them: remove them from the text") from None
     if packed:
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
@@ -105,7 +102,7 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
 def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
     """Return the configured source, or its fallback if it needs a network; and the name that shows which it is."""
     try:
-        source = sources.find_source(config, cache_dir, say)
+        source = sources.find_source(config, cache_dir, say, warn)
         return source, source.name
     except Unavailable as e:
         if config.offline is None:
@@ -115,7 +112,7 @@ def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
             f"WARNING: training on {config.offline} INSTEAD of {config.source}, because config.data.offline = "
             f'"{config.offline}". The losses are not those of {config.source}.'
         )
-        source = sources.find_source(dataclasses.replace(config, source=config.offline), cache_dir, say)
+        source = sources.find_source(dataclasses.replace(config, source=config.offline), cache_dir, say, warn)
         return source, f"{source.name} (fallback)"
 
 
@@ -132,8 +129,7 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> Tokenizer:
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
         return _load_tokenizer(config, warn)
-    options = [config.unk, config.vocabulary_from] + (["special tokens"] if config.special_tokens else [])
-    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, *options)
+    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens)
     path = cache_dir / "tokenizers" / key[:32]
     cached = cache.read_file(path)
     if cached is None:
@@ -148,13 +144,26 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> Tokenizer:
 
 
 def _learn_tokenizer(config, source, say) -> Tokenizer:
-    kind = config.tokenizer.partition(":")[0]
+    """Learn a vocabulary: bpe from the train split, char and word from all splits unless others become <unk>."""
+    kind, splits = config.tokenizer.partition(":")[0], source.documents
+
+    def learn(selected) -> Tokenizer:
+        documents = chain.from_iterable(map(_with_newlines, selected))
+        return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
+
     if kind == "bpe":
         say(f"training the tokenizer {config.tokenizer} on {source.name}")
-    splits, use_all = source.documents, {"train": False, "all": True}[config.vocabulary_from]
-    selected = splits.values() if use_all and kind != "bpe" else [splits.get("train", ())]
-    documents = chain.from_iterable(map(_with_newlines, selected))
-    return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
+    of_train = learn([splits.get("train", ())])
+    if kind == "bpe" or config.unk:
+        return of_train
+    of_all = learn(splits.values())
+    if others := sorted(set(of_all.pieces) - set(of_train.pieces)):
+        shown = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
+        say(
+            f"{len(others):,} of the {of_all.vocab_size:,} {kind}s of {source.name} occur in no training text: "
+            f"{shown}; for <unk> in their place, --config.data.unk=true"
+        )
+    return of_all
 
 
 def _with_newlines(documents: Iterable[str]) -> Iterator[str]:

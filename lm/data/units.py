@@ -1,12 +1,13 @@
 """Units of a large corpus: parts of about equal size that processes read independently."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from lm.config import SPLITS
 from lm.data import sources
+from lm.data.text_files import BOM, find_text_files, list_files
 from lm.errors import UserError
 from lm.files import parse_json
 
@@ -30,12 +31,13 @@ class Unit:
     split: str = ""
 
 
-def find_units(source: str, unit_bytes: int) -> tuple[list[Path], list[Unit]]:
+def find_units(source: str, unit_bytes: int, say: Callable[[str], None] = print) -> tuple[list[Path], list[Unit]]:
     """Cut the input of `lm.data.prepare` into units, in the order of the files.
 
     Args:
         source: "text:PATH", "jsonl:PATH", "arrayrecord:PATH" or "tfds:DIR".
         unit_bytes: approximate size of a unit.
+        say: receives lines of information and warnings.
 
     Returns:
         The files that are read, and the units.
@@ -50,9 +52,13 @@ def find_units(source: str, unit_bytes: int) -> tuple[list[Path], list[Unit]]:
         return [file for files, _ in prepared.values() for file in files], _tfds_units(path, prepared, unit_bytes)
     if kind not in ("text", "jsonl", "arrayrecord") or not argument:
         raise UserError(f"--input: {source!r} is not one of text:PATH, jsonl:PATH, arrayrecord:PATH, tfds:DIR")
-    files = sources.list_files(path)
-    if not files:
-        raise UserError(f"--input: {source!r} is not a file, nor a folder with files")
+    name = f"--input: {source!r}"
+    if kind == "arrayrecord":
+        files = list_files(path)
+        if not files:
+            raise UserError(f"{name} is not a file, nor a folder or a pattern with files")
+    else:
+        files = find_text_files(path, name, say, say if kind == "text" else lambda line: None)
     sizes = {file: file.stat().st_size for file in files}
     if kind == "arrayrecord":
         parts = {file: _cut_records(_count_records(file), sizes[file], unit_bytes) for file in files}
@@ -127,6 +133,9 @@ def _read_records(reader, unit: Unit) -> list[bytes]:
 def _parse_line(line: bytes, field: str) -> str:
     try:
         text = parse_json(line).get(field)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"a line has {half!r}, half of a surrogate pair, which is not text: {line[:100]!r}") from None
     except ValueError as error:
         raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
     if not isinstance(text, str):
@@ -140,5 +149,5 @@ def _read_lines(unit: Unit) -> Iterator[bytes]:
         file.seek(max(0, unit.start - 1))
         if unit.start:
             file.readline()  # skip the rest of the line that contains the byte before `start`
-        while file.tell() < unit.end and (line := file.readline()):
-            yield line
+        while (start := file.tell()) < unit.end and (line := file.readline()):
+            yield line if start else line.removeprefix(BOM)

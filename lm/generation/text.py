@@ -15,6 +15,15 @@ CONTEXT = 8  # tokens that are decoded before new ones: some tokenizers change s
 PENDING = 8  # the newest tokens, which are decoded again with the next ones: more than the bytes of a character
 
 
+def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
+    """Return the prompt; in place of a newline that the tokenizer does not know, its first token."""
+    try:
+        known = prompt != "\n" or len(tokenizer.encode(prompt))
+    except UserError:
+        known = False
+    return prompt if known else tokenizer.decode([0])
+
+
 @dataclasses.dataclass
 class Continuation:
     """The continuation of one prompt, which grows during generation.

@@ -4,7 +4,7 @@ from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
-from lm.generation.text import generate_texts
+from lm.generation.text import generate_texts, known_prompt
 from lm.step import TrainState
 from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
@@ -46,7 +46,8 @@ def sample_text(loop: Loop, state: TrainState) -> str:
     """Return config.eval.sample_prompt and its continuation."""
     config, tokenizer = loop.run.config, loop.run.corpus.tokenizer
     limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
-    decoder, prompt = make_decoder(state.params, config.model, **limits), config.eval.sample_prompt
+    decoder = make_decoder(state.params, config.model, **limits)
+    prompt = known_prompt(config.eval.sample_prompt, tokenizer)
     (row,) = generate_texts(
         decoder, tokenizer, [prompt], config.eval.sample_tokens, Sampling(temperature=0.8), seed=config.train.seed
     )

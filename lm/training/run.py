@@ -12,6 +12,7 @@ from lm.cost import flops
 from lm.data import Corpus
 from lm.errors import UserError
 from lm.files import to_json
+from lm.generation.text import known_prompt
 from lm.layers.attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
@@ -117,7 +118,8 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     if not (config.eval.sample_tokens and corpus.tokenizer):
         return []
     try:
-        n_tokens = len(corpus.tokenizer.encode_prompt(config.eval.sample_prompt))
+        prompt = known_prompt(config.eval.sample_prompt, corpus.tokenizer)
+        n_tokens = len(corpus.tokenizer.encode_prompt(prompt))
     except UserError as error:
         return [f"config.eval.sample_prompt: {error}"]
     if n_tokens:

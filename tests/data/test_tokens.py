@@ -20,6 +20,7 @@ from lm.data import (
     open_corpus,
     python_docs,
     sources,
+    tokenizers,
 )
 from lm.data import tokens as tokens_module
 from lm.data.entropy_floor import best_loss_in_windows
@@ -46,18 +47,33 @@ def quiet(config, **options):
     return open_corpus(config, say=lambda line: None, **options)
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "byte", "word", "bpe:300"])
-def test_the_tokens_decode_to_the_text(config, tokenizer):
-    corpus = quiet(config(tokenizer=tokenizer, vocabulary_from="all"))
-    parts = {name: corpus.tokenizer.decode(split.tokens) for name, split in corpus.splits.items()}
+def test_the_tokens_decode_to_the_text(config):
     n = len(TEXT)
-    assert parts == {
+    expected = {
         "train": TEXT[: int(0.9 * n)],
         "validation": TEXT[int(0.9 * n) : int(0.95 * n)],
         "test": TEXT[int(0.95 * n) :],
     }
-    assert sum(split.n_bytes for split in corpus.splits.values()) == n
-    assert all(split.n_tokens == len(split.tokens) for split in corpus.splits.values())
+    for tokenizer in ("char", "byte", "word", "bpe:300"):
+        corpus = quiet(config(tokenizer=tokenizer))
+        assert {name: corpus.tokenizer.decode(split.tokens) for name, split in corpus.splits.items()} == expected
+        assert sum(split.n_bytes for split in corpus.splits.values()) == n
+        assert all(split.n_tokens == len(split.tokens) for split in corpus.splits.values())
+
+
+def test_the_vocabulary_has_all_splits_and_what_the_training_text_lacks_is_printed(config, tmp_path):
+    """Both letters are in the test split alone. Without them, the text could not be scored."""
+    (tmp_path / "late.txt").write_text("a" * 95 + "bcaaa")
+    source, lines = f"text:{tmp_path / 'late.txt'}", []
+    corpus = open_corpus(config(source=source), say=lines.append)
+    assert corpus.tokenizer.chars == "abc"
+    (notice,) = (line for line in lines if "training text" in line)
+    assert notice.startswith("2 of the 3 chars of late.txt occur in no training text: 'b', 'c'")
+    assert "--config.data.unk=true" in notice
+    unk = quiet(config(source=source, unk=True))
+    assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
+    with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'.*remove them from the text"):
+        quiet(config(source=source), tokenizer=tokenizers.make("char", ["a"]))
 
 
 def test_splits_joined_keep_their_order(config):
@@ -83,7 +99,7 @@ def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_no_split(conf
 
 def test_opening_a_text_again_does_not_read_it(config, monkeypatch):
     first = quiet(config(tokenizer="word"))
-    monkeypatch.setattr(sources, "_read", lambda path: pytest.fail("the text was read again"))
+    monkeypatch.setattr(sources, "read_text", lambda path: pytest.fail("the text was read again"))
     second = quiet(config(tokenizer="word"))
     assert isinstance(second.splits["train"].tokens, np.memmap)
     np.testing.assert_array_equal(first.splits["train"].tokens, second.splits["train"].tokens)
@@ -107,18 +123,6 @@ def test_the_fingerprint_depends_on_content_and_settings_but_not_on_the_path(con
     assert len(same) == 1
     assert len(others) == 5
     assert not same & others
-
-
-def test_the_vocabulary_is_that_of_the_training_split_by_default(config, tmp_path):
-    path = tmp_path / "late.txt"
-    path.write_text("a" * 95 + "bcaaa")
-    source = f"text:{path}"
-    with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'") as error:
-        quiet(config(source=source))
-    assert 'config.data.vocabulary_from="all"' in str(error.value)
-    assert quiet(config(source=source, vocabulary_from="all")).tokenizer.vocab_size == 3
-    unk = quiet(config(source=source, unk=True))
-    assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
 
 
 def write_folder(root):
@@ -154,30 +158,6 @@ def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, m
         assert again.n_bytes == at_once.n_bytes
 
 
-def test_a_folder_lists_the_files_it_reads(config, tmp_path):
-    lines, folder = [], write_folder(tmp_path / "folder")
-    (folder / "b" / "notes.md").write_text("four ")
-    given = config(source=f"text:{folder}", splits=(1.0, 0.0, 0.0))
-    open_corpus(given, say=lines.append)
-    assert f"reading 4 files of {folder}: a.txt, b/c.txt, b/notes.md, d.txt" in lines
-    for i in range(10):
-        (folder / f"z{i}.txt").write_text("more ")
-    open_corpus(given, say=lines.append)
-    assert f"reading 14 files of {folder}: a.txt, b/c.txt, b/notes.md, ..., z9.txt" in lines
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
-def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(config, tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for name in (b"caf\xe9.txt", b"two\nlines.txt"):
-        (folder / os.fsdecode(name)).write_text(TEXT)
-    lines = []
-    corpus = open_corpus(config(source=f"text:{folder}"), say=lines.append)
-    assert sum(split.n_bytes for split in corpus.splits.values()) == 2 * len(TEXT) + 1  # and a newline between them
-    assert lines[0] == f"reading 2 files of {folder}: caf\ufffd.txt, two\ufffdlines.txt"
-
-
 def test_a_source_without_its_kind_suggests_the_right_form(config, tmp_path):
     (tmp_path / "novel.txt").write_text(TEXT)
     with pytest.raises(UserError, match=f"did you mean text:{tmp_path}/novel.txt"):
@@ -199,23 +179,15 @@ def test_each_file_is_a_packed_document(config, tmp_path):
     assert split.segments.tolist() == [[1] * 5 + [2] * 5, [1] * 6 + [0] * 4]
 
 
-def test_a_file_that_is_not_utf8_is_named(config, tmp_path):
-    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.txt is not UTF-8 \(byte 0xe9 at offset 3\)"):
-        quiet(config(source=f"text:{tmp_path / 'latin.txt'}"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_missing_or_unknown_source_is_a_user_error(config):
+    for changes, message in (
         ({"source": "text:/no/such/file"}, "is not a file, nor a folder"),
         ({"source": "webtext"}, "is not one of tfds:NAME"),
+        ({"source": "markov:7"}, '"markov:7" is not one of markov, markov:2, markov:3, markov:4'),
         ({"source": "tokens:/no/such/folder", "tokenizer": "none"}, "has no token shards"),
-    ],
-)
-def test_a_missing_or_unknown_source_is_a_user_error(config, changes, message):
-    with pytest.raises(UserError, match=message):
-        quiet(config(**changes))
+    ):
+        with pytest.raises(UserError, match=message):
+            quiet(config(**changes))
 
 
 def test_an_unwritable_cache_names_the_key_to_set(config, tmp_path):
@@ -324,11 +296,6 @@ def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
         assert {best_loss_in_windows(split, 5) for split in corpus.splits.values()} == {None}
 
 
-def test_orders_that_do_not_exist_are_refused(config):
-    with pytest.raises(UserError, match='"markov:7" is not one of markov, markov:2, markov:3, markov:4'):
-        quiet(config(source="markov:7"))
-
-
 def test_python_docs_is_large_and_its_train_split_has_every_character(config):
     corpus = quiet(config(source="python_docs"))
     assert corpus.name == "python_docs"
@@ -344,28 +311,6 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest == before
     monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
     assert sources.find_python_docs(DataConfig()).digest != before
-
-
-def test_two_processes_that_prepare_the_same_text_for_the_first_time_prepare_it_once(config, tmp_path):
-    given = config(tokenizer="bpe:400")
-    program = (
-        "from lm.config import DataConfig; from lm.data import open_corpus\n"
-        f"data = DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}, tokenizer='bpe:400')\n"
-        "corpus = open_corpus(data)\n"
-        "print(corpus.fingerprint, int(corpus.splits['train'].tokens.sum()))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    corpus = quiet(given)
-    assert outputs[0][-1] == outputs[1][-1] == f"{corpus.fingerprint} {int(corpus.splits['train'].tokens.sum())}"
-    lines = outputs[0] + outputs[1]
-    assert sum(line.startswith("training the tokenizer") for line in lines) == 1
-    assert sum(line.startswith("tokenizing") for line in lines) == 1
-    hidden = [path.name for path in (tmp_path / "cache").rglob(".*")]
-    assert all(name.endswith(".lock") for name in hidden), hidden
 
 
 def test_opening_a_text_imports_neither_jax_nor_unused_libraries(config):

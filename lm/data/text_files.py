@@ -1,0 +1,173 @@
+"""Text files: which files a path names, which of them are text, and whether a text is a table or a list of records."""
+
+import csv
+import glob
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from lm.errors import UserError
+
+MAX_LISTED_FILES = 4
+HEAD = 2**16  # bytes of a file that are looked at before it is read
+BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
+SIGNATURES = {
+    b"\x1f\x8b": ("is compressed with gzip", "gunzip -k {}"),
+    b"BZh": ("is compressed with bzip2", "bunzip2 -k {}"),
+    b"\xfd7zXZ": ("is compressed with xz", "unxz -k {}"),
+    b"\x28\xb5\x2f\xfd": ("is compressed with zstd", "unzstd {}"),
+    b"PK\3\4": ("is a zip archive", "unzip {}"),
+    b"%PDF": ("is a PDF", "pdftotext {}"),
+    b"PAR1": (
+        "is a Parquet file",
+        "python -c \"import pandas; pandas.read_parquet('{}').to_json('{}.jsonl', orient='records', lines=True)\" "
+        "&& python -m lm.data.prepare --input jsonl:{}.jsonl --tokenizer byte --output DIR",
+    ),
+    b"\xff\xfe": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
+    b"\xfe\xff": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
+}
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in the order of paths."""
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return sorted(f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path)))
+    return sorted(f for f in map(Path, glob.glob(str(path), recursive=True)) if f.is_file())
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def find_text_files(path: Path, option: str, say: Callable[[str], None], warn: Callable[[str], None]) -> list[Path]:
+    """Return the text files that a path names: a file, a folder or a pattern.
+
+    Args:
+        path: the path.
+        option: what the user set to it, for the errors.
+        say: receives lines of information: which files are read and which are not.
+        warn: receives a warning if the first file is JSON Lines or a table.
+
+    Raises:
+        UserError: there is no text.
+    """
+    files = list_files(path)
+    if not files:
+        raise UserError(f"{option} is not a file, nor a folder or a pattern with files")
+    problems = {file: problem for file in files if (problem := _problem_of(file))}
+    texts = [file for file in files if file not in problems]
+    if not texts:
+        raise UserError(f"{files[0]} {problems[files[0]]}")
+    if not any(file.stat().st_size for file in texts):
+        raise UserError(f"{path} is empty")
+    if path != texts[0]:
+        say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {_shorten(texts, path)}")
+    if problems:
+        say(f"skipping {len(problems)} of {len(files)} files, which are not UTF-8 text: {_shorten([*problems], path)}")
+    _describe_syntax(texts[0], say, warn)
+    return texts
+
+
+def _shorten(files: list[Path], folder: Path) -> str:
+    names = [printable(str(f.relative_to(folder) if f.is_relative_to(folder) else f)) for f in files]
+    if len(names) > MAX_LISTED_FILES:
+        names[MAX_LISTED_FILES - 1 : -1] = ["..."]
+    return ", ".join(names)
+
+
+def printable(name: str) -> str:
+    """Return a file name that can be printed on one line and written to JSON.
+
+    >>> printable("caf" + os.fsdecode(bytes([233]))), printable("two lines".replace(" ", chr(10)))
+    ('caf\ufffd', 'two\ufffdlines')
+    """
+    text = os.fsencode(name).decode(errors="replace")
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file without a byte order mark; raises UserError if it is not UTF-8."""
+    try:
+        content = path.read_bytes().removeprefix(BOM)
+        return content.decode()
+    except OSError as e:
+        raise UserError(f"cannot read {path} ({e.strerror})") from None
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path} {_not_utf8(e)}") from None
+
+
+def _read_head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD)
+
+
+def _problem_of(path: Path) -> str | None:
+    """Return what a file is if its beginning is not UTF-8 text, and what to do about it."""
+    head = _read_head(path)
+    for signature, (name, command) in SIGNATURES.items():
+        if head.startswith(signature):
+            return f"{name}; convert it and give the new file: {command.replace('{}', str(path))}"
+    if head[:2] and not any(head[1:100:2]) and all(head[:100:2]):
+        return f"looks like UTF-16; convert it and give the new file: iconv -f UTF-16LE -t UTF-8 {path} > {path}.utf8"
+    try:
+        head.decode()
+    except UnicodeDecodeError as e:
+        if len(head) < HEAD or e.start < HEAD - 4:  # else a character is cut
+            return _not_utf8(e)
+    return None
+
+
+def _not_utf8(e: UnicodeDecodeError) -> str:
+    return (
+        f"is not UTF-8 (byte {e.object[e.start]:#04x} at offset {e.start}); convert it (iconv -f latin1 -t UTF-8 for "
+        "example), or move it out of the folder"
+    )
+
+
+def _describe_syntax(path: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    """Say what about the first lines of a file is not plain text, and how to have the plain text."""
+    head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
+    if "\r\n" in head:
+        say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
+    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
+    first, command = _records(lines), f"python -m lm.data.prepare --input jsonl:{path} --field {{}} --tokenizer byte"
+    kind, command = "JSON Lines", f"{command} --output data/{path.stem}"
+    if first is None:
+        first, separator = _table(lines)
+        kind = "a table"
+        command = (
+            f"python -c \"import csv; [print(row['{{}}']) for row in csv.DictReader(open('{path}', newline=''), "
+            f'delimiter={separator!r})]" > {path.stem}_text.txt'
+        )
+    if first:
+        field = max(first, key=lambda name: len(str(first[name])))
+        warn(
+            f"WARNING: {path} is {kind} with the fields {', '.join(first)}, and its syntax is part of the text; for "
+            f"the texts alone: {command.format(field)}"
+        )
+
+
+def _records(lines: list[str]) -> dict | None:
+    """Return the first record if all lines are JSON objects."""
+    try:
+        records = [json.loads(line) for line in lines if line.strip()]
+    except (ValueError, RecursionError):
+        return None
+    return records[0] if records and all(isinstance(record, dict) for record in records) else None
+
+
+def _table(lines: list[str]) -> tuple[dict, str]:
+    """Return the first row of a table with its header, and the separator; an empty row if it is not a table."""
+    for separator in "\t,":
+        try:
+            rows = list(csv.reader(lines, delimiter=separator, strict=True))
+        except csv.Error:
+            continue
+        names = [re.fullmatch(r"\w[\w .-]{0,39}", name) for name in rows[0]] if len(rows) >= 5 else []
+        if len(names) > 1 and all(names) and {len(row) for row in rows} == {len(names)}:
+            return dict(zip(rows[0], rows[1], strict=True)), separator
+    return {}, ""

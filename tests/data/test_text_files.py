@@ -1,0 +1,141 @@
+"""Which files are read, and what is said about files that are not plain text."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import sys
+
+import pytest
+
+from lm.config import DataConfig
+from lm.data import open_corpus
+from lm.data.prepare import main as prepare
+from lm.errors import UserError
+
+TEXT = "It was the best of times,\nit was the worst of times. " * 40
+
+
+def open_text(path, tmp_path, **changes):
+    """Return the text of all splits, and the lines that were printed."""
+    lines, options = [], {"splits": (1.0, 0.0, 0.0), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")}
+    corpus = open_corpus(DataConfig(source=f"text:{path}", **options | changes), say=lines.append)
+    return corpus.tokenizer.decode(corpus.split("train").tokens), lines
+
+
+def write(path, content=TEXT):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_a_folder_or_a_pattern_names_the_files_that_it_reads_and_skips_what_is_not_text(tmp_path):
+    folder = tmp_path / "folder"
+    for name in ("b/c.txt", "a.txt", "d.py", "b/deep/e.py", ".hidden", ".git/x.py"):
+        write(folder / name, f"{name} ")
+    write(folder / "latin.txt", b"caf\xe9")
+    write(folder / "b" / "picture.gz", gzip.compress(TEXT.encode()))
+    text, lines = open_text(folder, tmp_path)
+    assert text == "a.txt \nb/c.txt \nb/deep/e.py \nd.py "
+    assert lines[:2] == [
+        f"reading 4 files of {folder}: a.txt, b/c.txt, b/deep/e.py, d.py",
+        "skipping 2 of 6 files, which are not UTF-8 text: b/picture.gz, latin.txt",
+    ]
+    assert open_text(f"{folder}/**/*.py", tmp_path)[0] == "b/deep/e.py \nd.py "
+    for i in range(10):
+        write(folder / f"z{i}.txt", "more ")
+    assert open_text(folder, tmp_path)[1][0] == (
+        f"reading 14 files of {folder}: a.txt, b/c.txt, b/deep/e.py, ..., z9.txt"
+    )
+    with pytest.raises(UserError, match="not a file, nor a folder or a pattern"):
+        open_text(f"{folder}/*.md", tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(tmp_path):
+    for name in (b"caf\xe9.txt", b"two\nlines.txt"):
+        write(tmp_path / "folder" / os.fsdecode(name))
+    text, lines = open_text(tmp_path / "folder", tmp_path)
+    assert text == f"{TEXT}\n{TEXT}"
+    assert lines[0] == f"reading 2 files of {tmp_path / 'folder'}: caf\ufffd.txt, two\ufffdlines.txt"
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_a_file_that_is_not_text_is_named_with_what_to_do(tmp_path, capsys, command):
+    for i, (content, kind, advice) in enumerate(
+        [
+            (gzip.compress(TEXT.encode()), "gzip", "gunzip -k"),
+            (bz2.compress(TEXT.encode()), "bzip2", "bunzip2 -k"),
+            (lzma.compress(TEXT.encode()), "xz", "unxz -k"),
+            (bytes.fromhex("28b52ffd2400"), "zstd", "unzstd"),  # RFC 8878, section 3.1.1
+            (b"PAR1" + bytes(20), "Parquet", "pandas.read_parquet"),
+            (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
+            (TEXT.encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
+            (b"caf\xe9 au lait", "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
+            (b"x" * 2**17 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
+            (b"", "is empty", ""),
+        ]
+    ):
+        path = write(tmp_path / f"{i}.txt", content)
+        if command == "train":
+            with pytest.raises(UserError) as error:
+                open_text(path, tmp_path)
+            message = str(error.value)
+        else:
+            assert prepare([f"--input=text:{path}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
+            message = capsys.readouterr().err.strip()
+            if i == 8:  # found in a worker
+                assert "decode byte 0xff" in message
+                continue
+        assert str(path) in message
+        assert kind in message
+        assert advice in message
+        assert "\n" not in message
+
+
+def test_a_character_at_the_border_of_the_first_bytes_is_text(tmp_path):
+    text = "x" * (2**16 - 1) + "é"
+    assert open_text(write(tmp_path / "a.txt", text), tmp_path)[0] == text
+
+
+def test_a_byte_order_mark_is_not_text_and_windows_line_ends_are_said(tmp_path, capsys):
+    path = write(tmp_path / "notepad.txt", b"\xef\xbb\xbf" + b"caf\xc3\xa9\r\n" * 9)
+    text, lines = open_text(path, tmp_path)
+    assert text == "café\r\n" * 9
+    assert any("Windows line ends" in line and "sed -i" in line for line in lines)
+    assert prepare([f"--input=text:{path}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]) == 0
+    assert "Windows line ends" in capsys.readouterr().out
+    prepared = open_corpus(DataConfig(source=f"tokens:{tmp_path / 'out'}", tokenizer="byte"), say=str)
+    assert prepared.tokenizer.decode(prepared.split("train").tokens) == text + "\n"
+
+
+RECORDS = [{"id": i, "body": f"Text number {i}, and more of it."} for i in range(9)]
+TABLE = "id,body\n" + "".join(f'{r["id"]},"{r["body"]}"\n' for r in RECORDS)
+
+
+def test_records_and_tables_are_recognized_and_the_command_for_the_field_is_given(tmp_path):
+    """The pieces of the corpus are the same; the warning is repeated in the summary."""
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    for name, content, command in (
+        ("a.jsonl", lines, "python -m lm.data.prepare --input jsonl:{path} --field body"),
+        ("b.txt", lines, "--field body"),
+        ("c.csv", TABLE, "csv.DictReader(open('{path}', newline=''), delimiter=',')"),
+        ("d.tsv", TABLE.replace(",", "\t"), r"delimiter='\t'"),
+    ):
+        path = write(tmp_path / name, content)
+        corpus = open_corpus(DataConfig(source=f"text:{path}", tokenizer="byte"), say=str)
+        (warning,) = corpus.notices
+        assert warning.startswith(f"WARNING: {path} is")
+        assert "fields id, body" in warning
+        assert command.format(path=path) in warning
+    for content in (TEXT, "1, 2\n", "a, b\nc, d\ne\n" * 9, '{"a": 1}\nand a line\n', "[1]\n[2]\n", "\n" * 9):
+        assert open_corpus(DataConfig(source=f"text:{write(tmp_path / 'x', content)}"), say=str).notices == ()
+
+
+def test_the_command_for_the_field_of_a_table_runs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "c.csv", TABLE)
+    corpus = open_corpus(DataConfig(source=f"text:{path}", tokenizer="byte"), say=str)
+    os.system(corpus.notices[0].partition("alone: ")[2])
+    assert (tmp_path / "c_text.txt").read_text() == "".join(record["body"] + "\n" for record in RECORDS)
