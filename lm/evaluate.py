@@ -83,14 +83,14 @@ def evaluate(a: argparse.Namespace) -> int:
     if problems := list(find_problems(a)):
         raise UserError(*problems)
     run = lm.load(a.workdir, parse_step(a.step))
-    from lm.scoring import progress, texts  # imports jax
+    from lm.scoring import texts  # imports jax
     from lm.training.memory import report_out_of_memory
 
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
-    output = make_directory(Path(a.output) if a.output else run.path / "evaluation")
-    options = {"stride": a.stride, "batch_size": a.batch_size, "progress": progress.show_progress}
+    output = make_directory(Path(a.output).expanduser() if a.output else run.path / "evaluation")
+    options = {"stride": a.stride, "batch_size": a.batch_size, "progress": True}
     with report_out_of_memory("use --no-baselines"):
         baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
     with report_out_of_memory("use a smaller --batch-size"):
@@ -132,11 +132,7 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     name = output / file_name(run.step, a.split, names, seq_len=a.seq_len, stride=a.stride)
     write_text(name.with_name(f"{name.name}.json"), to_json(record, indent=2) + "\n")
     write_bytes(name.with_name(f"{name.name}_context.png"), pictures.context_png(results, run.seq_len))
-    kinds = ".json, _context.png"
-    if len(results) > 1:
-        write_bytes(name.with_name(f"{name.name}_texts.png"), pictures.texts_png(results))
-        kinds += ", _texts.png"
-    print_line(f"written: {name}{{{kinds.replace(', ', ',')}}}")
+    print_line(f"written: {name}{{.json,_context.png}}")
 
 
 def file_name(step: int, split: str, texts: list[str], **windows: int | None) -> str:

@@ -98,7 +98,7 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     if not a.prompt_file:
         return a.prompt or []
     try:
-        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).read_bytes()
+        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).expanduser().read_bytes()
         text = content.decode()
     except UnicodeDecodeError as error:
         raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None
@@ -154,11 +154,11 @@ def describe(row, prompt_number: int, *, as_json: bool) -> str:
 
 def print_growing(prompt: str, updates) -> None:
     """Print one text while it is being generated."""
-    print(prompt, end="", flush=True)
     n_printed = 0
     for (row,) in updates:
-        print(row.text[n_printed:], end="", flush=True)
-        n_printed = len(row.text)
+        text = prompt + row.text
+        print(text[n_printed:], end="", flush=True)
+        n_printed = len(text)
     print()
 
 

@@ -23,6 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from lm.config import SPLITS
 from lm.data import cache, hf_tokenizer, tokenizers
@@ -168,18 +169,13 @@ def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
     missing = [i for i, shards in enumerate(manifest["units"]) if shards is None or not _are_there(o.output, shards)]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
-    start, n_tokens, next_save = time.monotonic(), 0, 0.0
-    for n_done, (i, shards) in enumerate(_in_parallel(o, units, missing), start=1):
+    next_save = 0.0
+    for i, shards in tqdm(_in_parallel(o, units, missing), "units", len(missing), disable=None):
         manifest["units"][i] = shards
-        n_tokens += sum(shard["tokens"] for shard in shards)
         now = time.monotonic()
         if now >= next_save:  # saving a long manifest takes at most 5 % of the time
             _save(o, manifest)
             next_save = now + 20 * (time.monotonic() - now)
-        seconds = now - start
-        left = (len(missing) - n_done) * seconds / n_done
-        speed = n_tokens / seconds / 1e6
-        say(f"unit {n_done}/{len(missing)}  {n_tokens:,} tokens  {speed:.2f} Mtokens/s  ETA {left:.0f} s")
     _save(o, manifest)
 
 

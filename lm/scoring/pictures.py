@@ -1,17 +1,15 @@
-"""Pictures of an evaluation, as PNG files."""
+"""The picture of an evaluation, as a PNG file."""
 
 import io
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure
-import numpy as np
 
 from lm.scoring.report import short_names
 from lm.scoring.texts import TextResult
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito 2008
 MARKERS = "osD^vPX"
-LOSS = "loss (nats per token)"
 MAX_LETTERS = 40  # of the name of a text
 
 
@@ -22,7 +20,8 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
         results: the evaluations of one or several texts; their plain windows are drawn.
         seq_len: the longest context.
     """
-    figure = _new_figure(6.4, 3.8 + 0.11 * len(results))
+    figure = matplotlib.figure.Figure((6.4, 3.8 + 0.11 * len(results)), dpi=120, layout="constrained")
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for i, (name, result) in enumerate(zip(_labels(results), results, strict=True)):
         bins = result.plain.by_context
@@ -40,14 +39,17 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
     ticks = [2**i for i in range(seq_len.bit_length())]
     step = -(-len(ticks) // 9)
     axes.set_xticks(ticks[::step], [f"{tick:,}" for tick in ticks[::step]])
-    axes.set(xlabel="tokens of context", ylabel=LOSS)
+    axes.set(xlabel="tokens of context", ylabel="loss (nats per token)")
     if len(results) > 1:
         figure.legend(frameon=False, loc="outside lower center", ncols=2)
     else:
         axes.set_title(_labels(results)[0], loc="left", fontsize=10)
         _draw_baselines(axes, results[0].baselines)
-    _finish(axes)
-    return _to_png(figure)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _draw_baselines(axes, baselines: dict[str, float]) -> None:
@@ -59,41 +61,5 @@ def _draw_baselines(axes, baselines: dict[str, float]) -> None:
     axes.margins(y=0.1)
 
 
-def texts_png(results: list[TextResult]) -> bytes:
-    """Draw the loss of each text, with a bar of one standard error, and its baselines."""
-    figure = _new_figure(6.4, 1.5 + 0.5 * len(results))
-    axes = figure.add_subplot()
-    rows = np.arange(len(results))
-    best = [(r.sliding or r.plain).loss for r in results]
-    errors = [loss.error or 0.0 for loss in best]
-    axes.errorbar([loss.value for loss in best], rows, xerr=errors, fmt="o", color=COLORS[0], capsize=3, label="model")
-    for i, name in enumerate(results[0].baselines, start=1):
-        losses = [result.baselines.get(name, np.nan) for result in results]
-        axes.plot(losses, rows, MARKERS[i], color=COLORS[i], markersize=4.5, markerfacecolor="none", label=name)
-    axes.set_yticks(rows, _labels(results))
-    axes.set_ylim(len(results) - 0.5, -0.5)
-    axes.set(xlabel=LOSS)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4)
-    _finish(axes)
-    return _to_png(figure)
-
-
 def _labels(results: list[TextResult]) -> list[str]:
     return [name if len(name) <= MAX_LETTERS else f"...{name[3 - MAX_LETTERS :]}" for name in short_names(results)]
-
-
-def _new_figure(width: float, height: float) -> matplotlib.figure.Figure:
-    figure = matplotlib.figure.Figure((width, height), dpi=120, layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-    return figure
-
-
-def _finish(axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-
-
-def _to_png(figure: matplotlib.figure.Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

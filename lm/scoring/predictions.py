@@ -1,8 +1,7 @@
 """Predict every token of a split, batch by batch, and sum up losses and hits."""
 
-from collections.abc import Callable
-
 import numpy as np
+from tqdm import tqdm
 
 from lm.config import Config
 from lm.data import Split
@@ -20,7 +19,7 @@ def score_split(
     *,
     stride: int | None = None,
     batch_size: int | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    title: str | None = None,
 ) -> Scores:
     """Predict every token of a split once, and sum up losses and hits by block and by length of the context.
 
@@ -32,7 +31,7 @@ def score_split(
         split: the tokens, at least seq_len + 1 of them, or packed rows.
         stride: distance between two windows; None: seq_len.
         batch_size: windows per batch; None: as many as have TOKENS tokens.
-        report: called after each batch with the number of windows that are finished and the number of all windows.
+        title: of the progress bar in a terminal; None: no bar.
     """
     T = config.train.seq_len
     windows = Windows(split, T, stride or T)
@@ -41,7 +40,7 @@ def score_split(
     B = min(batch_size or max(1, TOKENS // T), 1 << (n - 1).bit_length())
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
-    for first in range(0, n, B):
+    for first in tqdm(range(0, n, B), title, leave=False, disable=None if title else True):
         batch, contexts_BT = windows.batch(first, B)
         weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
@@ -49,5 +48,4 @@ def score_split(
         for i, values_BT in enumerate((1, losses_BT, hits_BT)):
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
-        report(min(first + B, n), n)
     return Scores(sums, T, windows.stride, split.bytes_per_token)

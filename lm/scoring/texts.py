@@ -91,7 +91,7 @@ def score_text(
     *,
     stride: int | None = None,
     batch_size: int | None = None,
-    progress: Callable[[str], Callable[[int, int], None]] = lambda title: lambda done, total: None,
+    progress: bool = False,
 ) -> TextResult:
     """Evaluate a model on an open text.
 
@@ -99,16 +99,15 @@ def score_text(
         run, stride, batch_size: see `evaluate`.
         text: what `open_text` returned.
         baselines: the losses of other models on this text, in nats per token.
-        progress: called with the title of each pass over the text. What it returns is called after each batch with the
-            number of windows that are finished and the number of all windows.
+        progress: whether to show a bar in a terminal.
 
     Raises:
         BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
     """
 
     def score(stride: int | None, windows: str) -> Scores:
-        report = progress(f"{text}, {windows}")
-        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, report=report)
+        title = f"{text}, {windows}" if progress else None
+        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title)
         check_loss(text.split, scores.loss.value, scores.tokens)
         return scores
 

@@ -105,9 +105,3 @@ def test_documents_of_packed_rows_are_scored_alone_and_in_any_order():
     turned = score_split(PARAMS, CONFIG, Split("test", rows[::-1], 17, None, segments[::-1]))
     np.testing.assert_allclose(turned.sums[::-1], scores.sums, atol=1e-5)
     assert scores.bits_per_byte is None
-
-
-def test_progress_counts_the_windows():
-    seen = []
-    score_split(PARAMS, CONFIG, TEXT, batch_size=3, report=lambda *counts: seen.append(counts))
-    assert seen == [(3, 10), (6, 10), (9, 10), (10, 10)]
