@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import hypothesis
@@ -28,6 +29,11 @@ jax.config.update("jax_compilation_cache_dir", None)
 # On a shared machine a deadline would test the machine's load.
 hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
+
+
+def pytest_sessionfinish():
+    """End the process that commands were forked from."""
+    forkserver._forkserver._stop()
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -1,15 +1,22 @@
-"""Run lm.train for tests, as subprocesses, and read what a run wrote."""
+"""Run commands in processes of their own for tests, and read what a run wrote."""
 
+import atexit
 import contextlib
 import fcntl
+import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import types
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 
 import pytest
@@ -19,6 +26,108 @@ from lm.workdir.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"
+
+
+# ---- Processes -------------------------------------------------------------------------------------------------------
+
+# Imported once per worker, by the process that all others are forked from. That halves the CPU time of a short run.
+PRELOADED = ["lm.train", "lm.training.job", "lm.training.branch", "lm.sweep", "matplotlib.pyplot", "scipy.stats"]
+
+
+class Command:
+    """A command in a process of its own, with the interface of subprocess.Popen.
+
+    Args:
+        module: the module of the command's main(); "at_moment ACTION MOMENT COUNT" for lm.train under at_moment.py.
+        arguments: of the command line.
+        cwd: the working directory.
+        env: the environment; None: that of this process. JAX reads only JAX_PLATFORMS and JAX_NUM_CPU_DEVICES from it.
+        stdout: a file; None: a pipe, readable as `stdout`.
+        stderr: a file; None: the same as stdout.
+    """
+
+    def __init__(self, module: str, arguments: list[str], *, cwd: Path, env=None, stdout=None, stderr=None):
+        self.stdout = None
+        if stdout is None:
+            end, write = os.pipe()
+            self.stdout, stdout = open(end, errors="replace"), open(write, "w")  # noqa: SIM115 - closed by the caller
+        context = multiprocessing.get_context("forkserver")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+            # A process that is killed leaves semaphores, which are then removed with a warning.
+            patch.setenv("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+            context.set_forkserver_preload(PRELOADED)
+            forkserver.ensure_running()
+            patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # pytest is not imported
+            files = [reduction.DupFd(file.fileno()) for file in (stdout, stderr or stdout)]
+            values = (module, [str(a) for a in arguments], str(cwd), dict(os.environ if env is None else env), files)
+            self._process = context.Process(target=_run, args=values)
+            self._process.start()
+        self.pid, self.kill = self._process.pid, self._process.kill
+        if self.stdout:
+            stdout.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Return the rest of the output, after the end of the process."""
+        output = self.stdout.read()
+        self.wait(timeout)
+        return output, None
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.stdout:
+            self.stdout.close()
+        self.wait()
+
+
+def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], files) -> None:
+    """Run a command in a process that was forked for it."""
+    for number, file in enumerate(files, 1):
+        os.dup2(file.detach(), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    import jax
+
+    for name in {"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"} & env.keys():
+        value = env[name]
+        jax.config.update(name.lower(), int(value) if value.isdigit() else value)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module, *before = module.split()
+    sys.argv = [importlib.import_module(module).__file__, *arguments]
+    main = importlib.import_module(module).main
+    try:
+        code = main(*before, *arguments) if before else main(arguments)
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
+    sys.exit(code)
+
+
+def completed(module: str, arguments: list[str], *, cwd: Path, env=None) -> subprocess.CompletedProcess:
+    """Run a command in a process of its own to its end."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        code = Command(module, arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr).wait(timeout=900)
+        outputs = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
+        return subprocess.CompletedProcess([module, *arguments], code, *outputs)
 
 
 class Bench:
@@ -37,15 +146,15 @@ class Bench:
         into = [f"--workdir={workdir}"] if workdir else []
         return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", *into, *more]
 
-    def command(self, workdir: Path, *more: str, at: str | None = None) -> list[str]:
-        """Return the command of a run; with at = "KILL log 3" it runs under tests/at_moment.py."""
-        program = ["-m", "lm.train"] if at is None else [str(ROOT / "tests" / "at_moment.py"), *at.split()]
-        return [sys.executable, *program, *self.arguments(workdir, *more)]
+    def start(self, workdir: Path, *more: str, at: str | None = None, **options) -> Command:
+        """Start a run; with at = "KILL log 3" under tests/at_moment.py. Options: see `Command`."""
+        options = {"cwd": self.base, "env": self.env} | options
+        return Command(f"at_moment {at}" if at else "lm.train", self.arguments(workdir, *more), **options)
 
     def train(self, workdir: Path, *more: str, at: str | None = None) -> subprocess.CompletedProcess:
-        """Run the command to its end."""
-        command = self.command(workdir, *more, at=at)
-        return subprocess.run(command, cwd=self.base, env=self.env, capture_output=True, text=True, timeout=600)
+        """Run lm.train in a process of its own to its end; `at`: see `start`."""
+        module = f"at_moment {at}" if at else "lm.train"
+        return completed(module, self.arguments(workdir, *more), cwd=self.base, env=self.env)
 
     def without_jax(self) -> Path:
         """Return a directory that makes `import jax` fail if it comes first in PYTHONPATH."""
@@ -111,10 +220,10 @@ def several(bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[
     for place, i in enumerate(range(n) if ids is None else ids):
         address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
         own = (word.replace("{i}", str(i)) for word in more)
-        command = bench.command(workdir, *own, at=(at or {}).get(i)) + (list(address) if n > 1 else [])
         with open(workdir.parent / f"{workdir.name}.{place}.log", "w") as output:
             env = bench.env | {"JAX_PLATFORMS": "cpu"}  # one GPU cannot be shared by processes of one run
-            running.append(subprocess.Popen(command, cwd=bench.base, env=env, stdout=output, stderr=output))
+            words = (*own, *(address if n > 1 else ()))
+            running.append(bench.start(workdir, *words, at=(at or {}).get(i), env=env, stdout=output))
     try:
         yield running
     finally:

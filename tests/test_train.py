@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import time
 
 import numpy as np
@@ -140,10 +139,10 @@ def test_a_log_file_has_plain_lines(bench):
 @pytest.mark.slow
 def test_a_terminal_shows_every_step(bench, tmp_path):
     ours, theirs = pty.openpty()
-    command = bench.command(tmp_path / "run")
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=bench.env | {"TERM": "xterm"}, stdout=theirs, stderr=theirs
-    ) as run:
+    env = bench.env | {"TERM": "xterm"}
+    with open(theirs, "w", closefd=False) as terminal:
+        run = bench.start(tmp_path / "run", env=env, stdout=terminal)
+    with run:
         os.close(theirs)
         output = b""
         try:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
 
 import pytest
 from running import assert_same_run, checkpoint_steps, checksums, metrics_of, small_disk, summary_of
@@ -136,8 +135,7 @@ def test_a_signal_in_the_final_evaluations_stops_the_run_and_it_can_be_resumed(b
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
-    command = bench.command(tmp_path / "run", at="SLEEP evaluation 1")
-    with subprocess.Popen(command, cwd=tmp_path, env=bench.env, stdout=subprocess.PIPE, text=True) as process:
+    with bench.start(tmp_path / "run", at="SLEEP evaluation 1") as process:
         try:
             for line in process.stdout:
                 if line == "sleeping\n":
