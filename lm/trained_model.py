@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lm import log_probabilities, model
+from lm import log_probabilities, model, parameters
 from lm.config import Resolved, saved_config
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
@@ -171,7 +173,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
-    return TrainedModel(Path(path), step, config, params, tokenizer)
+    return _checked(TrainedModel(Path(path), step, config, params, tokenizer))
 
 
 def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
@@ -180,7 +182,24 @@ def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
         raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
     config = read_config(directory)
     tokenizer = load_tokenizer(directory, config)
-    return TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer)
+    return _checked(TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer))
+
+
+def _checked(loaded: TrainedModel) -> TrainedModel:
+    """Warn on standard error if a parameter is NaN or infinite."""
+    finite = _are_finite(parameters.flat(loaded.params))
+    if wrong := [path for path, is_finite in finite.items() if not is_finite]:
+        print(
+            f"WARNING: {loaded.path}, step {loaded.step}: {len(wrong)} of {len(finite)} parameters have NaN or "
+            f"infinite values, the first is {wrong[0]}",
+            file=sys.stderr,
+        )
+    return loaded
+
+
+@jax.jit
+def _are_finite(params: dict):
+    return {path: jnp.isfinite(p).all() for path, p in params.items()}
 
 
 @functools.partial(jax.jit, static_argnames="c")

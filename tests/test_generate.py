@@ -7,10 +7,14 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from huggingface_checkpoints import checkpoint, edit_tensors
 
 import lm
+from lm.data import tokenizers
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer
+from lm.errors import UserError
 from lm.generate import main
 from lm.generation.text import Continuation
 
@@ -77,6 +81,31 @@ class Echo:
             for i, prompt in enumerate(prompts)
             for sample in range(n_samples)
         ]
+
+
+def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_named(tmp_path, capsys):
+    """Llama 3's generation_config.json lists several ends; the name of the end is nowhere in its tokenizer.json."""
+    from tokenizers import Tokenizer, models
+
+    directory = checkpoint(tmp_path / "model", eos_token_id=5)
+    vocab = {chr(ord("a") + i): i for i in range(9)}
+    (directory / "tokenizer.json").write_text(Tokenizer(models.WordLevel(vocab, unk_token="a")).to_str())
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    run = lm.load(directory)
+    assert run.tokenizer.stop_ids == {2, 5, 7}
+    assert (
+        run.tokenizer.fingerprint
+        == tokenizers.make(f"hf:{directory / 'tokenizer.json'}", (), special_tokens=True).fingerprint
+    )
+    assert tokenizers.from_json(run.tokenizer.to_json()).stop_ids == {2, 5, 7}
+    assert run.with_special_tokens(False).tokenizer.stop_ids == {2, 5, 7}
+    assert capsys.readouterr().err == ""
+    edit_tensors(directory, lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"] * np.nan})
+    with pytest.raises(UserError, match="logits are not finite"):
+        lm.load(directory).generate("a", 3)
+    assert "WARNING" in (err := capsys.readouterr().err)
+    assert "1 of " in err
+    assert "final_norm/scale_D" in err
 
 
 def test_prompts_are_numbered_although_one_is_given_twice(capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -12,6 +13,8 @@ from lm.errors import UserError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
+# A word of the byte-level BPE is a run of one of these kinds. Training takes time with the square of its length.
+LONG_WORD = re.compile(r"[^\W\d_]{4096}|\d{4096}|(?:[^\w\s]|_){4096}|\s{4096}")
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 
 
@@ -25,11 +28,13 @@ class HFTokenizer(Tokenizer):
         tokenizer: the content of tokenizer.json.
         special_tokens: encode the names of special tokens as these tokens, and begin documents and prompts as the
             tokenizer's post-processor does (<s>, <bos>). False: encode the names as ordinary text.
+        end_ids: further ids that end a generated text, from the configs of a checkpoint.
     """
 
     kind = "hf"
 
-    def __init__(self, tokenizer: str, special_tokens: bool = False):
+    def __init__(self, tokenizer: str, special_tokens: bool = False, end_ids: Iterable[int] = ()):
+        self.end_ids = sorted(end_ids)
         with _panics_as_errors():
             self._load(tokenizer, special_tokens)
 
@@ -59,9 +64,9 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Return the ids that end a generated text: the end of text, and the ends of a turn in a chat."""
+        """Return the ids that end a generated text: the end of text, the ends of a turn in a chat, and `end_ids`."""
         special = self._special_ids()
-        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special}
+        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special} | {*self.end_ids}
 
     def _find_begin_of_text(self) -> tuple[int, ...]:
         """Return the ids that the post-processor puts before a text."""
@@ -87,11 +92,13 @@ class HFTokenizer(Tokenizer):
         return names
 
     def state(self):
-        # Without the option, the JSON is the same as in earlier versions, so that cached tokens stay valid.
-        return {"tokenizer": self.json} | ({"special_tokens": True} if self.encodes_special_tokens else {})
+        return {"tokenizer": self.json, "special_tokens": self.encodes_special_tokens}
+
+    def to_json(self) -> str:
+        return self._json(end_ids=self.end_ids)
 
     def with_special_tokens(self, special_tokens: bool) -> "HFTokenizer":
-        return self if special_tokens == self.encodes_special_tokens else HFTokenizer(self.json, special_tokens)
+        return HFTokenizer(self.json, special_tokens, self.end_ids)
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_all([text])[0]
@@ -168,6 +175,15 @@ def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = 
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
     if special_tokens:
         documents = (part for document in documents for part in document.split(END_OF_TEXT))
-    model.train_from_iterator(documents, trainer)
+    model.train_from_iterator((part for document in documents for part in _cut_long_words(document)), trainer)
     model.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return HFTokenizer(model.to_str(), special_tokens)
+
+
+def _cut_long_words(text: str) -> Iterator[str]:
+    """Yield the parts of a text, cut inside words of 4,096 characters and more, as in DNA."""
+    start = 0
+    for match in LONG_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    yield text[start:]

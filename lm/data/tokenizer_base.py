@@ -19,7 +19,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode and state (the content of the JSON).
+    """Base class. Subclasses define kind, vocab_size, encode, decode and state, which determines the ids.
 
     Attributes:
         end_of_text: the id that ends a document; None if there is none.
@@ -61,13 +61,16 @@ class Tokenizer:
         begin = np.array(self.begin_of_text, ids.dtype)
         return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate([begin, ids])
 
+    def _json(self, **more) -> str:
+        return json.dumps({"kind": self.kind} | self.state() | more, sort_keys=True)
+
     def to_json(self) -> str:
-        return json.dumps({"kind": self.kind} | self.state(), sort_keys=True)
+        return self._json()
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the JSON; tokenizers with equal fingerprints give equal ids."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Return the sha256 of the kind and the state; tokenizers with equal fingerprints give equal ids."""
+        return hashlib.sha256(self._json().encode()).hexdigest()
 
     @property
     def dtype(self) -> np.dtype:

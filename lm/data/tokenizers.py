@@ -17,7 +17,7 @@ import numpy as np
 from lm.data.hf_tokenizer import HFTokenizer, train_bpe
 from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
-from lm.files import check_shape, parse_json
+from lm.files import COUNT, check_shape, parse_json
 
 UNK = "<unk>"
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
@@ -164,10 +164,10 @@ def from_json(text: str) -> Tokenizer:
         "byte": (ByteTokenizer, {}),
         "char": (CharTokenizer, {"chars": str, "unk": bool}),
         "word": (WordTokenizer, {"words": [str], "unk": bool}),
-        "hf": (HFTokenizer, {"tokenizer": str, "special_tokens": bool}),
+        "hf": (HFTokenizer, {"tokenizer": str, "special_tokens": bool, "end_ids": [COUNT]}),
     }
     try:
-        state = {"special_tokens": False} | parse_json(text, {"kind": str})  # earlier versions have no such key
+        state = parse_json(text, {"kind": str})
         kind = state["kind"]
         if kind not in kinds:
             raise ValueError(f"kind is {kind[:40]!r}, not one of {', '.join(kinds)}")

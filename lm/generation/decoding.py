@@ -19,6 +19,7 @@ import numpy as np
 
 from lm import layer_stack, model, parameters
 from lm.config import ModelConfig
+from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import COLLECTION, Decode, Prefill
 from lm.layers.losses import head_logits
@@ -82,6 +83,7 @@ class Decoder:
 
         Raises:
             ValueError: if a prompt is empty.
+            UserError: if the logits of a token are not finite.
         """
         if not all(len(prompt) for prompt in prompts):
             raise ValueError("generate: a prompt is empty; a model needs at least one token to continue")
@@ -96,6 +98,11 @@ class Decoder:
             # Decode until the longest text fills the cache.
             n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))
             while True:
+                if (ids_BT < 0).any():
+                    raise UserError(
+                        "the model's logits are not finite: its weights are NaN, infinite or too large; use the "
+                        "checkpoint of an earlier step (--step N)"
+                    )
                 n_drawn += ids_BT.shape[1]
                 for text, ids in zip(texts, ids_BT.tolist(), strict=True):
                     text.extend(ids)
@@ -177,9 +184,13 @@ def _apply(decoder: Decoder, cache: dict, tokens_BT, **inputs):
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):
-    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token index."""
+    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token index.
+
+    It is -1 if the largest logit is not finite.
+    """
     sampling, seed, samples_B = draws
     logits_BV = head_logits(h_BD, model.head(decoder.params, decoder.config))[:, : decoder.n_ids]
     key = jax.random.key(seed)
     keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn))(samples_B)
-    return replicate_inside(draw(keys_B, logits_BV, sampling))
+    is_finite_B = jnp.isfinite(jnp.max(logits_BV, axis=-1))
+    return replicate_inside(jnp.where(is_finite_B, draw(keys_B, logits_BV, sampling), -1))

@@ -66,9 +66,10 @@ class Continuation:
         if self.finish is None and len(self.ids) >= n_tokens:
             self.finish = "length"
         text = self._decode(tokenizer)
-        # self.text ends where a stop string may have started, so no stop string begins in it.
-        if found := [at for string in stop if (at := text.find(string, len(self.text))) >= 0]:
-            self.text, self.finish = text[: min(found)], "stop"
+        # self.text ends where a stop string may have started, so no stop string begins in it. Of overlapping ones, the
+        # first to be complete counts, so that the result does not depend on how many ids are added at once.
+        if found := [(at + len(string), at) for string in stop if (at := text.find(string, len(self.text))) >= 0]:
+            self.text, self.finish = text[: min(found)[1]], "stop"
             self._drop_ids_after_text(tokenizer)
         elif self.finish:
             self.text = text

@@ -7,7 +7,7 @@ from lm.config import Config
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
-from lm.files import to_json, write_text
+from lm.files import read_json, to_json, write_text
 from lm.huggingface.config_files import MAX_BYTES, find_file, find_tokenizer
 
 # Files with settings that we do not use, but that an exported model should have again.
@@ -34,7 +34,18 @@ def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
             f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
         )
-    return tokenizer
+    return HFTokenizer(tokenizer.json, config.data.special_tokens, find_end_ids(directory))
+
+
+def find_end_ids(directory: str | Path) -> set[int]:
+    """Return the ids that end a generated text: eos_token_id in generation_config.json and config.json."""
+    found = set()
+    for name in ("generation_config.json", "config.json"):
+        if path := find_file(directory, name, MAX_BYTES):
+            ids = read_json(path, dict, "download it again").get("eos_token_id")
+            ids = ids if isinstance(ids, list) else [ids]
+            found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
+    return found
 
 
 def copy_settings(source: Path, target: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
+from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts, known_prompt
@@ -32,9 +33,12 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
     if config.eval.sample_tokens and corpus.tokenizer is not None:
-        text = sample_text(loop, state)
-        workdir.write_text(f"samples/step_{step}.txt", text)
-        say(f"---- a sample ----\n{text.strip()}\n-----------------")
+        try:
+            text = sample_text(loop, state)
+            workdir.write_text(f"samples/step_{step}.txt", text)
+            say(f"---- a sample ----\n{text.strip()}\n-----------------")
+        except UserError as error:
+            say(f"no sample: {error}")
     plot_diagnostics(loop, workdir)
     say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
     if config.notes:

@@ -8,6 +8,7 @@ import pytest
 from tiny import redrawn, tiny
 
 from lm import model
+from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
@@ -181,6 +182,16 @@ def test_the_cache_has_the_minimum_size():
 def test_bfloat16_generates():
     _, _, decoder = built("learned", compute_dtype="bfloat16")
     assert len(set(decoder.generate([[1, 2]], 20, RANDOM)[0].tolist())) > 1
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    """A model with such weights would draw the same token without end."""
+    config, params, _ = built("learned")
+    for value in (np.nan, np.inf):
+        wrong = jax.tree.map(lambda p: p.at[..., 0].set(value), params)  # noqa: B023
+        decoder = make_decoder(wrong, config.model, seq_len=config.train.seq_len)
+        with pytest.raises(UserError, match=r"logits are not finite.*--step"):
+            decoder.generate([[1]], 3, GREEDY)
 
 
 def test_an_empty_prompt_is_an_error():

@@ -39,6 +39,26 @@ def test_the_ids_of_a_stopped_text_are_those_of_the_text(size):
     assert (row.text, bytes(row.ids), row.finish) == ("one t", b"one t", "stop")
 
 
+@hypothesis.given(
+    st.text("abc", max_size=40),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 9), min_size=40, max_size=40),
+)
+@hypothesis.example("xabcd", ["abcd", "bc"], [4, 1])
+def test_overlapping_stop_strings_end_a_text_where_the_first_is_complete(text, stop, sizes):
+    """Independently of how many ids are drawn at once: as if each character was looked at alone."""
+    complete = next((i for i in range(len(text) + 1) if any(text[:i].endswith(s) for s in stop)), None)
+    expected = text
+    if complete is not None:
+        expected = text[: complete - max(len(s) for s in stop if text[:complete].endswith(s))]
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(text[start : start + size].encode())
+        start += size
+    row, _ = grow([piece for piece in pieces if piece], stop=stop, n_tokens=len(text))
+    assert row.text == expected
+
+
 def test_a_character_is_shown_when_it_is_complete():
     row, shown = grow(["n\u00e9e".encode()[:2], "n\u00e9e".encode()[2:]], n_tokens=4)
     assert shown == ["n", "n\u00e9e"]
