@@ -1,6 +1,8 @@
 """Errors for the user: commands print them without a traceback and map them to an exit code."""
 
+import codecs
 import functools
+import json
 import sys
 from collections.abc import Callable
 
@@ -62,6 +64,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def run(*args, **kwargs) -> int:
+        _print_every_text()
         try:
             return command(*args, **kwargs)
         except UserError as error:
@@ -76,6 +79,14 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
             raise
 
     return run
+
+
+def _print_every_text() -> None:
+    """Let standard output and standard error escape what their encoding lacks, as JSON does: printing never fails."""
+    codecs.register_error("json", lambda error: (json.dumps(error.object[error.start : error.end])[1:-1], error.end))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="json")
 
 
 def _fail(code: int, message: str) -> int:

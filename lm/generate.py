@@ -140,7 +140,7 @@ def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> 
     for rows in updates:
         while n_printed < len(rows) and rows[n_printed].finish:
             prompt_number = n_printed // a.samples + 1
-            print(describe(rows[n_printed], prompt_number, as_json=a.json), flush=True)
+            write(describe(rows[n_printed], prompt_number, as_json=a.json) + "\n")
             n_printed += 1
 
 
@@ -157,9 +157,16 @@ def print_growing(prompt: str, updates) -> None:
     n_printed = 0
     for (row,) in updates:
         text = prompt + row.text
-        print(text[n_printed:], end="", flush=True)
+        write(text[n_printed:])
         n_printed = len(text)
-    print()
+    write("\n")
+
+
+def write(text: str) -> None:
+    """Write to standard output; what could change a terminal is replaced there."""
+    from lm.generation.text import for_terminal  # imports jax
+
+    print(for_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 if __name__ == "__main__":

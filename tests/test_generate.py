@@ -158,6 +158,27 @@ def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp
     assert [row["prompt"] for row in rows] == ["one\f\u2028still", "two"]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_that_cannot_encode_the_text_escapes_it_as_json_does(monkeypatch, as_json):
+    """As with PYTHONIOENCODING=ascii: printing does not decide whether a command succeeds."""
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    assert main(["--workdir=run", "--prompt=é日😀", *(["--json"] if as_json else [])]) == 0
+    printed = stream.buffer.getvalue().decode("ascii")
+    assert r"\u00e9\u65e5\ud83d\ude00" in printed
+    if as_json:
+        assert json.loads(printed)["prompt"] == "é日😀"
+
+
+def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+    for is_terminal, printed in ((False, "a\x1b[2J\tb\n[0]\n"), (True, "a\ufffd[2J\tb\n[0]\n")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)  # noqa: B023
+        assert main(["--workdir=run", "--prompt=a\x1b[2J\tb\n"]) == 0
+        assert capsys.readouterr().out == printed
+
+
 def test_running_out_of_memory_is_an_error(capsys, monkeypatch):
     def stream(*_, **__):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")

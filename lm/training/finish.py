@@ -5,7 +5,7 @@ from lm.baselines.ngrams import unigram_loss
 from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
-from lm.generation.text import generate_texts, known_prompt
+from lm.generation.text import for_terminal, generate_texts, known_prompt
 from lm.step import TrainState
 from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
@@ -36,7 +36,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
         try:
             text = sample_text(loop, state)
             workdir.write_text(f"samples/step_{step}.txt", text)
-            say(f"---- a sample ----\n{text.strip()}\n-----------------")
+            say(f"---- a sample ----\n{for_terminal(text.strip())}\n-----------------")
         except UserError as error:
             say(f"no sample: {error}")
     plot_diagnostics(loop, workdir)
