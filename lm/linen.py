@@ -4,11 +4,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from lm import parameters
+from lm.declarations import Table
 from lm.parallel import collectives
 
 
-def declare(module: nn.Module, table: parameters.Table) -> parameters.Table:
+def declare(module: nn.Module, table: Table) -> Table:
     """Return the module's parameters by name, gathered; parameters.init_params computes their initial values."""
     c = module.config
 
@@ -19,4 +19,4 @@ def declare(module: nn.Module, table: parameters.Table) -> parameters.Table:
         with jax.named_scope(path):  # names the communication in profiles
             return collectives.gather_parameter(w, p, dtype)
 
-    return parameters.Table(type(module).__name__, {path: declared(path, p) for path, p in table.items()})
+    return Table(type(module).__name__, {path: declared(path, p) for path, p in table.items()})

@@ -54,6 +54,7 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
     """Return which parameters have weight decay, as nested dicts of bools."""
     decays = {
         "weight": True,
+        "scalar": False,
         "norm": o.decay_norms,
         "bias": o.decay_biases,
         "embedding": o.decay_embeddings,
@@ -64,18 +65,12 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
 def muon_dimensions(table: parameters.Table) -> dict:
     """Return the axes that Muon treats as rows and columns of each weight, None for parameters updated by AdamW.
 
-    A query projection (D, H, K) is one D x HK matrix, and stacked layers are a batch of matrices. AdamW updates the
-    head, embeddings, gains and biases (Jordan et al. 2024).
+    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of matrices. AdamW
+    updates the head, embeddings, gains and biases (Jordan et al. 2024).
     """
     dimensions = {}
     for path, p in table.items():
-        if p.kind != "weight" or path.startswith("head/"):
-            dimensions[path] = None
-            continue
-        first = int(p.axes.startswith("N"))
-        rows = tuple(range(first, first + p.n_in))
-        columns = tuple(range(first + p.n_in, len(p.shape)))
-        dimensions[path] = optax.contrib.MuonDimensionNumbers(rows, columns)
+        dimensions[path] = optax.contrib.MuonDimensionNumbers(p.rows, p.columns) if p.hidden else None
     return parameters.nest(dimensions)
 
 
@@ -127,8 +122,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
         factor: parameters.width_factor of the model.
     """
     hidden, others = WIDTH_SCALES[o.name](factor)
-    is_hidden = {path: p.kind == "weight" and not path.startswith("head/") for path, p in table.items()}
-    return parameters.nest({path: hidden if h else others for path, h in is_hidden.items()})
+    return parameters.nest({path: hidden if p.hidden else others for path, p in table.items()})
 
 
 def make_optimizer(

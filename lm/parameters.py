@@ -1,64 +1,21 @@
 """The parameter table: shape, logical axes and initializer of each parameter by path; initial values and counts.
 
 This one declaration serves the model, the optimizer's masks, the printed table, the FLOP count and the sharding rules.
-Axes are named as in lm/layers/__init__.py: D, V, T, H, G, K, F, and N for stacked layers.
 """
 
 import dataclasses
+import functools
 import hashlib
-import math
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from lm.config import Config, ModelConfig, Resolved, as_resolved
+from lm.config import Config, ModelConfig, Resolved, as_resolved, layer_windows
+from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, weight, width_factor
 from lm.layers.feed_forward import default_d_ff
 
 LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One declared parameter.
-
-    Attributes:
-        shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
-        kind: "weight", "embedding", "norm" or "bias", which weight decay and Muon distinguish.
-        n_in: number of dimensions that a product contracts (the first ones); 0 without a product.
-        init, std: a key of DISTRIBUTIONS, and the factor of its draws (0: no factor).
-    """
-
-    shape: tuple[int, ...]
-    axes: str
-    kind: str
-    n_in: int = 0
-    init: str = "zeros"
-    std: float = 0.0
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def initializer(self) -> str:
-        return f"{self.init}({self.std:.4g})" if self.std else self.init
-
-
-class Table(dict):
-    """Parameters by path. A missing path raises a KeyError that names the table.
-
-    >>> Table("the table of a norm", {"scale_D": 1})["bias_D"]
-    Traceback (most recent call last):
-    KeyError: "the table of a norm has no parameter 'bias_D'; it has scale_D"
-    """
-
-    def __init__(self, name: str, parameters: dict):
-        super().__init__(parameters)
-        self.name = name
-
-    def __missing__(self, path):
-        raise KeyError(f"{self.name} has no parameter {path!r}; it has {', '.join(self)}")
 
 
 def default_steps_per_dispatch(config: Config) -> int:
@@ -94,16 +51,6 @@ def resolve(config: Config, vocab_size: int) -> Resolved:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps_per_dispatch=steps_per_dispatch))
 
 
-def width_factor(c: ModelConfig) -> float:
-    """Return the ratio of the model's width to muP's base width; 1 under the standard parametrization.
-
-    muP (Yang et al. 2022, arXiv:2203.03466, table 8) assumes that the widths of heads and of the feed-forward layer
-    grow with d_model. Weights between hidden features keep a variance of 1/d_in. The variance of the head's weight does
-    not depend on the width, but its input is divided by this factor. lm/optimizers.py has the learning rates.
-    """
-    return {"standard": 1.0, "mup": c.d_model / c.mup_base_d_model}[c.parametrization]
-
-
 # The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is over the same axes.
 QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
 
@@ -118,43 +65,37 @@ NORMS_BY_PLACEMENT = {
 }
 
 
-def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
-    return 0.02 / math.sqrt(2 * c.n_layers if residual else 1) / math.sqrt(width_factor(c))
-
-
-# (distribution, its std, std of embeddings), by config.model.init.
-INITIALIZERS = {
-    # N(0, 2/(d_in + d_out)) cut at 3 sigma (Glorot and Bengio 2010, cut as in Stanford's CS336).
-    "glorot": ("truncated_normal", lambda c, d_in, d_out, residual: math.sqrt(2 / (d_in + d_out)), 1.0),
-    # N(0, 2/d_in) (He et al. 2015).
-    "he": ("normal", lambda c, d_in, d_out, residual: math.sqrt(2 / d_in), 1.0),
-    # N(0, 0.02^2), residual projections divided by sqrt(2 n_layers) (Radford et al. 2019).
-    "gpt2": ("normal", _gpt2_std, 0.02),
-}
-
-
+@functools.lru_cache(maxsize=64)
 def parameter_table(c: ModelConfig) -> Table:
     """Return every parameter of a resolved config, in the order of the computation. Allocates nothing.
 
     Layers are always stacked, whether the model scans over them or not (lm/layer_stack.py takes them apart): a
-    checkpoint fits both, and the optimizer's program does not grow with the depth.
+    checkpoint fits both, and the optimizer's program does not grow with the depth. The result is shared: do not change
+    it.
     """
     D, V = c.d_model, c.vocab_size
     embed_std = c.embed_std or INITIALIZERS[c.init][2]
-    table = {"embedding": Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)}
+    embedding = Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)
+    # A tied head multiplies with the embedding.
+    table = {"embedding": dataclasses.replace(embedding, contract="D") if c.tie_embeddings else embedding}
     if c.positions == "learned":
         table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
-    for path, p in block_table(c).items():
-        table[f"layers/{path}"] = dataclasses.replace(p, shape=(c.n_layers, *p.shape), axes="N" + p.axes)
-    if NORMS_BY_PLACEMENT[c.norm_placement][1]:
+    table |= {f"layers/{path}": p.stacked(range(c.n_layers)) for path, p in block_table(c).items()}
+    if has_final_norm(c):
         table |= _with_prefix("final_norm", norm_table(c))
     if not c.tie_embeddings:
         # Under muP the variance is that of a head of the base width under the standard parametrization.
         base = dataclasses.replace(c, parametrization="standard")
-        table["head/w_DV"] = dataclasses.replace(_weight(base, (round(D / width_factor(c)), V), "DV"), shape=(D, V))
+        w = weight(base, (round(D / width_factor(c)), V), "DV")
+        table["head/w_DV"] = dataclasses.replace(w, shape=(D, V))
         if c.head_bias:
-            table["head/b_V"] = Parameter((V,), "V", "bias")
+            table["head/b_V"] = bias((V,), "V")
     return Table("the parameter table of the model", table)
+
+
+def has_final_norm(c: ModelConfig) -> bool:
+    """Return whether a norm follows the last block."""
+    return NORMS_BY_PLACEMENT[c.norm_placement][1]
 
 
 def block_table(c: ModelConfig) -> Table:
@@ -168,9 +109,9 @@ def block_table(c: ModelConfig) -> Table:
 
 def norm_table(c: ModelConfig) -> Table:
     """Return the parameters of a norm."""
-    table = {"scale_D": Parameter((c.d_model,), "D", "norm", init="ones")}
+    table = {"scale_D": gain((c.d_model,), "D")}
     if c.norm == "layer" and c.norm_bias:
-        table["bias_D"] = Parameter((c.d_model,), "D", "bias")
+        table["bias_D"] = bias((c.d_model,), "D")
     return Table("the parameter table of a norm", table)
 
 
@@ -178,42 +119,40 @@ def attention_table(c: ModelConfig) -> Table:
     """Return the parameters of attention."""
     D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
     table = {
-        "w_q_DHK": _weight(c, (D, H, K), "DHK"),
-        "w_k_DGK": _weight(c, (D, G, K), "DGK"),
-        "w_v_DGK": _weight(c, (D, G, K), "DGK"),
-        "w_o_HKD": _weight(c, (H, K, D), "HKD", n_in=2, residual=True),
+        "w_q_DHK": weight(c, (D, H, K), "DHK"),
+        "w_k_DGK": weight(c, (D, G, K), "DGK"),
+        "w_v_DGK": weight(c, (D, G, K), "DGK"),
+        "w_o_HKD": weight(c, (H, K, D), "HKD", contract="HK", residual=True),
     }
     if c.attn_bias:
-        table["b_q_HK"] = Parameter((H, K), "HK", "bias")
-        table["b_k_GK"] = table["b_v_GK"] = Parameter((G, K), "GK", "bias")
+        table["b_q_HK"] = bias((H, K), "HK")
+        table["b_k_GK"] = table["b_v_GK"] = bias((G, K), "GK")
     if c.attn_bias if c.attn_out_bias is None else c.attn_out_bias:
-        table["b_o_D"] = Parameter((D,), "D", "bias")
+        table["b_o_D"] = bias((D,), "D")
     if c.qk_norm:
         for name, axes in zip("qk", QK_NORM_AXES[c.qk_norm_over], strict=True):
-            shape = {"K": (K,), "HK": (H, K), "GK": (G, K)}[axes]
-            table[f"{name}_scale_{axes}"] = Parameter(shape, axes, "norm", init="ones")
+            table[f"{name}_scale_{axes}"] = gain({"K": (K,), "HK": (H, K), "GK": (G, K)}[axes], axes)
     return Table("the parameter table of attention", table)
+
+
+def attended_keys(c: ModelConfig) -> list[tuple[int, int]]:
+    """Return for each layer the width of all query heads together, and the window (0: none) of keys that they see.
+
+    The products of attention have no parameters, so this declares their cost.
+    """
+    return [(c.n_heads * c.d_head, window) for window in layer_windows(c)]
 
 
 def ffn_table(c: ModelConfig) -> Table:
     """Return the parameters of the feed-forward layer."""
     D, F = c.d_model, c.d_ff
     inputs, output = {"mlp": (("in",), "out"), "glu": (("gate", "up"), "down")}[c.ffn]
-    table = {f"w_{name}_DF": _weight(c, (D, F), "DF") for name in inputs}
-    table[f"w_{output}_FD"] = _weight(c, (F, D), "FD", residual=True)
+    table = {f"w_{name}_DF": weight(c, (D, F), "DF") for name in inputs}
+    table[f"w_{output}_FD"] = weight(c, (F, D), "FD", contract="F", residual=True)
     if c.ffn_bias:
-        table |= {f"b_{name}_F": Parameter((F,), "F", "bias") for name in inputs}
-        table[f"b_{output}_D"] = Parameter((D,), "D", "bias")
+        table |= {f"b_{name}_F": bias((F,), "F") for name in inputs}
+        table[f"b_{output}_D"] = bias((D,), "D")
     return Table("the parameter table of the feed-forward layer", table)
-
-
-def _weight(c: ModelConfig, shape, axes: str, n_in: int = 1, residual: bool = False) -> Parameter:
-    """Return a weight with the config's initializer. residual: it projects back into the residual stream."""
-    if residual and c.zero_init_residual:
-        return Parameter(shape, axes, "weight", n_in)
-    distribution, std, _ = INITIALIZERS[c.init]
-    d_in, d_out = math.prod(shape[:n_in]), math.prod(shape[n_in:])
-    return Parameter(shape, axes, "weight", n_in, distribution, std(c, d_in, d_out, residual))
 
 
 def _with_prefix(prefix: str, table: Table) -> dict[str, Parameter]:
@@ -231,8 +170,7 @@ def count_without_embeddings(table: Table) -> int:
     Kaplan et al. 2020 (arXiv:2001.08361) count these. Their exponents and those of all parameters differ where the
     embeddings are a large part of a small model (Pearce and Song 2024, arXiv:2406.12907).
     """
-    counted = {path: p for path, p in table.items() if p.kind != "embedding" and not path.startswith("head/")}
-    return sum(parameter.size for parameter in counted.values())
+    return sum(p.size for p in table.values() if p.kind != "embedding" and "V" not in p.axes)
 
 
 DISTRIBUTIONS = {
@@ -255,12 +193,12 @@ def init_params(c: ModelConfig, seed) -> dict:
     """
     # All layers of a parameter are drawn at once, and flat on one device: XLA's CPU compiler takes about half a second
     # for each draw, and three times that for one of three dimensions. The values are the same.
-    root, layers_N, dtype = jax.random.key(seed), jnp.arange(c.n_layers), jnp.dtype(c.param_dtype)
+    root, dtype = jax.random.key(seed), jnp.dtype(c.param_dtype)
     values = {}
     for path, p in parameter_table(c).items():
         key = jax.random.fold_in(root, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little"))
-        if p.axes.startswith("N"):
-            layer = dataclasses.replace(p, shape=p.shape[1:])
+        if p.layers is not None:
+            layer, layers_N = p.of_one_layer(), jnp.asarray(p.layers)
             values[path] = jax.vmap(lambda i, key=key, p=layer: _draw(jax.random.fold_in(key, i), p))(layers_N)
         else:
             values[path] = _draw(jax.random.fold_in(key, 0), p)

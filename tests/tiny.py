@@ -1,7 +1,6 @@
 """A tiny resolved config for tests, and random parameters and a train state for it."""
 
 import dataclasses
-import math
 import zlib
 
 import jax
@@ -37,8 +36,7 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
 
     def draw(path, p):
         x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
-        stacked = p.axes.startswith("N")
-        fan_in = math.prod(p.shape[stacked : stacked + p.n_in])  # 1 for parameters without a product
+        fan_in = 1 if p.kind == "embedding" else p.fan_in
         return jnp.asarray((p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5), jnp.float32)
 
     table = parameters.parameter_table(c)

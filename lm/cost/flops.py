@@ -1,25 +1,20 @@
-"""Exact counts of weights and floating-point operations, and MFU. Imports no jax.
+"""Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
 
-Functions read these fields of a resolved ModelConfig: d_model, n_layers, n_heads, n_kv_heads, d_head, d_ff, vocab_size,
-ffn and window_pattern.
-"""
-
-from lm.config import layer_windows
+from lm.config import ModelConfig
+from lm.parameters import attended_keys, parameter_table
 
 
-def matmul_params(config) -> int:
-    """Count the weights that take part in matrix products.
+def matmul_params(config: ModelConfig) -> int:
+    """Count the weights that take part in the matrix products of one token.
 
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
     """
-    attention = config.d_model * config.d_head * (2 * config.n_heads + 2 * config.n_kv_heads)
-    feed_forward = config.d_model * config.d_ff * {"mlp": 2, "glu": 3}[config.ffn]
-    return config.n_layers * (attention + feed_forward) + head_params(config)
+    return sum(p.matmul_size for p in parameter_table(config).values())
 
 
-def head_params(config) -> int:
+def head_params(config: ModelConfig) -> int:
     """Count the weights of the head, tied to the embedding or not, without its bias."""
-    return config.d_model * config.vocab_size
+    return sum(p.matmul_size for p in parameter_table(config).values() if p.outer)
 
 
 def mean_attended_keys(seq_len: int, window: int) -> float:
@@ -47,8 +42,8 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
         full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
-    keys = sum(seq_len if full_square else mean_attended_keys(seq_len, w) for w in layer_windows(config))
-    return 6 * matmul_params(config) + 12 * config.n_heads * config.d_head * keys
+    keys = sum(n * (seq_len if full_square else mean_attended_keys(seq_len, w)) for n, w in attended_keys(config))
+    return 6 * matmul_params(config) + 12 * keys
 
 
 def flops_per_token_without_head(config, seq_len: int) -> float:

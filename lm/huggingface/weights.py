@@ -1,7 +1,6 @@
 """Translate the tensors of a checkpoint to our parameters and back."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +45,7 @@ class Place:
             return p.shape
         if p.kind != "weight":
             return (sum(p.size for p in self.parameters),)
-        d_in = math.prod(p.shape[: p.n_in])
+        d_in = p.fan_in
         d_out = sum(p.size for p in self.parameters) // d_in
         return (d_in, d_out) if self.in_out else (d_out, d_in)
 
@@ -54,7 +53,7 @@ class Place:
         """Return the value of each of our parameters."""
         if self.parameters[0].kind == "weight" and not self.in_out:
             tensor = tensor.T
-        sizes = [p.size // math.prod(p.shape[: p.n_in]) for p in self.parameters]
+        sizes = [p.size // p.fan_in for p in self.parameters]
         parts = np.split(tensor, np.cumsum(sizes)[:-1], axis=-1) if len(sizes) > 1 else [tensor]
         return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
@@ -63,8 +62,7 @@ class Place:
         p = self.parameters[0]
         if p.kind != "weight":
             return values[0] if p.kind == "embedding" else np.concatenate([value.reshape(-1) for value in values])
-        d_in = math.prod(p.shape[: p.n_in])
-        matrices = [value.reshape(d_in, -1) for value in values]
+        matrices = [value.reshape(p.fan_in, -1) for value in values]
         joined = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1)
         return joined if self.in_out else joined.T
 
@@ -75,15 +73,13 @@ def places(family: Family, c: ModelConfig) -> list[Place]:
     found = []
     for tensor in family.tensors:
         if tensor.paths[0] in table:
-            stacked = table[tensor.paths[0]].axes.startswith("N")
+            stacked = table[tensor.paths[0]].layers is not None
             found += [_place(tensor, table, layer) for layer in (range(c.n_layers) if stacked else [None])]
     return found
 
 
 def _place(tensor: Tensor, table: parameters.Table, layer: int | None) -> Place:
-    declared = [table[path] for path in tensor.paths]
-    if layer is not None:
-        declared = [dataclasses.replace(p, shape=p.shape[1:], axes=p.axes[1:]) for p in declared]
+    declared = [table[path].of_one_layer() for path in tensor.paths]
     in_out = tensor.in_out and declared[0].kind == "weight"
     return Place(tensor.name.format(layer), tensor.paths, layer, tuple(declared), in_out)
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lm.declarations import Parameter, Table
 from lm.parallel.mesh import BATCH_AXES, current_mesh, traced_mesh
-from lm.parameters import Parameter, Table
 
 # The mesh axis of each logical axis of a parameter; all other axes are replicated.
 RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"}
@@ -20,7 +20,7 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
 
     def axis_of(letter: str, length: int) -> str | None:
         axis = RULES.get(letter)
-        if axis is None or (axis == "fsdp" and p.kind in ("norm", "bias")) or length % sizes[axis]:
+        if axis is None or (axis == "fsdp" and p.kind in ("norm", "bias", "scalar")) or length % sizes[axis]:
             return None
         return axis
 

@@ -51,7 +51,7 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
     """Return the root mean square of each parameter, per layer if stacked, and of all weights of each layer."""
     found, weights = {}, []
     for path, x in parameters.flat(tree).items():
-        stacked = table[path].axes.startswith("N")
+        stacked = table[path].layers is not None
         axes = tuple(range(1, x.ndim)) if stacked else None
         mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axes)
         found[path] = jnp.sqrt(mean_square)
