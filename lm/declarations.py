@@ -88,9 +88,7 @@ class Parameter:
         """Return the declaration without the axis of layers; the inverse of `stacked`."""
         if self.layers is None:
             return self
-        return dataclasses.replace(
-            self, shape=self.shape[1:], axes=self.axes[1:], batch=self.batch[1:], layers=None
-        )
+        return dataclasses.replace(self, shape=self.shape[1:], axes=self.axes[1:], batch=self.batch[1:], layers=None)
 
 
 class Table(dict):

@@ -185,7 +185,7 @@ class Transformer(nn.Module):
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
         x_BTD = context.dropout(context.tap(self, "embedding", x_BTD), c.dropout, site=0)
         x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
-        if "final_norm/scale_D" in table:
+        if parameters.has_final_norm(c):
             x_BTD = context.tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
         factor = parameters.width_factor(c)
         return x_BTD if factor == 1 else x_BTD / factor

@@ -11,9 +11,10 @@ import pytest
 from references import numpy_model
 from tiny import redrawn, state_of, tiny
 
-from lm import model, step
+from lm import model, parameters, step
 from lm.config import ModelConfig
 from lm.layer_stack import unstack_layers
+from lm.layers import norms
 from lm.layers.losses import head_logits
 
 T = 8
@@ -315,3 +316,16 @@ def test_remat_saves_less_for_the_backward_pass(dtype):
     assert not has_scores(dots)
     sizes = [sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) for leaves in (none, dots, block)]
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_norm_without_parameters_is_still_the_final_norm(monkeypatch):
+    """The last hidden state is normalized, whatever parameters a norm declares."""
+    monkeypatch.setattr(parameters, "norm_table", lambda c: parameters.Table("a norm without a gain", {}))
+    monkeypatch.setitem(model.NORMS, "rms", lambda x, p, c: norms.rms_norm(x, None, eps=c.norm_eps))
+    c = tiny(model={"init": "he"}).model
+    parameters.parameter_table.cache_clear()
+    try:
+        h_BTD = model.hidden(redrawn(c), c, jnp.arange(8)[None])
+    finally:
+        parameters.parameter_table.cache_clear()
+    np.testing.assert_allclose(jnp.mean(jnp.square(h_BTD), axis=-1), 1, rtol=1e-3)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from lm import parameters
-from lm.config import Config
+from lm.config import Config, ModelConfig
 from lm.cost.devices import Device
 from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
 from lm.parallel import sharding
@@ -124,7 +124,7 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
         return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
 
     sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
-    layers = sum(size(p) for path, p in sharded.items() if path.startswith(("layers/", "window/")))
+    layers = sum(size(p) for p in sharded.values() if p.layers is not None)
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     total = sum(size(p) for p in sharded.values())
@@ -146,16 +146,28 @@ def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfe
     x_BTD = n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
     # One float32 number per token for queries and for keys, forward and backward.
     squares = 4 + 2 * (m.remat != "none") if m.qk_norm and m.qk_norm_over == "all_heads" else 0
-    outputs = 2 + (m.remat == "block")  # the last output of a block is not recomputed
-    inputs = 3 + {"mlp": 1, "glu": 2}[m.ffn]
+    inputs, outputs = _split_products(m, sizes)
+    if m.remat == "block":
+        outputs += outputs - m.n_layers  # the last output of a block is not recomputed
     outer = 2 * n if m.vocab_size % sizes["tensor"] == 0 else 0
     for what, payload, times in (
-        ("outputs of attention and feed-forward layers", x_BTD, n * outputs * m.n_layers),
-        ("gradients of their inputs", x_BTD, n * inputs * m.n_layers),
+        ("outputs of attention and feed-forward layers", x_BTD, n * outputs),
+        ("gradients of their inputs", x_BTD, n * inputs),
         ("embeddings, and the gradient of the head's input", x_BTD, outer),
         ("squares of queries and keys, summed over heads", 4 * n_tokens, n * squares * m.n_layers),
     ):
         yield from _transfer(sizes, ["tensor"], what, "all-reduce", payload, times)
+
+
+def _split_products(m: ModelConfig, sizes: dict[str, int]) -> tuple[int, int]:
+    """Count the weights of all layers whose outputs are split over tensor, and those whose inputs are."""
+    n_split = Counter()
+    for p in parameters.parameter_table(m).values():
+        if p.contract and p.layers is not None:
+            spec = sharding.parameter_spec(p, sizes)
+            n_split["columns"] += len(p.layers) * any(spec[i] == "tensor" for i in p.columns)
+            n_split["rows"] += len(p.layers) * any(spec[i] == "tensor" for i in p.rows)
+    return n_split["columns"], n_split["rows"]
 
 
 def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:

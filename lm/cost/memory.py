@@ -6,6 +6,7 @@ In all functions `config` is a resolved config, `sizes` the size of each mesh ax
 import dataclasses
 import functools
 import math
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -103,8 +104,8 @@ def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
     if sizes["fsdp"] == 1:
         return 0
     m, table = config.model, parameters.parameter_table(config.model)
-    layer = sum(p.size / m.n_layers for path, p in table.items() if path.startswith("layers/"))
-    outer = sum(p.size for path, p in table.items() if p.kind == "embedding" or path.startswith("head/"))
+    layer = sum(p.size / m.n_layers for p in table.values() if p.layers is not None)
+    outer = sum(p.size for p in table.values() if p.outer)
     compute, param = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
     return (2 * layer * compute + outer * (compute + param)) / sizes["tensor"]
 
@@ -142,8 +143,12 @@ def layer_activations(config: Config, sizes: dict[str, int]) -> float:
 def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float]:
     """Return the sizes of queries, keys and values, and of the feed-forward layer, per token on one device."""
     m = config.model
-    hidden = {"mlp": 1, "glu": 2}[m.ffn] * m.d_ff
-    return (m.n_heads + 2 * m.n_kv_heads) * m.d_head / sizes["tensor"], hidden / sizes["tensor"]
+    features = Counter()  # of the products of a token, by their last axis, on average over the layers
+    for p in parameters.parameter_table(m).values():
+        if p.contract and p.layers is not None:
+            width = p.used * math.prod(p.shape[i] for i in p.columns)
+            features[p.axes[-1]] += width * len(p.layers) / m.n_layers
+    return features["K"] / sizes["tensor"], features["F"] / sizes["tensor"]
 
 
 def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:

@@ -72,7 +72,7 @@ def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, floa
     found = dict.fromkeys(uses, 0.0)
     itemsize, n_shards = jnp.dtype(config.model.param_dtype).itemsize, sizes["fsdp"] * sizes["tensor"]
     for path, p in parameters.parameter_table(config.model).items():
-        use = uses[2 if path == "positions" else 1 if path == "embedding" or path.startswith("head/") else 0]
+        use = uses[2 if path == "positions" else 1 if p.outer else 0]
         found[use] += (2 if config.train.steps else 1) * p.size * itemsize / n_shards
     return found
 

@@ -144,7 +144,7 @@ def test_models_without_an_equivalent_are_refused_with_all_reasons():
 
 def test_a_parameter_that_no_tensor_claims_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     table = parameters.parameter_table
-    gate = {"layers/attention/w_g_DHK": parameters.Parameter((2, 16, 4, 4), "NDHK", "weight", 1)}
+    gate = {"layers/attention/w_g_DHK": parameters.Parameter((16, 4, 4), "DHK", "weight", "D").stacked(range(2))}
     monkeypatch.setattr(parameters, "parameter_table", lambda c: parameters.Table("", table(c) | gate))
     config = tiny()
     with pytest.raises(UserError, match="llama has no tensor for layers/attention/w_g_DHK"):
