@@ -1,11 +1,18 @@
-"""Repeat a block over the depth: unrolled or scanned, with rematerialization, over stacked parameters."""
+"""Repeat a block over the depth: unrolled or scanned, with rematerialization, over stacked parameters.
+
+Layers may differ in their parameters. Each parameter is stored as one stack over the layers that have it, so the same
+checkpoint fits unrolled and scanned models, and models that differ in an idea share all other parameters. A scan runs
+over layers with equal parameters, or over the periods of a pattern, such as an idea in every second layer.
+"""
+
+import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from lm import parameters
 from lm.config import ModelConfig, layer_windows
-from lm.layers.attention import UNLIMITED
 from lm.layers.linear import PRODUCT
 from lm.parallel import collectives
 
@@ -20,68 +27,142 @@ REMAT_POLICIES = {
 }
 
 
-def apply_layers(block: type[nn.Module], c: ModelConfig, x_BTD, context):
-    """Apply n_layers blocks to x_BTD, inside a compact method of a Linen module.
+def windows(c: ModelConfig, n_tokens: int | None) -> tuple[int | None, ...]:
+    """Return the window of each layer, None without one.
+
+    Windows of at least the length of the sequence are dropped: they do not change the program.
 
     Args:
-        block: module class, called as block(c)(x_BTD, context, layer, window).
         c: model section of a resolved config.
-        x_BTD: input of the first block.
-        context: passed to every block; its `positions` are None for 0 .. T-1.
-
-    Returns:
-        (B, T, D), the output of the last block.
+        n_tokens: the number of tokens on this device, at positions 0 .. T-1; None: at any positions.
     """
-    # Windows of at least the sequence's length are dropped: they do not change the program.
-    seq_len = collectives.global_seq_len(x_BTD.shape[-2]) if context.positions is None else UNLIMITED
-    windows = [window if 0 < window < seq_len else None for window in layer_windows(c)]
-    return (_scan if c.scan_layers else _unroll)(block, c, x_BTD, context, windows)
+    limit = float("inf") if n_tokens is None else collectives.global_seq_len(n_tokens)
+    return tuple(window if 0 < window < limit else None for window in layer_windows(c))
 
 
-def _unroll(block, c, x_BTD, context, windows):
-    block = _rematerialize(block, c, static_window=True)
-    for layer, window in enumerate(windows):
-        x_BTD = block(c, name=f"layers_{layer}")(x_BTD, context, layer, window)
-    return x_BTD
+def apply_layers(block: type[nn.Module], c: ModelConfig, stream: dict, context) -> dict:
+    """Apply n_layers blocks to the stream, inside a compact method of a Linen module.
 
-
-def _scan(block, c, x_BTD, context, windows):
-    """Scan one compiled block over the stacked parameters. If all windows are equal the window stays static, which
-    fused kernels need; otherwise it is traced.
+    Args:
+        block: module class, called as block(c, like)(stream, context, layer).
+        c: model section of a resolved config.
+        stream: arrays (B, T, ...) by name; every block returns the same names, shapes and dtypes.
+        context: passed to every block.
     """
-    static = len(set(windows)) == 1
+    for first, period, n in groups(c):
+        if n == 1:
+            stream = _rematerialize(block, c, static_layer=True)(c, first, name=f"layers_{first}")(
+                stream, context, first
+            )
+        else:
+            scan = nn.scan(
+                lambda module, stream, layer: (module(stream, context, layer), None),
+                variable_axes={"params": 0, "intermediates": 0},
+                split_rngs={},
+                length=n,
+            )
+            repeated = _Period(block, c, first, period, name=f"layers_{first}")
+            stream, _ = scan(repeated, stream, first + period * jnp.arange(n))
+    return stream
 
-    def apply(module, x_BTD, layer, window):
-        return module(x_BTD, context, layer, windows[0] if static else window), None
 
-    axes = {"params": 0, "intermediates": 0}
-    scan = nn.scan(apply, variable_axes=axes, split_rngs={}, length=c.n_layers)
-    stack = _rematerialize(block, c, static_window=static)(c, name="layers")
-    window_N = jnp.asarray([window or UNLIMITED for window in windows])
-    return scan(stack, x_BTD, jnp.arange(c.n_layers), window_N)[0]
+class _Period(nn.Module):
+    """The consecutive layers of one period of a pattern."""
+
+    block: type[nn.Module]
+    config: ModelConfig
+    first: int
+    period: int
+
+    @nn.compact
+    def __call__(self, stream, context, layer):
+        block = _rematerialize(self.block, self.config, static_layer=False)
+        for i in range(self.period):
+            stream = block(self.config, self.first + i, name=str(i))(stream, context, layer + i)
+        return stream
 
 
-def _rematerialize(block, c, static_window):
+def _rematerialize(block, c, static_layer):
     """Return the block with the checkpoint policy of config.model.remat. Gathered parameters are never saved."""
     if c.remat == "none" and not collectives.gathers_parameters():
         return block
-    static = (4,) if static_window else ()  # the window's place among the arguments of block.__call__, self included
+    static = (3,) if static_layer else ()  # the layer's place among the arguments of block.__call__, self included
     return nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=not c.scan_layers, static_argnums=static)
 
 
-def stack_layers(tree: dict) -> dict:
-    """Replace layers_0, layers_1, ... by one stack "layers". The inverse of `unstack_layers`."""
-    layers = sorted((name for name in tree if name.startswith("layers_")), key=lambda name: int(name[7:]))
-    others = {name: value for name, value in tree.items() if name not in layers}
-    return others | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree[name] for name in layers))}
+@functools.lru_cache(maxsize=64)
+def groups(c: ModelConfig) -> tuple[tuple[int, int, int], ...]:
+    """Return (first layer, period, number of periods) of each group of consecutive layers that one scan runs over.
+
+    A group of one period is unrolled. Without config.model.scan_layers all are.
+    """
+    n, found, first = c.n_layers, [], 0
+    if not c.scan_layers:
+        return tuple((layer, 1, 1) for layer in range(n))
+    subsets = {p.layers for p in parameters.block_table(c).values() if p.layers is not None} - {range(n)}
+    if not subsets:
+        return ((0, 1, n),)
+    kinds = [tuple(layer in layers for layers in subsets) for layer in range(n)]
+    while first < n:
+        lengths = {period: _n_periods(kinds[first:], period) for period in range(1, (n - first) // 2 + 1)}
+        period = max(lengths, key=lambda period: (lengths[period] > 1) * lengths[period] * period, default=1)
+        times = lengths.get(period, 1)
+        found.append((first, period, times) if times > 1 else (first, 1, 1))
+        first += period * times if times > 1 else 1
+    return tuple(found)
 
 
-def unstack_layers(tree: dict) -> dict:
-    """Replace the stack "layers" by layers_0, layers_1, ..., which an unrolled model reads; without one, do nothing."""
-    others = {name: value for name, value in tree.items() if name != "layers"}
-    leaves, structure = jax.tree.flatten(tree.get("layers", {}))
-    layers = zip(*map(_rows, leaves), strict=True)
-    return others | {f"layers_{i}": jax.tree.unflatten(structure, layer) for i, layer in enumerate(layers)}
+def _n_periods(kinds: list, period: int) -> int:
+    """Return how often the first kinds repeat.
+
+    >>> _n_periods(["a", "b", "a", "b", "a"], 2)
+    2
+    """
+    starts = range(0, len(kinds) - period + 1, period)
+    differs = (i for i, start in enumerate(starts) if kinds[start : start + period] != kinds[:period])
+    return next(differs, len(starts))
+
+
+def split_layers(params: dict, c: ModelConfig) -> dict:
+    """Replace the stacks in "layers" by the parameters of each group of layers, which the model reads.
+
+    Args:
+        params: nested dicts, as returned by parameters.init_params. Already split ones are returned as they are.
+        c: model section of a resolved config.
+    """
+    if "layers" not in params:
+        return params
+    table, stacks = parameters.block_table(c), parameters.flat(params["layers"])
+    split = {name: value for name, value in params.items() if name != "layers"}
+    single = {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in groups(c)) else {}
+    for first, period, n in groups(c):
+        members = []
+        for layer in range(first, first + period):
+            member = {}
+            for path, x in stacks.items():
+                layers = range(c.n_layers) if table[path].layers is None else table[path].layers
+                if layer in layers:
+                    row = layers.index(layer)
+                    step = layers.index(layer + period) - row if n > 1 else 1
+                    whole = n == len(layers)
+                    member[path] = single[path][row] if n == 1 else x if whole else x[row : row + n * step : step]
+            members.append(parameters.nest(member))
+        split[f"layers_{first}"] = members[0] if n == 1 else {str(i): member for i, member in enumerate(members)}
+    return split
+
+
+def merge_layers(tree: dict, c: ModelConfig) -> dict:
+    """Stack arrays of the model's modules by layer. The inverse of `split_layers`, also for what modules sow."""
+    merged = {name: value for name, value in tree.items() if not name.startswith("layers_")}
+    found = {}  # by path, the array of each layer
+    for first, period, n in groups(c):
+        for i in range(period):
+            member = tree[f"layers_{first}"] if n == 1 else tree[f"layers_{first}"][str(i)]
+            for path, x in parameters.flat(member).items():
+                arrays = [x] if n == 1 else _rows(x)
+                found.setdefault(path, {}).update({first + i + k * period: arrays[k] for k in range(n)})
+    stacks = {path: jnp.stack([by_layer[i] for i in sorted(by_layer)]) for path, by_layer in found.items()}
+    return merged | {"layers": parameters.nest(stacks)}
 
 
 @jax.custom_vjp

@@ -1,7 +1,9 @@
 """The model: thin Linen modules that pass the parameters of lm/parameters.py to the pure functions of lm/layers.
 
-Read Transformer first, then Block, Attention and FeedForward. How the layers are repeated (unrolled, scanned,
-rematerialized) is in lm/layer_stack.py, communication between devices in lm/parallel/collectives.py.
+Read Transformer first, then Block, Attention and FeedForward. From block to block goes a stream: a dict of arrays, "x"
+(the residual stream) and whatever ideas carry. Ideas are one file each in lm/layers/variants, where the sites at which
+they attach are listed. How the layers are repeated (unrolled, scanned, rematerialized) is in lm/layer_stack.py, how
+positions see each other in lm/past.py, communication between devices in lm/parallel/collectives.py.
 """
 
 import math
@@ -10,17 +12,19 @@ from collections.abc import Callable
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from lm import layer_stack, parameters
 from lm.config import ModelConfig
-from lm.layers import feed_forward, norms, position_encodings
-from lm.layers.attention import Mask, causal_attention
+from lm.layers import norms, position_encodings, variants
+from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
 from lm.layers.linear import project
 from lm.layers.losses import Head, head_logits
-from lm.layers.norm_placements import NORM_PLACEMENTS
+from lm.layers.variants import Here, at
 from lm.linen import declare
 from lm.parallel import collectives
+from lm.past import Past
 
 # Norms: (x, parameters, config) -> x.
 NORMS = {
@@ -42,40 +46,32 @@ POSITION_ENCODINGS = {
     )),
 }  # fmt: skip
 
-# Feed-forward layers: (x, parameters, activation, tap of the hidden activations) -> x.
-FEED_FORWARDS = {
-    "mlp": lambda x, p, activation, tap: feed_forward.mlp(
-        x, p["w_in_DF"], p["w_out_FD"], activation=activation, b_in=p.get("b_in_F"), b_out=p.get("b_out_D"), tap=tap
-    ),
-    "glu": lambda x, p, activation, tap: feed_forward.glu(
-        x, p["w_gate_DF"], p["w_up_DF"], p["w_down_FD"], activation=activation,
-        b_gate=p.get("b_gate_F"), b_up=p.get("b_up_F"), b_down=p.get("b_down_D"), tap=tap,
-    ),
-}  # fmt: skip
-
 
 @flax.struct.dataclass
 class Context:
     """Inputs that all layers share in one call.
 
-    `tap(module, name, x)` is called with each named intermediate, and its result takes the place of x; see
-    lm/interpret/. `attend` replaces the computation of attention; see lm/generation/kv_cache.py.
+    Attributes:
+        tokens_BT: integers (B, T).
+        past: how positions see earlier ones.
+        rotation: cos and sin for queries and keys; None: no rotation.
+        dropout_keys_B: one key per example; None: no dropout.
+        tap: called as tap(module, name, x) with each named intermediate; its result takes the place of x.
+        windows: the attention window of each layer; None: no window.
     """
 
-    positions: jax.Array | None  # integers (T,) or (B, T); None: 0 .. T-1
-    segments: jax.Array | None  # integers (B, T): tokens see their own segment only
-    rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys
-    dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
-    attend: Callable | None = flax.struct.field(pytree_node=False, default=None)
-    tap: Callable = flax.struct.field(pytree_node=False, default=lambda module, name, x: x)
+    tokens_BT: jax.Array
+    past: Past
+    rotation: tuple[jax.Array, jax.Array] | None
+    dropout_keys_B: jax.Array | None
+    tap: Callable = flax.struct.field(pytree_node=False)
+    windows: tuple = flax.struct.field(pytree_node=False)
 
-    def mask(self, n_tokens: int, window) -> Mask:
-        """Return which keys the n_tokens queries of this device see, among the keys of all devices of a sequence."""
-        positions = collectives.local_positions(n_tokens) if self.positions is None else self.positions
-        k_positions = collectives.gather_sequence(positions, -1)
-        k_segments = None if self.segments is None else collectives.gather_sequence(self.segments, -1)
-        contiguous = self.positions is None and self.segments is None and positions.shape == k_positions.shape
-        return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
+    def window(self, layer):
+        """Return the window of a layer. Traced layers have a static one if all are equal, as fused kernels need."""
+        if isinstance(layer, int) or len(set(self.windows)) == 1:
+            return self.windows[layer if isinstance(layer, int) else 0]
+        return jnp.asarray([window or UNLIMITED for window in self.windows])[layer]
 
     def dropout(self, x_BTD, rate: float, site: int):
         """Apply dropout at one numbered site of the model, where each example draws from its own key."""
@@ -85,7 +81,7 @@ class Context:
 
 
 class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the features of a position."""
+    """RMSNorm, LayerNorm, ... over the features of a position."""
 
     config: ModelConfig
 
@@ -98,10 +94,12 @@ class Attention(nn.Module):
     """Causal self-attention with its projections, QK-norm and rotation of queries and keys."""
 
     config: ModelConfig
+    like: int
 
     @nn.compact
-    def __call__(self, x_BTD, context: Context, window):
-        c, p = self.config, declare(self, parameters.attention_table(self.config))
+    def __call__(self, x_BTD, stream: dict, context: Context, layer):
+        c, p = self.config, declare(self, parameters.attention_table(self.config, self.like))
+        here = Here(c, p, x_BTD, layer, self.like, context, self)
         q_BTHK = project(x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
         k_BTGK = project(x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
         v_BTGK = project(x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
@@ -114,81 +112,98 @@ class Attention(nn.Module):
             k_BTGK = position_encodings.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
         scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else c.attn_scale
         options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
-        if context.attend is not None:
-            out_BTHK = context.attend(self, q_BTHK, k_BTGK, v_BTGK, window, **options)
-        else:
-            k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
-            mask = context.mask(x_BTD.shape[-2], window)
-            out_BTHK = causal_attention(q_BTHK, k_BSGK, v_BSGK, mask, **options)
-        return project(out_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)
+        stream, (q_BTHK, k_BTGK) = at(variants.QUERIES_KEYS, here, stream, (q_BTHK, k_BTGK))
+        stream, v_BTGK = at(variants.VALUES, here, stream, v_BTGK)
+        stream, options = at(variants.SCORES, here, stream, options)
+        o_BTHK = context.past.attend(self, q_BTHK, k_BTGK, v_BTGK, context.window(layer), **options)
+        stream, o_BTHK = at(variants.HEADS, here, stream, o_BTHK, v_BTGK)
+        return stream, project(o_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)
 
 
 class FeedForward(nn.Module):
-    """The MLP or gated linear unit."""
+    """The MLP, the gated linear unit or another kind of lm/layers/variants."""
 
     config: ModelConfig
+    like: int
 
     @nn.compact
-    def __call__(self, x_BTD, context: Context):
-        c, p = self.config, declare(self, parameters.ffn_table(self.config))
-        return FEED_FORWARDS[c.ffn](x_BTD, p, c.activation, lambda h_BTF: context.tap(self, "hidden", h_BTF))
+    def __call__(self, x_BTD, stream: dict, context: Context, layer):
+        c, p = self.config, declare(self, parameters.ffn_table(self.config, self.like))
+        here = Here(c, p, x_BTD, layer, self.like, context, self)
+        kind = variants.feed_forward(c, self.like)
+        return kind.apply(here, stream, x_BTD, lambda h_BTF: context.tap(self, "hidden", h_BTF))
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each a branch of the residual stream."""
+    """One layer: attention and feed-forward, each a branch of the residual stream.
+
+    `like` is a layer with the same parameters, known while tracing; `layer` may be traced.
+    """
 
     config: ModelConfig
+    like: int
 
     @nn.compact
-    def __call__(self, x_BTD, context: Context, layer, window):
-        c = self.config
+    def __call__(self, stream: dict, context: Context, layer) -> dict:
+        c, residual = self.config, variants.RESIDUALS[self.config.residual]
+        norms_at, _ = parameters.NORM_PLACEMENTS[c.norm_placement]
+        p = declare(self, parameters.own_table(c, "block", self.like))
 
-        def attention(x_BTD):
-            y_BTD = Attention(c, name="attention")(x_BTD, context, window)
-            return context.dropout(context.tap(self, "attention/output", y_BTD), c.dropout, 2 * layer + 1)
+        def norm(place, name, x_BTD):
+            return context.tap(self, f"{name}/output", Norm(c, name=name)(x_BTD)) if place in norms_at else x_BTD
 
-        def ffn(x_BTD):
-            y_BTD = FeedForward(c, name="ffn")(x_BTD, context)
-            return context.dropout(context.tap(self, "ffn/output", y_BTD), c.dropout, 2 * layer + 2)
+        def branch(name, module, x_BTD, stream, site):
+            stream, y_BTD = module(c, self.like, name=name)(x_BTD, stream, context, layer)
+            y_BTD = context.dropout(context.tap(self, f"{name}/output", y_BTD), c.dropout, site)
+            stream = residual.add(here, stream, name, norm("output", f"{name}_post_norm", y_BTD))
+            return stream | {"x": norm("sum", f"{name}_norm", stream["x"])}
 
-        def norm(name, x_BTD):
-            return context.tap(self, f"{name}/output", Norm(c, name=name)(x_BTD))
+        here = Here(c, p, stream["x"], layer, self.like, context, self)
+        stream, x_BTD = at(variants.BLOCK_INPUT, here, stream, stream["x"])
+        stream |= {"x": x_BTD}
 
-        x_BTD = NORM_PLACEMENTS[c.norm_placement](x_BTD, attention, ffn, norm)
-        return context.tap(self, "residual", x_BTD)
+        x_BTD = norm("both inputs", "norm", residual.read(here, stream, "attention"))
+        stream = branch("attention", Attention, norm("input", "attention_norm", x_BTD), stream, 2 * layer + 1)
+        if "both inputs" not in norms_at:
+            x_BTD = residual.read(here, stream, "ffn")
+        stream = branch("ffn", FeedForward, norm("input", "ffn_norm", x_BTD), stream, 2 * layer + 2)
+        return stream | {"x": context.tap(self, "residual", stream["x"])}
 
 
 class Transformer(nn.Module):
-    """Decoder-only Transformer from token ids (B, T) to the last hidden states (B, T, D).
+    """Decoder-only Transformer from token ids (B, T) to the stream after the final norm; its "x" is (B, T, D).
 
     Call arguments:
         tokens_BT: integers (B, T).
-        positions: integers (T,) or (B, T); None: 0 .. T-1.
-        segments: integers (B, T), documents that must not see each other; None: one document.
+        past: how positions see earlier ones.
         dropout_keys_B: one key per example; None: no dropout.
-        attend: a function (module, q, k, v, window, **options) -> output that replaces attention over the tokens.
         tap: a function (module, name, x) -> x that observes or replaces named intermediates.
     """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, tokens_BT, *, positions=None, segments=None, dropout_keys_B=None, **hooks):
+    def __call__(self, tokens_BT, past: Past, dropout_keys_B=None, tap=lambda module, name, x: x) -> dict:
         c = self.config
-        table = parameters.parameter_table(c)
-        p = declare(self, {path: declared for path, declared in table.items() if "/" not in path})
-        at = collectives.local_positions(tokens_BT.shape[-1]) if positions is None else positions
-        added, rotation = POSITION_ENCODINGS[c.positions](at, c, p)
-        context = Context(positions, segments, rotation, dropout_keys_B, **hooks)
+        p = declare(self, parameters.own_table(c, "model"))
+        at_T = collectives.local_positions(tokens_BT.shape[-1]) if past.positions is None else past.positions
+        added, rotation = POSITION_ENCODINGS[c.positions](at_T, c, p)
+        windows = layer_stack.windows(c, tokens_BT.shape[-1] if past.positions is None else None)
+        context = Context(tokens_BT, past, rotation, dropout_keys_B, tap, windows)
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
-        x_BTD = context.dropout(context.tap(self, "embedding", x_BTD), c.dropout, site=0)
-        x_BTD = layer_stack.apply_layers(Block, c, x_BTD, context)
+        x_BTD = context.dropout(tap(self, "embedding", x_BTD), c.dropout, site=0)
+
+        here = Here(c, p, x_BTD, None, None, context, self)
+        stream, x_BTD = at(variants.EMBEDDING, here, variants.carried(c, x_BTD), x_BTD)
+        stream = layer_stack.apply_layers(Block, c, stream | {"x": x_BTD}, context)
+        x_BTD = stream["x"]
         if parameters.has_final_norm(c):
-            x_BTD = context.tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
+            x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
+        stream, x_BTD = at(variants.LAST_HIDDEN, here, stream, x_BTD)
         factor = parameters.width_factor(c)
-        return x_BTD if factor == 1 else x_BTD / factor
+        return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
 
 
 def head(params: dict, c: ModelConfig) -> Head:
@@ -200,19 +215,26 @@ def head(params: dict, c: ModelConfig) -> Head:
     return Head(w, params.get("head", {}).get("b_V"), softcap=c.logit_softcap, transposed=c.tie_embeddings)
 
 
-def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
-    """Return the last hidden states (B, T, D), after the final norm.
+def forward(params: dict, c: ModelConfig, tokens_BT, *, positions=None, segments=None, past=None, **options):
+    """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry, such as loss terms.
 
     Args:
         params: nested dicts, as returned by parameters.init_params.
         c: model section of a resolved config.
         tokens_BT: integers (B, T).
-        **inputs: see Transformer. mutable=["intermediates"]: also return what its hooks sow.
+        positions, segments: see `Past`.
+        past: in place of both: how positions see earlier ones.
+        **options: see Transformer. mutable=["intermediates"]: also return what its hooks sow.
     """
-    params = params if c.scan_layers else layer_stack.unstack_layers(params)
-    return Transformer(c).apply({"params": params}, tokens_BT, **inputs)
+    params = layer_stack.split_layers(params, c)
+    return Transformer(c).apply({"params": params}, tokens_BT, past or Past(positions, segments), **options)
+
+
+def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
+    """Return the last hidden states (B, T, D), after the final norm. Arguments as for `forward`, but mutable."""
+    return forward(params, c, tokens_BT, **inputs)["x"]
 
 
 def logits(params: dict, c: ModelConfig, tokens_BT, **inputs):
-    """Return next-token logits (B, T, V) in float32. Arguments as for `hidden`."""
+    """Return next-token logits (B, T, V) in float32. Arguments as for `forward`."""
     return head_logits(hidden(params, c, tokens_BT, **inputs), head(params, c))

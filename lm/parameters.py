@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from lm.config import Config, ModelConfig, Resolved, as_resolved, layer_windows
 from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, weight, width_factor
-from lm.layers.feed_forward import default_d_ff
+from lm.layers import variants
 
 LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
 
@@ -43,7 +43,7 @@ def resolve(config: Config, vocab_size: int) -> Resolved:
         vocab_size=c.vocab_size or vocab_size,
         d_head=c.d_head or c.d_model // c.n_heads,
         n_kv_heads=c.n_kv_heads or c.n_heads,
-        d_ff=c.d_ff or default_d_ff(c.d_model, c.ffn),
+        d_ff=c.d_ff or variants.FEED_FORWARDS[c.ffn].default_d_ff(c.d_model),
         max_positions=c.max_positions or config.train.seq_len,
     )
     config = as_resolved(dataclasses.replace(config, model=model))
@@ -54,15 +54,18 @@ def resolve(config: Config, vocab_size: int) -> Resolved:
 # The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is over the same axes.
 QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
 
-# (names of a block's norms, whether a final norm follows the last block), by config.model.norm_placement.
-NORMS_BY_PLACEMENT = {
-    "pre": (("attention_norm", "ffn_norm"), True),
-    "post": (("attention_norm", "ffn_norm"), False),
-    "sandwich": (("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm"), True),
-    "output": (("attention_post_norm", "ffn_post_norm"), True),
-    "parallel": (("norm",), True),
-    "none": ((), False),
+# (where a block has norms, whether a final norm follows the last block), by config.model.norm_placement. Both branches
+# of a block, attention and feed-forward, have the same norms:
+NORM_PLACEMENTS = {
+    "pre": (("input",), True),  # x + f(norm x) (Radford et al. 2019)
+    "post": (("sum",), False),  # norm(x + f(x)) (Vaswani et al. 2017)
+    "sandwich": (("input", "output"), True),  # x + norm(f(norm x)) (Ding et al. 2021)
+    "output": (("output",), True),  # x + norm(f(x)) (OLMo et al. 2025, arXiv:2501.00656)
+    "parallel": (("both inputs",), True),  # x + attention(norm x) + ffn(norm x) (Wang and Komatsuzaki 2021)
+    "none": ((), False),  # x + f(x)
 }
+# The names of a branch's norm, by its place.
+_NORM_NAMES = {"input": "{}_norm", "sum": "{}_norm", "output": "{}_post_norm", "both inputs": "norm"}
 
 
 @functools.lru_cache(maxsize=64)
@@ -74,13 +77,9 @@ def parameter_table(c: ModelConfig) -> Table:
     it.
     """
     D, V = c.d_model, c.vocab_size
-    embed_std = c.embed_std or INITIALIZERS[c.init][2]
-    embedding = Parameter((V, D), "VD", "embedding", init="normal", std=embed_std)
-    # A tied head multiplies with the embedding.
-    table = {"embedding": dataclasses.replace(embedding, contract="D") if c.tie_embeddings else embedding}
-    if c.positions == "learned":
-        table["positions"] = Parameter((c.max_positions, D), "TD", "embedding", init="normal", std=embed_std)
-    table |= {f"layers/{path}": p.stacked(range(c.n_layers)) for path, p in block_table(c).items()}
+    table = own_table(c, "model")
+    for path, p in block_table(c).items():
+        table[f"layers/{path}"] = p.stacked(range(c.n_layers) if p.layers is None else p.layers)
     if has_final_norm(c):
         table |= _with_prefix("final_norm", norm_table(c))
     if not c.tie_embeddings:
@@ -95,16 +94,24 @@ def parameter_table(c: ModelConfig) -> Table:
 
 def has_final_norm(c: ModelConfig) -> bool:
     """Return whether a norm follows the last block."""
-    return NORMS_BY_PLACEMENT[c.norm_placement][1]
+    return NORM_PLACEMENTS[c.norm_placement][1]
 
 
 def block_table(c: ModelConfig) -> Table:
-    """Return the parameters of one block, without the axis of layers."""
+    """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only these have it."""
+    places, _ = NORM_PLACEMENTS[c.norm_placement]
     table = {}
-    for name in NORMS_BY_PLACEMENT[c.norm_placement][0]:
-        table |= _with_prefix(name, norm_table(c))
+    for branch in ("attention", "ffn"):
+        for place in places:
+            table |= _with_prefix(_NORM_NAMES[place].format(branch), norm_table(c))
+    table |= own_table(c, "block")
     table |= _with_prefix("attention", attention_table(c)) | _with_prefix("ffn", ffn_table(c))
     return Table("the parameter table of a block", table)
+
+
+def of_layer(table: dict, layer: int | None) -> dict:
+    """Return the parameters that a layer has; None: those of all layers."""
+    return {name: p for name, p in table.items() if None in (layer, p.layers) or layer in p.layers}
 
 
 def norm_table(c: ModelConfig) -> Table:
@@ -115,8 +122,8 @@ def norm_table(c: ModelConfig) -> Table:
     return Table("the parameter table of a norm", table)
 
 
-def attention_table(c: ModelConfig) -> Table:
-    """Return the parameters of attention."""
+def attention_table(c: ModelConfig, layer: int | None = None) -> Table:
+    """Return the parameters of attention in a layer; None: in any layer."""
     D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
     table = {
         "w_q_DHK": weight(c, (D, H, K), "DHK"),
@@ -132,6 +139,7 @@ def attention_table(c: ModelConfig) -> Table:
     if c.qk_norm:
         for name, axes in zip("qk", QK_NORM_AXES[c.qk_norm_over], strict=True):
             table[f"{name}_scale_{axes}"] = gain({"K": (K,), "HK": (H, K), "GK": (G, K)}[axes], axes)
+    table |= of_layer(variants.declared(c, "attention"), layer)
     return Table("the parameter table of attention", table)
 
 
@@ -143,16 +151,26 @@ def attended_keys(c: ModelConfig) -> list[tuple[int, int]]:
     return [(c.n_heads * c.d_head, window) for window in layer_windows(c)]
 
 
-def ffn_table(c: ModelConfig) -> Table:
-    """Return the parameters of the feed-forward layer."""
-    D, F = c.d_model, c.d_ff
-    inputs, output = {"mlp": (("in",), "out"), "glu": (("gate", "up"), "down")}[c.ffn]
-    table = {f"w_{name}_DF": weight(c, (D, F), "DF") for name in inputs}
-    table[f"w_{output}_FD"] = weight(c, (F, D), "FD", contract="F", residual=True)
-    if c.ffn_bias:
-        table |= {f"b_{name}_F": bias((F,), "F") for name in inputs}
-        table[f"b_{output}_D"] = bias((D,), "D")
-    return Table("the parameter table of the feed-forward layer", table)
+def ffn_table(c: ModelConfig, layer: int | None = None) -> Table:
+    """Return the parameters of the feed-forward layer in a layer; None: in any layer."""
+    table = {}
+    for kind, layers in variants.feed_forwards(c):
+        table |= {name: dataclasses.replace(p, layers=layers) for name, p in kind.table(c).items()}
+    return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
+
+
+def own_table(c: ModelConfig, module: str, layer: int | None = None) -> Table:
+    """Return the parameters that "model" or "block" has itself, not in a module within it."""
+    table = {}
+    if module == "model":
+        embed_std = c.embed_std or INITIALIZERS[c.init][2]
+        table["embedding"] = Parameter((c.vocab_size, c.d_model), "VD", "embedding", init="normal", std=embed_std)
+        if c.tie_embeddings:  # the head multiplies with it
+            table["embedding"] = dataclasses.replace(table["embedding"], contract="D")
+        if c.positions == "learned":
+            shape = c.max_positions, c.d_model
+            table["positions"] = Parameter(shape, "TD", "embedding", init="normal", std=embed_std)
+    return Table(f"the parameter table of the {module}", table | of_layer(variants.declared(c, module), layer))
 
 
 def _with_prefix(prefix: str, table: Table) -> dict[str, Parameter]:

@@ -9,16 +9,16 @@ from lm import layer_stack, model, optimizers, parameters, step
 from lm.config import DataConfig
 from lm.config.schema import schema
 from lm.data import open_corpus
-from lm.layers import attention, feed_forward, norm_placements, norms, position_encodings
+from lm.layers import attention, feed_forward, norms, position_encodings, variants
 from lm.optimizers import make_optimizer
 
 # (config key, a table that is indexed by the key's value)
 TABLES = [
     ("model.norm", model.NORMS),
     ("model.norm_algorithm", norms.LAYER_NORMS),
-    ("model.norm_placement", norm_placements.NORM_PLACEMENTS),
-    ("model.norm_placement", parameters.NORMS_BY_PLACEMENT),
-    ("model.ffn", model.FEED_FORWARDS),
+    ("model.norm_placement", parameters.NORM_PLACEMENTS),
+    ("model.ffn", variants.FEED_FORWARDS),
+    ("model.residual", variants.RESIDUALS),
     ("model.activation", feed_forward.ACTIVATIONS),
     ("model.positions", model.POSITION_ENCODINGS),
     ("model.rope_pairing", position_encodings.PAIRINGS),

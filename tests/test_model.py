@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import numpy_model
-from tiny import redrawn, state_of, tiny
+from tiny import redrawn, state_of, tiny, unstack_layers
 
 from lm import model, parameters, step
 from lm.config import ModelConfig
-from lm.layer_stack import unstack_layers
 from lm.layers import norms
 from lm.layers.losses import head_logits
 

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny import redrawn, tiny
+from tiny import redrawn, tiny, unstack_layers
 
 from lm.config import OptimizerConfig
-from lm.layer_stack import unstack_layers
 from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny
+from tiny import tiny, unstack_layers
 
-from lm import parameters
+from lm import layer_stack, parameters
 from lm.config import Config, ModelConfig, TrainConfig
-from lm.layer_stack import stack_layers, unstack_layers
 from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
@@ -175,22 +174,29 @@ def test_initial_values_are_the_same_under_jit():
     chex.assert_trees_all_close(init_params(tiny().model, 2**32 - 1), base, rtol=2.0**-22, atol=0)
 
 
-def test_stack_and_unstack_are_inverse_for_more_than_ten_layers():
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_split_and_merge_are_inverse_for_more_than_ten_layers(scan_layers):
     """Layers are sorted by number: layers_10 follows layers_9, not layers_1."""
-    params = {"embedding": np.zeros(3)} | {f"layers_{i}": {"w": np.full((2, 2), i)} for i in range(11)}
-    stacked = stack_layers(params)
-    np.testing.assert_array_equal(stacked["layers"]["w"][:, 0, 0], np.arange(11))
-    chex.assert_trees_all_equal(unstack_layers(stacked), params)
+    c = tiny(model={"n_layers": 11, "scan_layers": scan_layers}).model
+    params = {"embedding": np.zeros(3), "layers": {"ffn": {"w_up_DF": np.arange(44.0).reshape(11, 2, 2)}}}
+    split = layer_stack.split_layers(params, c)
+    chex.assert_trees_all_equal(layer_stack.merge_layers(split, c), params)
+    if not scan_layers:
+        np.testing.assert_array_equal(split["layers_10"]["ffn"]["w_up_DF"], [[40, 41], [42, 43]])
 
 
-def test_the_derivative_of_unstack_layers_equals_that_of_indexing():
-    params = {"layers": {"w": jnp.arange(6.0).reshape(3, 2)}, "head": jnp.ones(2)}
+def test_the_derivative_of_split_layers_equals_that_of_indexing():
+    c = tiny(model={"n_layers": 3}).model
+    params = {"layers": {"ffn": {"w_up_DF": jnp.arange(6.0).reshape(3, 2)}}, "head": jnp.ones(2)}
 
     def loss(rows, head):
         return sum((i + 1) * jnp.sum(jnp.sin(rows[i]) * head) for i in range(3))
 
-    ours = jax.grad(lambda p: loss([unstack_layers(p)[f"layers_{i}"]["w"] for i in range(3)], p["head"]))(params)
-    plain = jax.grad(lambda p: loss(p["layers"]["w"], p["head"]))(params)
+    def split(p):
+        return [layer_stack.split_layers(p, c)[f"layers_{i}"]["ffn"]["w_up_DF"] for i in range(3)]
+
+    ours = jax.grad(lambda p: loss(split(p), p["head"]))(params)
+    plain = jax.grad(lambda p: loss(p["layers"]["ffn"]["w_up_DF"], p["head"]))(params)
     chex.assert_trees_all_close(ours, plain, rtol=1e-6)
 
 

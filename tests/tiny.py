@@ -43,6 +43,13 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
     return parameters.nest({path: draw(path, p).astype(c.param_dtype) for path, p in table.items()})
 
 
+def unstack_layers(params: dict) -> dict:
+    """Return parameters with layers_0, layers_1, ... in place of the stack of layers, which are all equal."""
+    n = len(jax.tree.leaves(params["layers"])[0])
+    others = {name: value for name, value in params.items() if name != "layers"}
+    return others | {f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n)}
+
+
 def state_of(config: Config, params: dict | None = None) -> TrainState:
     """Return the state of step 0 with these parameters (None: `redrawn`), without compiling the initialization."""
     params = redrawn(config.model) if params is None else params

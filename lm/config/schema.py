@@ -102,6 +102,15 @@ class ModelConfig:
         "head", "qk_norm: features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
         choices=("head", "all_heads"),
     )  # fmt: skip
+    attn_gate: str = key(
+        "none", "gate of each head of attention before the output projection: sigmoid(x W) (head), or 2 sigmoid(x W) "
+        "from W = 0 (head_identity)", choices=("none", "head", "head_identity"),
+    )  # fmt: skip
+    value_residual: str = key(
+        "none", "add the values of the first layer to those of each layer: half of each, or a learned part from 0",
+        choices=("none", "half", "learned"),
+    )  # fmt: skip
+    residual: str = key("sum", "how branches read the residual stream and add to it", choices=("sum",))
     window_pattern: tuple[int, ...] = key(
         (0,), "sliding-window attention: keys a query sees (including itself) in each layer, repeated over the depth; "
         "0: all", low=0,

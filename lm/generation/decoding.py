@@ -21,9 +21,10 @@ from lm import layer_stack, model, parameters
 from lm.config import ModelConfig
 from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
-from lm.generation.kv_cache import COLLECTION, Decode, Prefill
+from lm.generation.kv_cache import COLLECTION, Prefill, decode
 from lm.layers.losses import head_logits
 from lm.parallel.sharding import replicate_inside
+from lm.past import OwnPosition, Past
 
 SMALLEST = 16  # minimum length of a padded prompt and of a cache
 _static = functools.partial(flax.struct.field, pytree_node=False)
@@ -132,9 +133,14 @@ def make_decoder(params: dict, c: ModelConfig, *, seq_len: int, n_ids: int | Non
         c: the model section of a resolved config.
         seq_len: the length of the context.
         n_ids: draw only ids below this; None: all of the vocabulary.
+
+    Raises:
+        UserError: the model mixes positions in a way that has no cache.
     """
     c = dataclasses.replace(c, scan_layers=False, remat="none", dropout=0.0, attention="auto")
-    return Decoder(_unstack(params, c), c, seq_len, n_ids or c.vocab_size)
+    params = _unstack(params, c)
+    _check_positions(params, c)
+    return Decoder(params, c, seq_len, n_ids or c.vocab_size)
 
 
 @functools.partial(jax.jit, static_argnames="c")
@@ -142,7 +148,23 @@ def _unstack(params: dict, c: ModelConfig) -> dict:
     table = parameters.parameter_table(c)
     cast = {"weight": c.compute_dtype, "embedding": c.compute_dtype}
     flat = {path: p.astype(cast.get(table[path].kind, p.dtype)) for path, p in parameters.flat(params).items()}
-    return layer_stack.unstack_layers(parameters.nest(flat))
+    return layer_stack.split_layers(parameters.nest(flat), c)
+
+
+def _check_positions(params: dict, c: ModelConfig) -> None:
+    """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
+    with_first = [_alone(params, jnp.array([[first, 1, 2]]) % c.vocab_size, c=c) for first in (0, 3)]
+    if (with_first[0] != with_first[1]).any():
+        raise UserError(
+            "config.model: positions see each other outside of attention, here.last and here.running_sum, so the model "
+            "has no cache to generate with; use one of these (docs/changing-the-model.md)"
+        )
+
+
+@functools.partial(jax.jit, static_argnames="c")
+def _alone(params: dict, tokens_BT, c: ModelConfig):
+    """Return the last hidden states of all positions but the first, if each sees itself only."""
+    return model.hidden(params, c, tokens_BT, past=OwnPosition())[:, 1:]
 
 
 def _padded(n: int) -> int:
@@ -153,7 +175,7 @@ def _padded(n: int) -> int:
 @functools.partial(jax.jit, static_argnames="n_slots")
 def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots: int) -> State:
     """Run the model on the prompts, fill a cache of n_slots positions, and draw the first token of each text."""
-    h_BTD, cache = _apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, n_slots))
+    h_BTD, cache = _apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
     time = jnp.max(lengths_B)
     return State(cache, time, time - lengths_B, _draw(decoder, h_BD, n_drawn, draws), n_drawn + 1)
@@ -165,9 +187,7 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
     def step(i, carry):
         state, ids_BT = carry
-        attend = Decode(state.time, state.starts_B)
-        inputs = {"positions": attend.positions_B1, "attend": attend}
-        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], **inputs)
+        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], decode(state.time, state.starts_B))
         tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
         state = State(cache, state.time + 1, state.starts_B, tokens_B, state.n_drawn + 1)
         return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
@@ -176,11 +196,11 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
     return jax.lax.fori_loop(0, n_tokens, step, (state, ids_BT))
 
 
-def _apply(decoder: Decoder, cache: dict, tokens_BT, **inputs):
+def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
     """Return the last hidden states (B, T, D) and the new cache."""
     variables = {"params": decoder.params, COLLECTION: cache}
-    h_BTD, changed = model.Transformer(decoder.config).apply(variables, tokens_BT, mutable=[COLLECTION], **inputs)
-    return h_BTD, changed[COLLECTION]
+    stream, changed = model.Transformer(decoder.config).apply(variables, tokens_BT, past, mutable=[COLLECTION])
+    return stream["x"], changed[COLLECTION]
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):

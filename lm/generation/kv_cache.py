@@ -9,17 +9,20 @@ starts later. All keys of one step are therefore written to the same slot. Slot 
 t % S == s. In a layer with a window, S is at most the size of the window: the cache is a ring buffer, and a new token
 replaces one outside of the window. All other layers have a slot for every time.
 
-`Prefill` and `Decode` replace the attention of lm/model.py and store the cache in its variables.
+`Prefill` and `Decode` replace the `Past` of the model and store the cache in the variables of its modules: keys and
+values, and what ideas keep of the last positions.
 """
 
-import dataclasses
 import math
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
-from lm.layers.attention import Mask, causal_attention
+from lm.layers.attention import Mask
 from lm.layers.linear import softcap as apply_softcap
+from lm.past import Past
 
 COLLECTION = "cache"  # the Linen collection that holds the cache
 
@@ -53,43 +56,53 @@ def _heads_first(x_BSGK):
     return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
-@dataclasses.dataclass(frozen=True)
-class Prefill:
-    """Compute attention over prompts, and fill the cache.
+@flax.struct.dataclass
+class Prefill(Past):
+    """See whole prompts, and fill the cache.
 
     Attributes:
         lengths_B: the number of tokens of each prompt; tokens after them are padding.
         n_slots: number of tokens per text that the cache can hold.
     """
 
-    lengths_B: jax.Array
-    n_slots: int
+    lengths_B: Any = None
+    n_slots: int = flax.struct.field(pytree_node=False, default=0)
 
-    def __call__(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
         for name, x in (("k", k_BTGK), ("v", v_BTGK)):
             module.put_variable(COLLECTION, name, fill(x, self.lengths_B, n_slots))
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, Mask.causal(q_BTHK.shape[1], window), **options)
+        return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
+
+    def last(self, module, name: str, x_BTC, n: int):
+        x_BTnC = super().last(module, name, x_BTC, n)
+        module.put_variable(COLLECTION, name, self._at_end(x_BTnC)[:, 0, 1:])
+        return x_BTnC
+
+    def running_sum(self, module, name: str, x_BTC):
+        sum_BTC = super().running_sum(module, name, x_BTC)
+        module.put_variable(COLLECTION, name, self._at_end(sum_BTC))
+        return sum_BTC
+
+    def _at_end(self, x_BT):
+        """Return the array at the last token of each prompt, with T = 1."""
+        index = (self.lengths_B - 1).reshape(-1, *[1] * (x_BT.ndim - 1))
+        return jnp.take_along_axis(x_BT, index, axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Decode:
-    """Add the key and value of one new token per text to the cache, and compute its attention over the cache.
+@flax.struct.dataclass
+class Decode(Past):
+    """See the cache and one new token per text, which is added to it.
 
     Attributes:
         time: the time of the new tokens.
         starts_B: the time of the first token of each text.
     """
 
-    time: jax.Array
-    starts_B: jax.Array
+    time: Any = None
+    starts_B: Any = None
 
-    @property
-    def positions_B1(self):
-        """Return the position of each new token in its text."""
-        return (self.time - self.starts_B)[:, None]
-
-    def __call__(self, module, q_B1HK, k_B1GK, v_B1GK, window, *, softcap, scale, implementation):
+    def attend(self, module, q_B1HK, k_B1GK, v_B1GK, window, *, softcap, scale, implementation):
         slots = {}
         for name, new_B1GK in (("k", k_B1GK), ("v", v_B1GK)):
             slots_CSK = module.get_variable(COLLECTION, name)
@@ -97,8 +110,23 @@ class Decode:
             slots[name] = jax.lax.dynamic_update_slice_in_dim(slots_CSK, _heads_first(new_B1GK), slot, axis=1)
             module.put_variable(COLLECTION, name, slots[name])
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
-        visible_B1S = Mask(self.positions_B1, k_positions_BS, window=window).visible()
+        visible_B1S = Mask(self.positions, k_positions_BS, window=window).visible()
         return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, softcap=softcap, scale=scale)
+
+    def last(self, module, name: str, x_B1C, n: int):
+        x_BnC = jnp.concatenate([module.get_variable(COLLECTION, name), x_B1C], axis=1)
+        module.put_variable(COLLECTION, name, x_BnC[:, 1:])
+        return x_BnC[:, None]
+
+    def running_sum(self, module, name: str, x_B1C):
+        sum_B1C = module.get_variable(COLLECTION, name) + x_B1C
+        module.put_variable(COLLECTION, name, sum_B1C)
+        return sum_B1C
+
+
+def decode(time, starts_B) -> Decode:
+    """Return how new tokens at a time see texts that start at starts_B."""
+    return Decode(positions=(time - starts_B)[:, None], time=time, starts_B=starts_B)
 
 
 def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):

@@ -1,7 +1,7 @@
 """Capture and patch named intermediates of a model, as pure functions.
 
-lm/model.py calls `tap(module, name, x)` with its intermediates, and `attend` in place of attention. Both are hooks of
-`model.Context`. Without hooks the taps return their argument, so they leave no trace in a compiled program.
+lm/model.py calls `tap(module, name, x)` with its intermediates, and lets positions see each other through a `Past`,
+which is replaced here. Without a tap its calls return their argument, so they leave no trace in a compiled program.
 
 The layers are unrolled here, whether the run scanned over them or not, so that each has names of its own.
 """
@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +23,9 @@ from lm import model, parameters
 from lm.config import ModelConfig
 from lm.errors import UserError
 from lm.layers import linear
-from lm.layers.attention import Mask, causal_attention
+from lm.layers.attention import Mask
 from lm.layers.losses import head_logits
+from lm.past import Past
 from lm.trained_model import TrainedModel
 
 # The axes of the intermediates by the last part of their names; see lm/layers/__init__.py for the letters.
@@ -142,16 +144,18 @@ def _forward(params: dict, c: ModelConfig, ids_T, tap: Callable, materializes: C
     def tap_module(module, name, x):
         return tap(_name_of(module, name), x)
 
-    def attend(module, q_THK, k_SGK, v_SGK, window, **options):
-        here = functools.partial(tap_module, module)
-        q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
-        mask = Mask.causal(q_THK.shape[-3], window)
-        if materializes(_name_of(module)):
+    @flax.struct.dataclass
+    class Tapped(Past):
+        def attend(self, module, q_THK, k_SGK, v_SGK, window, **options):
+            here = functools.partial(tap_module, module)
+            q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
+            if not materializes(_name_of(module)):
+                return here("heads", super().attend(module, q_THK, k_SGK, v_SGK, window, **options))
+            mask = self.mask(q_THK.shape[-3], window)
             return here("heads", _attention_with_taps(q_THK, k_SGK, v_SGK, mask, here, **options))
-        return here("heads", causal_attention(q_THK, k_SGK, v_SGK, mask, **options))
 
     c = dataclasses.replace(c, scan_layers=False, remat="none")
-    h_TD = model.hidden(params, c, ids_T, attend=attend, tap=tap_module)
+    h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=tap_module)
     return tap("logits", head_logits(h_TD, model.head(params, c)))
 
 

@@ -103,25 +103,6 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     return project(tap(gated(project(x, w_gate, b_gate), project(x, w_up, b_up))), w_down, b_down)
 
 
-def default_d_ff(d_model, kind):
-    """Return the usual feed-forward width.
-
-    For an "mlp" 4 d_model. For a "glu" 8/3 d_model, which gives its three matrices as many weights as the two of an
-    MLP, rounded to the nearest multiple of 64 and at least 64.
-
-    Raises:
-        ValueError: `kind` is neither "mlp" nor "glu".
-
-    >>> default_d_ff(512, "mlp"), default_d_ff(512, "glu")
-    (2048, 1344)
-    """
-    if kind == "mlp":
-        return 4 * d_model
-    if kind == "glu":
-        return max(64, (8 * d_model + 96) // 192 * 64)  # floor(8 d / 3 / 64 + 1/2) * 64 in integers
-    raise ValueError(f"default_d_ff: kind is {kind!r}; expected 'mlp' or 'glu'")
-
-
 def _activate(activation, x):
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")

@@ -1,13 +1,14 @@
 """Diagnostics of a training step by layer: attention, activations, gradients, parameters and updates."""
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, model, parameters
 from lm.config import Resolved
-from lm.layers.attention import causal_attention
 from lm.parallel import collectives
-from lm.step import TrainState, batch_fields, gradients, hidden, optimizer
+from lm.past import Past
+from lm.step import TrainState, batch_fields, gradients, optimizer
 from lm.training.attention_statistics import attention_statistics
 
 N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention and activations are measured
@@ -68,7 +69,6 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     segments = fields.get("segments")
     is_token_BT = jnp.ones_like(fields["inputs"], bool) if segments is None else segments > 0
     n_tokens = collectives.sum_over_batch(jnp.sum(is_token_BT, dtype=jnp.float32))
-    context = model.Context(fields.get("positions"), segments, rotation=None, dropout_keys_B=None)
 
     def mean(x_BT):
         return collectives.sum_over_batch(jnp.sum(jnp.where(is_token_BT, x_BT, 0))) / n_tokens
@@ -79,17 +79,19 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
             module.sow("intermediates", ACTIVATIONS[name], jnp.sqrt(mean_square))
         return x_BTD
 
-    def attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options):
-        k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
-        mask = context.mask(q_BTHK.shape[-3], window)
-        found = attention_statistics(q_BTHK, k_BSGK, mask, softcap=options["softcap"], scale=options["scale"])
-        max_logit = jnp.max(jnp.where(is_token_BT[..., None], found.max_logit_BTH, -jnp.inf))
-        module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
-        module.sow("intermediates", "layers/entropy", mean(jnp.mean(found.entropy_BTH, axis=-1)))
-        module.sow("intermediates", "layers/max_entropy", mean(found.max_entropy_BT))
-        return causal_attention(q_BTHK, k_BSGK, v_BSGK, mask, **options)
+    @flax.struct.dataclass
+    class Measured(Past):
+        def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+            k_BSGK, mask = collectives.gather_keys(k_BTGK), self.mask(q_BTHK.shape[-3], window)
+            found = attention_statistics(q_BTHK, k_BSGK, mask, softcap=options["softcap"], scale=options["scale"])
+            max_logit = jnp.max(jnp.where(is_token_BT[..., None], found.max_logit_BTH, -jnp.inf))
+            module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
+            module.sow("intermediates", "layers/entropy", mean(jnp.mean(found.entropy_BTH, axis=-1)))
+            module.sow("intermediates", "layers/max_entropy", mean(found.max_entropy_BT))
+            return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
-    _, sown = hidden(params, fields, config, mutable=["intermediates"], tap=tap, attend=attend)
-    sown = sown["intermediates"] if config.model.scan_layers else layer_stack.stack_layers(sown["intermediates"])
-    layers = jax.tree.map(lambda values: values[0], sown["layers"], is_leaf=lambda x: isinstance(x, tuple))
+    past, c = Measured(fields.get("positions"), segments), config.model
+    _, sown = model.forward(params, c, fields["inputs"], past=past, tap=tap, mutable=["intermediates"])
+    sown = jax.tree.map(lambda values: values[0], sown["intermediates"], is_leaf=lambda x: isinstance(x, tuple))
+    layers = layer_stack.merge_layers(sown, c)["layers"]
     return {"attention": layers.pop("attention"), "activations": layers}

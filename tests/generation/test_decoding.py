@@ -12,7 +12,7 @@ from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
-from lm.generation.kv_cache import Decode, Prefill
+from lm.generation.kv_cache import Prefill, decode
 from lm.layers.losses import head_logits
 
 GREEDY, RANDOM = Sampling(temperature=0.0), Sampling(temperature=1.0)
@@ -64,13 +64,12 @@ def cached_logits(decoder, tokens_BT, lengths_B, n_slots):
 
     @jax.jit
     def prefill(tokens_BT, lengths_B):
-        h_BTD, cache = decoding._apply(decoder, {}, tokens_BT, attend=Prefill(lengths_B, n_slots))
+        h_BTD, cache = decoding._apply(decoder, {}, tokens_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
         return head_logits(h_BTD, model.head(decoder.params, decoder.config)), cache
 
     @jax.jit
     def step(cache, tokens_B, time, starts_B):
-        attend = Decode(time, starts_B)
-        h_B1D, cache = decoding._apply(decoder, cache, tokens_B[:, None], positions=attend.positions_B1, attend=attend)
+        h_B1D, cache = decoding._apply(decoder, cache, tokens_B[:, None], decode(time, starts_B))
         return head_logits(h_B1D[:, 0], model.head(decoder.params, decoder.config)), cache
 
     prompts_BT = np.where(np.arange(tokens_BT.shape[1]) < lengths_B[:, None], tokens_BT, 0)
@@ -170,7 +169,7 @@ def test_the_cache_has_the_minimum_size():
         _, _, decoder = built("learned", compute_dtype=dtype)  # with and without a window of 3; one key head
 
         def prefill(prompts_BT, lengths_B, decoder=decoder):
-            return decoding._apply(decoder, {}, prompts_BT, attend=Prefill(lengths_B, 8))[1]
+            return decoding._apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=8))[1]
 
         cache = jax.eval_shape(prefill, np.zeros((2, 8), np.int32), np.array([3, 8]))
         leaves = [cache[f"layers_{i}"]["attention"][name] for i in (0, 1) for name in ("k", "v")]

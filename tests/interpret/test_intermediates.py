@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 from references import numpy_model
-from tiny import redrawn, tiny
+from tiny import redrawn, tiny, unstack_layers
 
 from lm import model
 from lm.errors import UserError
 from lm.interpret import capture, intermediates, logit_lens, names, patch
-from lm.layer_stack import unstack_layers
 from lm.trained_model import TrainedModel
 
 IDS = np.array([3, 14, 15, 9, 2, 6, 5, 8])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from arrays import normal
 
-from lm.layers.feed_forward import ACTIVATIONS, default_d_ff, gelu, glu, mlp
+from lm.layers import variants
+from lm.layers.feed_forward import ACTIVATIONS, gelu, glu, mlp
 
 X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
 B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
@@ -131,11 +132,9 @@ def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weight
     ],
 )
 def test_known_default_widths(d_model, kind, d_ff):
-    assert default_d_ff(d_model, kind) == d_ff
+    assert variants.FEED_FORWARDS[kind].default_d_ff(d_model) == d_ff
 
 
 def test_default_width_is_the_nearest_multiple_of_64():
     for d_model in range(24, 600):
-        assert abs(default_d_ff(d_model, "glu") - 8 / 3 * d_model) <= 32
-    with pytest.raises(ValueError, match="expected 'mlp' or 'glu'"):
-        default_d_ff(64, "swiglu")
+        assert abs(variants.FEED_FORWARDS["glu"].default_d_ff(d_model) - 8 / 3 * d_model) <= 32

@@ -9,10 +9,9 @@ import json
 import pathlib
 
 import numpy as np
-from tiny import redrawn, tiny
+from tiny import redrawn, tiny, unstack_layers
 
 from lm.config import ModelConfig
-from lm.layer_stack import unstack_layers
 from lm.parameters import flat
 
 PATH = pathlib.Path(__file__).with_name("families.json")

@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import pytest
 from references import numpy_model
-from tiny import redrawn, tiny
+from tiny import redrawn, tiny, unstack_layers
 
 from lm import log_probabilities
 from lm.data import Split
-from lm.layer_stack import unstack_layers
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 

@@ -1,0 +1,154 @@
+"""Ideas that can be added to the model, one file each, and the sites of the model where they attach.
+
+An idea is a file of this folder with pure functions. Only `apply` and, with parameters, `table` are needed:
+
+    table(c) -> {name: Parameter}      its parameters in one layer. Names end in the letters of their axes and are
+                                       unique in their module of lm/model.py
+    layers(c) -> range or tuple        the layers that have it; default: all
+    carry(c, x_BTD) -> {name: array}   what it carries from layer to layer in the stream: the values before the first
+                                       layer, given the embeddings x_BTD
+    loss_weights(c) -> {name: number}  terms of the loss: it adds sums over tokens to stream["loss/NAME"], which it also
+                                       carries (float32, from 0)
+    apply(here, stream, value, ...) -> (stream, value)
+
+`here` is a `Here`, `stream` a dict of arrays. The key under which an idea stands in a site is the key of config.model
+that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in the program. A site applies its
+ideas in the order of the dict. docs/changing-the-model.md shows two of them, tests/test_variants.py checks all.
+
+An idea that lets positions see each other calls `here.last` or `here.running_sum`, which own its cache for decoding.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from lm.config import ModelConfig
+from lm.declarations import Parameter, Table
+from lm.layers.variants import glu, head_gate, mlp, residual_sum, value_residual
+
+EMBEDDING = {}  # x_BTD, the stream before the first block
+BLOCK_INPUT = {}  # x_BTD, at the start of each block
+QUERIES_KEYS = {}  # (q_BTHK, k_BTGK), after the rotation
+VALUES = {"value_residual": value_residual}  # v_BTGK
+SCORES = {}  # options of attend: softcap, scale
+HEADS = {"attn_gate": head_gate}  # o_BTHK, the output of the heads; and v_BTGK
+LAST_HIDDEN = {}  # x_BTD, after the final norm
+
+# Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
+# layer, by config.model.ffn.
+RESIDUALS = {"sum": residual_sum}
+FEED_FORWARDS = {"mlp": mlp, "glu": glu}
+
+# The sites by the module of lm/model.py that declares their parameters.
+SITES = {
+    "model": (EMBEDDING, LAST_HIDDEN),
+    "block": (BLOCK_INPUT,),
+    "attention": (QUERIES_KEYS, VALUES, SCORES, HEADS),
+}
+OFF = (False, None, "none", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """Where an idea is applied.
+
+    Attributes:
+        c: model section of a resolved config.
+        p: the parameters of the module.
+        x_BTD: the input of the module, after its norm.
+        layer: the index of the layer, traced under a scan; None outside of the blocks.
+        like: an index known while tracing, of a layer with the same parameters.
+        context: `Context` of lm/model.py: tokens_BT, positions, segments.
+        module: the module of lm/model.py.
+    """
+
+    c: ModelConfig
+    p: Table
+    x_BTD: Any
+    layer: Any
+    like: int | None
+    context: Any
+    module: Any
+
+    def last(self, name: str, x_BTC, n: int):
+        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
+
+        Vectors before the start of a document are 0. `name` is unique in the module.
+        """
+        return self.context.past.last(self.module, name, x_BTC, n)
+
+    def running_sum(self, name: str, x_BTC):
+        """Return the sum over each position and all earlier ones of its row, (B, T, C). `name` as for `last`."""
+        return self.context.past.running_sum(self.module, name, x_BTC)
+
+
+def active(c: ModelConfig, module: str) -> Iterator[ModuleType]:
+    """Yield the ideas that are on, in one module of lm/model.py."""
+    for site in SITES[module]:
+        yield from (idea for key, idea in site.items() if getattr(c, key) not in OFF)
+    if module == "block":
+        yield RESIDUALS[c.residual]
+
+
+def layers_of(idea: ModuleType, c: ModelConfig):
+    """Return the layers that have an idea."""
+    return idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
+
+
+def at(site: dict, here: Here, stream: dict, value, *others):
+    """Return the stream and the value after the ideas of a site that are on in this layer."""
+    for key, idea in site.items():
+        if getattr(here.c, key) not in OFF and (here.like is None or here.like in layers_of(idea, here.c)):
+            stream, value = idea.apply(here, stream, value, *others)
+    return stream, value
+
+
+def declared(c: ModelConfig, module: str) -> dict[str, Parameter]:
+    """Return the parameters of the ideas in one module of lm/model.py, each with the layers that have it.
+
+    Raises:
+        ValueError: two ideas declare a parameter of the same name.
+    """
+    found, owners = {}, {}
+    for idea in active(c, module):
+        for name, p in (idea.table(c) if hasattr(idea, "table") else {}).items():
+            if owners.setdefault(name, idea) is not idea:
+                raise ValueError(f"{idea.__name__} and {owners[name].__name__} both declare {name}; rename one")
+            found[name] = dataclasses.replace(p, layers=layers_of(idea, c))
+    return found
+
+
+def everywhere(c: ModelConfig) -> list[ModuleType]:
+    """Return all ideas that are on, feed-forward layers included."""
+    return [idea for module in SITES for idea in active(c, module)] + [kind for kind, _ in feed_forwards(c)]
+
+
+def carried(c: ModelConfig, x_BTD) -> dict:
+    """Return what all ideas carry from layer to layer."""
+    ideas = [idea for idea in everywhere(c) if hasattr(idea, "carry")]
+    return {name: array for idea in ideas for name, array in idea.carry(c, x_BTD).items()}
+
+
+def feed_forwards(c: ModelConfig) -> list[tuple[ModuleType, Any]]:
+    """Return the kinds of feed-forward layers and the layers that have them.
+
+    A kind with `layers` names the kind of all other layers: OTHERS.
+    """
+    kind = FEED_FORWARDS[c.ffn]
+    layers = layers_of(kind, c)
+    found = [(kind, layers)]
+    if len(layers) < c.n_layers:
+        found.append((FEED_FORWARDS[kind.OTHERS], tuple(i for i in range(c.n_layers) if i not in layers)))
+    return found
+
+
+def feed_forward(c: ModelConfig, layer: int) -> ModuleType:
+    """Return the kind of feed-forward layer of a layer."""
+    return next(kind for kind, layers in feed_forwards(c) if layer in layers)
+
+
+def loss_weights(c: ModelConfig) -> dict[str, float]:
+    """Return the weights of the terms that ideas add to the loss, by name."""
+    ideas = [idea for idea in everywhere(c) if hasattr(idea, "loss_weights")]
+    return {name: weight for idea in ideas for name, weight in idea.loss_weights(c).items()}
