@@ -57,6 +57,8 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "qk_norm": ({}, False, True),
     "qk_norm_over": ({"qk_norm": True}, "head", "all_heads"),
     "window_pattern": ({}, (0,), (0, 3)),
+    "attn_gate": ({}, "none", "head"),
+    "value_residual": ({}, "none", "half"),
     "attn_scale": ({}, None, 1.0),
     "attn_softcap": ({}, None, 1.0),
     "logit_softcap": ({}, None, 1.0),
@@ -70,10 +72,11 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
 }
 IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and norm_algorithm, among its exact algorithms
 TRAINING_ONLY = {"init", "embed_std", "zero_init_residual", "dropout", "max_positions"}
+ONE_CHOICE = {"residual"}
 
 
 def test_every_model_key_is_in_exactly_one_list():
-    lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY]
+    lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY, ONE_CHOICE]
     assert sum(map(len, lists)) == len(set.union(*lists))
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
 

@@ -1,0 +1,212 @@
+"""Every idea of lm/layers/variants keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
+
+A new idea adds a row. Fast tests run each promise for each idea alone; the slow ones add meshes of 8 devices.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from products import forward_flops
+from tiny import redrawn, tiny
+
+from lm import model, parameters
+from lm.cost import flops
+from lm.errors import UserError
+from lm.generation import decoding
+from lm.generation.kv_cache import Prefill, decode
+from lm.huggingface.config_files import export_fields
+from lm.layers import variants
+from lm.layers.variants import OFF
+from lm.past import Past
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How an idea is tested.
+
+    Attributes:
+        keys: the keys of config.model that turn it on.
+        identity: the model of step 0 is the one without it.
+        exports: a family of Hugging Face has it.
+        sequence: it works with config.mesh.sequence > 1; otherwise it is refused.
+    """
+
+    keys: dict
+    identity: bool = False
+    exports: bool = False
+    sequence: bool = True
+
+
+VARIANTS = {
+    "head gate": Row({"attn_gate": "head"}),
+    "head gate from identity": Row({"attn_gate": "head_identity"}, identity=True),
+    "value residual, half": Row({"value_residual": "half"}),
+    "value residual, learned": Row({"value_residual": "learned"}, identity=True),
+}
+ROWS = pytest.mark.parametrize("row", VARIANTS.values(), ids=VARIANTS)
+BASE = {"n_layers": 4, "scan_layers": True}
+B, T = 2, 8
+TOKENS = np.arange(B * T).reshape(B, T)  # all different: each token has its own row of the embedding table
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3]] * B)
+
+
+def config_of(row: Row, **keys):
+    return tiny(model=BASE | row.keys | keys)
+
+
+@functools.cache
+def jitted(c, **static):
+    """Return the hidden states of a model as a compiled function of (params, tokens, segments)."""
+    return jax.jit(lambda params, tokens, segments: model.hidden(params, c, tokens, segments=segments))
+
+
+def test_every_idea_has_a_row():
+    keys = {key for sites in variants.SITES.values() for site in sites for key in site}
+    assert keys <= {key for row in VARIANTS.values() for key in row.keys}
+    default = tiny().model
+    assert all(getattr(default, key) in OFF for key in keys)
+
+
+@ROWS
+def test_it_sees_earlier_tokens_of_its_own_document_only(row):
+    """The gradient of an output by the embedding of each token shows which tokens it depends on."""
+    c = dataclasses.replace(config_of(row).model, vocab_size=B * T)
+    params, tokens = redrawn(c), np.tile(TOKENS[:1], (T, 1))
+
+    @jax.jit
+    def gradient(embedding):
+        def diagonal(embedding):  # row i contributes its output at position i
+            h_BTD = model.hidden(params | {"embedding": embedding}, c, tokens, segments=np.tile(SEGMENTS[:1], (T, 1)))
+            return h_BTD[jnp.arange(T), jnp.arange(T)] @ (1.0 + jnp.arange(c.d_model))
+
+        return jax.jacrev(diagonal)(embedding)
+
+    depends = np.asarray((gradient(params["embedding"])[:, :T] != 0).any(-1))
+    same_document = SEGMENTS[0][:, None] == SEGMENTS[0]
+    np.testing.assert_array_equal(depends, np.tri(T, dtype=bool) & same_document)
+
+
+@ROWS
+def test_it_changes_the_model_but_not_unrolled_or_scanned(row):
+    c = config_of(row).model
+    params, args = redrawn(c), (TOKENS, SEGMENTS)
+    scanned = jitted(c)(params, *args)
+    unrolled = jitted(dataclasses.replace(c, scan_layers=False))(params, *args)
+    np.testing.assert_allclose(scanned, unrolled, rtol=0, atol=1e-5)
+    plain = config_of(Row({})).model
+    shared = parameters.nest({path: parameters.flat(params)[path] for path in parameters.parameter_table(plain)})
+    assert np.abs(scanned - jitted(plain)(shared, *args)).max() > 1e-3
+
+
+@ROWS
+def test_it_starts_as_the_model_without_it_or_says_that_it_does_not(row):
+    c, plain = config_of(row).model, config_of(Row({})).model
+    first = jitted(c)(parameters.init_params(c, 0), TOKENS, SEGMENTS)
+    baseline = jitted(plain)(parameters.init_params(plain, 0), TOKENS, SEGMENTS)
+    assert (np.abs(first - baseline).max() < 1e-5) == row.identity
+
+
+@ROWS
+def test_cached_decoding_equals_the_full_forward_pass(row):
+    """For prompts of different lengths, with a window in every second layer."""
+    c = config_of(row, window_pattern=(0, 3)).model
+    params = redrawn(c)
+    decoder = decoding.make_decoder(params, c, seq_len=T)
+    expected = jax.jit(lambda params: model.hidden(params, c, TOKENS))(params)
+    lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
+    h_BTD, cache = jax.jit(
+        lambda tokens: decoding._apply(decoder, {}, tokens, Prefill(lengths_B=lengths_B, n_slots=T))
+    )(np.where(np.arange(T) < lengths_B[:, None], TOKENS, 0)[:, :4])
+    step = jax.jit(lambda cache, tokens, time: decoding._apply(decoder, cache, tokens, decode(time, starts_B)))
+    for row_, n in enumerate(lengths_B):
+        np.testing.assert_allclose(h_BTD[row_, n - 1], expected[row_, n - 1], rtol=0, atol=1e-5)
+    for time in range(max(lengths_B), T):
+        at = time - starts_B
+        h_B1D, cache = step(cache, np.take_along_axis(TOKENS, at[:, None], 1), time)
+        np.testing.assert_allclose(h_B1D[:, 0], expected[np.arange(B), at], rtol=0, atol=1e-5)
+
+
+@ROWS
+def test_its_flops_are_those_of_the_traced_program(row):
+    c = config_of(row, attention="einsum").model
+    counted = flops.flops_per_token(c, T, full_square=True) / 3 * B * T
+    assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)
+
+
+@ROWS
+def test_it_is_exported_as_it_is_or_refused(row):
+    config = config_of(row)
+    if row.exports:
+        export_fields(config)
+        return
+    with pytest.raises(UserError, match="no supported family"):
+        export_fields(config)
+
+
+@pytest.mark.slow
+@ROWS
+def test_it_trains_alike_on_8_devices(row, tmp_path):
+    """Losses, gradients and updates on three meshes are those of one device; sequences are sharded or refused."""
+    meshes = [[1, 4, 2, 1], [2, 2, 2, 1], *([[1, 2, 2, 2]] if row.sequence else [])]
+    cases = [{"mesh": mesh, "sections": {"model": BASE | row.keys | {"n_heads": 4}}} for mesh in [None, *meshes]]
+    one, eight = run_on(1, cases[:1], tmp_path)[0], run_on(8, cases[1:], tmp_path)
+    for found in eight:
+        chex.assert_trees_all_close(found, one, rtol=0, atol=2e-4)
+    if not row.sequence:
+        with pytest.raises(AssertionError, match=r"config.mesh.sequence: .* use sequence = 1"):
+            run_on(8, [cases[1] | {"mesh": [1, 2, 2, 2]}], tmp_path)
+
+
+def run_on(n: int, cases: list[dict], tmp_path: Path) -> list[dict]:
+    """Train each case on n simulated devices (tests/on_devices.py); returns arrays by name."""
+    here, out = Path(__file__).parent, tmp_path / f"{n}.npz"
+    command = [sys.executable, str(here / "on_devices.py"), json.dumps({"devices": n, "cases": cases}), str(out)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(out) as arrays:
+        names = list(arrays)
+        return [{m.removeprefix(f"{i}/"): arrays[m] for m in names if m.startswith(f"{i}/")} for i in range(len(cases))]
+
+
+def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
+    """A convolution written as a shift of the values would generate wrong text in silence."""
+
+    class Shifted:
+        def apply(here, stream, v_BTGK):
+            return stream, v_BTGK + jnp.roll(v_BTGK, 1, axis=-3)
+
+    monkeypatch.setitem(variants.VALUES, "norm_bias", Shifted)  # any key that is true
+    c = tiny().model
+    with pytest.raises(UserError, match=r"here\.last"):
+        decoding.make_decoder(redrawn(c), c, seq_len=T)
+
+
+def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
+    """here.last and here.running_sum decode as in the full forward pass, and see their own document only."""
+
+    class LookBack:
+        def apply(here, stream, v_BTGK):
+            flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:2], -1)
+            last_BTnC = here.last("v_last", flat_BTC, 3)
+            sum_BTC = here.running_sum("v_sum", flat_BTC)
+            own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[:, :, 0]  # a difference of sums
+            return stream, (jnp.einsum("BTnC,n->BTC", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
+                v_BTGK.shape
+            )
+
+    monkeypatch.setitem(variants.VALUES, "norm_bias", LookBack)
+    test_cached_decoding_equals_the_full_forward_pass(Row({}))
+    x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
+    last = Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
+    np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
