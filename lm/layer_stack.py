@@ -10,6 +10,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from lm import parameters
 from lm.config import ModelConfig, layer_windows
@@ -158,11 +159,11 @@ def merge_layers(tree: dict, c: ModelConfig) -> dict:
     for first, period, n in groups(c):
         for i in range(period):
             member = tree[f"layers_{first}"] if n == 1 else tree[f"layers_{first}"][str(i)]
-            for path, x in parameters.flat(member).items():
+            for path, x in traverse_util.flatten_dict(member).items():
                 arrays = [x] if n == 1 else _rows(x)
                 found.setdefault(path, {}).update({first + i + k * period: arrays[k] for k in range(n)})
     stacks = {path: jnp.stack([by_layer[i] for i in sorted(by_layer)]) for path, by_layer in found.items()}
-    return merged | {"layers": parameters.nest(stacks)}
+    return merged | {"layers": traverse_util.unflatten_dict(stacks)}
 
 
 @jax.custom_vjp

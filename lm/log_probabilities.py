@@ -47,7 +47,7 @@ def _hidden(params, batch, c):
 @functools.partial(jax.jit, static_argnames="c")
 def _score_targets(params, h_BTD, targets_BT, c):
     logits_BTV = head_logits(h_BTD, model.head(params, c))
-    return token_losses(logits_BTV, targets_BT), jnp.argmax(logits_BTV, -1) == targets_BT
+    return token_losses(logits_BTV, targets_BT)[0], jnp.argmax(logits_BTV, -1) == targets_BT
 
 
 # ---- Texts -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from lm import model, parameters
 from lm.config import Config
 from lm.config.values import divisors
 from lm.data.batches import gather
-from lm.layers import losses
+from lm.layers import losses, variants
 from lm.optimizers import learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
@@ -83,27 +83,53 @@ def batch_fields(batch: dict) -> dict:
     return fields
 
 
-def hidden(params: dict, fields: dict, config: Config, **options):
-    """Return the last hidden states (B, T, D) for the fields of a batch; options as for model.hidden."""
+def _sums(params: dict, fields: dict, config: Config, progress=None) -> tuple[losses.Sums, dict]:
+    """Return the sums of the cross-entropy over the examples and positions of this device, and the terms of the loss.
+
+    Args:
+        params, fields, config: the parameters, the fields of a batch, and a resolved config.
+        progress: the fraction of the training steps that were taken; None: in an evaluation, which has no terms.
+
+    Returns:
+        The sums, and {name: (sum over the targets of this device, its weight in the loss)}.
+    """
     inputs = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
-    return model.hidden(params, config.model, fields["inputs"], **inputs, **options)
+    stream = model.forward(params, config.model, fields["inputs"], **inputs)
+    head, chunk = model.head(params, config.model), config.train.loss_chunk
+    z_loss = 0.0 if progress is None else config.train.z_loss
+    targets = fields["targets"], fields["weights"]
+    if chunk:
+        chunk = max(1, chunk // collectives.n_batch_shards())
+        sums = losses.chunked_softmax_cross_entropy(stream["x"], head, *targets, chunk_size=chunk, z_loss=z_loss)
+    else:
+        sums = losses.softmax_cross_entropy(losses.head_logits(stream["x"], head), *targets, z_loss=z_loss)
+    if progress is None:
+        return sums, {}
+    terms = {name: (LOSS_TERMS[name][1](sums, head), weight) for name, weight in _own_weights(config).items()}
+    return sums, terms | variants.loss_terms(config.model, stream, head, fields, progress)
 
 
-def _loss_sum(params: dict, fields: dict, config: Config, z_loss: float):
-    """Return `loss_sum` of the examples and positions of this device."""
-    h_BTD, head, chunk = hidden(params, fields, config), model.head(params, config.model), config.train.loss_chunk
-    targets, weights = fields["targets"], fields["weights"]
-    if not chunk:
-        return losses.softmax_cross_entropy(losses.head_logits(h_BTD, head), targets, weights, z_loss=z_loss)
-    chunk = max(1, chunk // collectives.n_batch_shards())
-    return losses.chunked_softmax_cross_entropy(h_BTD, head, targets, weights, chunk_size=chunk, z_loss=z_loss)
+# Terms of the loss beside the cross-entropy that any model can have: (weight, 0 if off; sum over the targets).
+LOSS_TERMS = {
+    "z_loss": (lambda t: t.z_loss, lambda sums, head: sums.square_log_z),
+}
 
 
-def loss_sum(params: dict, batch: dict, config: Config, *, z_loss: float = 0.0):
+def _own_weights(config: Config) -> dict[str, float]:
+    return {name: weight(config.train) for name, (weight, _) in LOSS_TERMS.items() if weight(config.train)}
+
+
+def loss_terms(config: Config) -> list[str]:
+    """Return the names of the terms of the loss beside the cross-entropy."""
+    return [*_own_weights(config), *variants.loss_weights(config.model, 0.0)]
+
+
+def loss_sum(params: dict, batch: dict, config: Config):
     """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights, float32 scalars."""
 
     def local(params, fields):
-        return collectives.sum_over_batch(_loss_sum(params, fields, config, z_loss))
+        sums, _ = _sums(params, fields, config)
+        return collectives.sum_over_batch((sums.nll, sums.weight))
 
     return collectives.map_over_batch(local, parameters.parameter_table(config.model))(params, batch_fields(batch))
 
@@ -122,8 +148,8 @@ def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
     return next(n for n in divisors(n_sequences) if n_sequences // n <= size)
 
 
-def _sum_over_micro_batches(f, params, fields: dict, n: int):
-    """Return the sum of f(params, micro-batch) over n micro-batches, in float32 if n > 1."""
+def _sum_over_micro_batches(f, params, fields: dict, n: int, like):
+    """Return the sum of f(params, micro-batch) over n micro-batches, in float32 if n > 1. `like` has its shapes."""
     if n == 1:
         return f(params, fields)
 
@@ -132,16 +158,19 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)), None
 
     micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), (jnp.float32(0), params))
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), like)
     return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
-def gradients(state: TrainState, batch: dict, config: Config):
-    """Return the mean loss of the global batch and its gradients.
+def gradients(state: TrainState, batch: dict, config: Config) -> tuple[dict, dict]:
+    """Return the losses of the global batch, and the gradients of their weighted sum.
 
     A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of each is divided by
     the number of targets of the *whole* batch, so targets weigh the same in any micro-batch. The dropout key of an
     example depends on its number in the whole batch.
+
+    Returns:
+        {"loss": mean cross-entropy per target, "loss/NAME": mean of each term, before its weight}, and the gradients.
     """
     t, table, fields = config.train, parameters.parameter_table(config.model), batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
@@ -150,19 +179,29 @@ def gradients(state: TrainState, batch: dict, config: Config):
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
-    def mean_loss(params, fields):
-        return _loss_sum(params, fields, config, t.z_loss)[0] / n_targets
+    def objective(params, fields):
+        sums, terms = _sums(params, fields, config, progress=state.step / max(t.steps, 1))
+        total = sums.objective  # which includes the z-loss
+        for name, (term, weight) in terms.items():
+            total = total if name == "z_loss" else total + weight * term
+        means = {"loss": sums.nll} | {f"loss/{name}": term for name, (term, _) in terms.items()}
+        return total / n_targets, jax.tree.map(lambda x: x / n_targets, means)
+
+    def losses_and_gradients(params, fields):
+        (_, means), grads = jax.value_and_grad(objective, has_aux=True)(params, fields)
+        return means, grads
 
     def local(params, fields):
-        """Return loss and gradients, summed over the devices once, after all micro-batches.
+        """Return losses and gradients, summed over the devices once, after all micro-batches.
 
         Only over fsdp, gradients of sharded parameters are summed and scattered in each micro-batch: the gradients of
         full parameters might not fit.
         """
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
-        loss, grads = _sum_over_micro_batches(jax.value_and_grad(mean_loss), params, fields, n)
+        like = dict.fromkeys(("loss", *(f"loss/{name}" for name in loss_terms(config))), 0.0), params
+        means, grads = _sum_over_micro_batches(losses_and_gradients, params, fields, n, like)
         grads = collectives.sum_gradients(grads, table)
-        return collectives.sum_over_batch(loss), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        return collectives.sum_over_batch(means), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
     return collectives.map_over_batch(local, table, params_out=True)(state.params, fields)
 
@@ -185,21 +224,21 @@ def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainSta
         config: a resolved config.
 
     Returns:
-        The new state, and the metrics, all scalars: loss (nats per token), grad_norm (before clipping), learning_rate,
-        finite.
+        The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of each term of the
+        loss), grad_norm (before clipping), learning_rate, finite.
     """
     stop = {"stop": True, "skip": False}[config.train.on_nonfinite]
     learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
-    loss, grads = gradients(state, batch, config)
+    means, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     new = (optax.apply_updates(state.params, updates), opt_state)
     # Finite gradients can still overflow a moment or a parameter.
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & _all_finite(new)
+    finite = jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm) & _all_finite(new)
     accepted = finite & ~state.halted
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, (state.params, state.opt_state))
     rate = jnp.float32(learning_rate(state.step - state.skipped))  # the optimizer counts its updates
-    metrics = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
+    metrics = means | {"grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
     step, skipped = state.step + (accepted | (not stop)), state.skipped + (~finite & (not stop))
     halted = state.halted | (~finite & stop)
     return state.replace(step=step, params=params, opt_state=opt_state, skipped=skipped, halted=halted), metrics

@@ -26,7 +26,7 @@ NAMES_OF_GUIDES = (
 GUIDES = [ROOT / f"{name}.md" for name in NAMES_OF_GUIDES]
 CHANGES = ROOT / "docs" / "changing-the-model.md"
 # Keys that pages name but the schema does not have: those of worked changes, and a misspelled one.
-NEW_KEYS = {"changing-the-model.md": {"model.attn_gate", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
+NEW_KEYS = {"changing-the-model.md": {"model.head_scale", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
 NEW_PATHS = {"sweeps.md": {"configs/sweeps/qk_norm.py"}}  # files that a page tells the reader to write
 
 
@@ -134,7 +134,12 @@ def changed_keys() -> dict[str, object]:
 
 
 def apply(text: str, place: str, code: str) -> str:
-    """Return the text of a file with one change applied at its place."""
+    """Return the text of a file with one change applied at its place. A page shows some files as they are."""
+    if place == "as it is":
+        assert code == text.rstrip("\n")
+        return text
+    if place == "a new file":
+        return f"{code}\n"
     if place == "at the end":
         return f"{text}\n\n{code}\n"
     if choices := re.fullmatch(r"in the choices of (\w+)", place):
@@ -155,9 +160,13 @@ def apply(text: str, place: str, code: str) -> str:
     raise AssertionError(f"unknown place {place!r}")
 
 
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def test_worked_changes_have_places():
     """The place that each change names exists in the present code."""
-    files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _, _ in changes()}
+    files = {file: read(ROOT / file) for file, _, _ in changes()}
     for file, place, code in changes():
         files[file] = apply(files[file], place, code)
         compile(files[file], file, "exec")
@@ -178,7 +187,7 @@ def test_worked_changes_train(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
     for file, place, code in changes():
         path = tmp_path / file
-        path.write_text(apply(path.read_text(encoding="utf-8"), place, code), encoding="utf-8")
+        path.write_text(apply(read(path), place, code), encoding="utf-8")
     keys = changed_keys()
     assert len(keys) == 6
     small = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "train.seq_len": 16, "train.batch_size": 2}

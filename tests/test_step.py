@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny import redrawn, state_of, tiny
+from tiny import jit_eval, redrawn, state_of, tiny
 
-from lm import step
+from lm import model, step
 from lm.data import Split
 from lm.data.markov import MarkovChain
 from lm.layers.attention import Mask
@@ -56,12 +56,32 @@ def test_micro_batches_equal_one_batch_with_unequal_weights_and_dropout():
     weights[0, 1:], weights[2] = 0, 0
     batch = batch_of(configs[0], weights=jnp.asarray(weights))
     whole, parts = (jit_gradients(state_of(c), batch, c) for c in configs)
-    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-6)
+    np.testing.assert_allclose(parts[0]["loss"], whole[0]["loss"], rtol=1e-6)
     chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-5, atol=1e-6)
     # The mean of the micro-batches' means differs, so the comparison above can fail.
     by_row = [jax.tree.map(lambda a, i=i: a[np.full(4, i)], batch) for i in (0, 1, 3)]
-    means = [jit_gradients(state_of(configs[0]), row, configs[0])[0] for row in by_row]
-    assert abs(np.mean(means) - whole[0]) > 1e-2
+    means = [jit_gradients(state_of(configs[0]), row, configs[0])[0]["loss"] for row in by_row]
+    assert abs(np.mean(means) - whole[0]["loss"]) > 1e-2
+
+
+def test_the_z_loss_is_a_term_of_its_own():
+    """It is minimized and logged, but neither in the loss nor in evaluations; its sums add up."""
+    batch = batch_of(tiny(), weights=np.random.default_rng(1).uniform(size=(4, 8)).astype(np.float32))
+    trains = [{"z_loss": 0.1}, {"z_loss": 0.1, "loss_chunk": 8, "micro_batch_size": 2}, {}]
+    (losses, grads), (parts, part_grads), (plain, plain_grads) = (
+        jit_gradients(state_of(config), batch, config) for config in (tiny(model=ONE, train=t) for t in trains)
+    )
+    config = tiny(model=ONE, train=trains[0])
+    total, n = jit_eval(redrawn(config.model), None, batch, config)
+    assert set(losses) == {"loss", "loss/z_loss"}
+    assert set(plain) == {"loss"}
+    np.testing.assert_allclose([losses["loss"], plain["loss"]], total / n, rtol=1e-6)
+    chex.assert_trees_all_close(losses, parts, rtol=1e-6)
+    chex.assert_trees_all_close(grads, part_grads, rtol=1e-4, atol=1e-6)
+    logits = model.logits(redrawn(config.model), config.model, batch["tokens"][:, :-1])
+    log_z = np.log(np.exp(np.float64(logits)).sum(-1))
+    np.testing.assert_allclose(losses["loss/z_loss"], np.sum(batch["weights"] * log_z**2) / n, rtol=1e-5)
+    assert np.abs(grads["head"]["w_DV"] - plain_grads["head"]["w_DV"]).max() > 1e-4
 
 
 def test_steps_per_dispatch_and_gathering_on_the_host_do_not_change_a_bit():
@@ -172,8 +192,13 @@ def test_gradients_equal_central_differences_in_float64():
     with jax.enable_x64(True):
         params = jax.tree.map(np.float64, redrawn(config.model))
         batch = batch_of(config, weights=np.random.default_rng(1).uniform(size=(4, 8)))
-        loss = jax.jit(lambda params: step.loss_sum(params, batch, config, z_loss=1e-2)[0])
-        grads, p = flat(jax.jit(jax.grad(loss))(params)), flat(params)
+        compiled = jax.jit(lambda params: step.gradients(state.replace(params=params), batch, config))
+        state, p, grads = state_of(config, params), flat(params), flat(compiled(params)[1])
+
+        def loss(params):
+            losses = compiled(params)[0]
+            return losses["loss"] + 1e-2 * losses["loss/z_loss"]
+
         for i, path in enumerate(p):
             direction = np.random.default_rng(i).standard_normal(p[path].shape)
             ahead, behind = (loss(nest(p | {path: p[path] + h * direction})) for h in (1e-5, -1e-5))
@@ -218,14 +243,14 @@ def test_dropout_depends_on_example_step_and_seed_only():
     config = tiny(model=ONE | {"dropout": 0.3})
     batch, state = batch_of(config), state_of(config)
     states = [state, state.replace(step=jnp.int32(1)), state.replace(seed=jnp.uint32(1)), state]
-    losses = [float(jit_gradients(s, batch, config)[0]) for s in states]
+    losses = [float(jit_gradients(s, batch, config)[0]["loss"]) for s in states]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
     same = jnp.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights select one
     chosen = [
         jit_gradients(state, {"tokens": same, "weights": jnp.zeros((4, 8)).at[i].set(1)}, config) for i in range(4)
     ]
-    assert len({float(loss) for loss, _ in chosen}) == 4
+    assert len({float(losses["loss"]) for losses, _ in chosen}) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

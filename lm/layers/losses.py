@@ -6,6 +6,7 @@ Losses are weighted sums, returned with the sum of the weights. Only the caller 
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,24 @@ def head_logits(h_BTD, head: Head):
     return softcap(project_to_float32(h_BTD, head.w, head.b_V, transposed=head.transposed), head.softcap)
 
 
-def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0):
-    """Return the sums of weight * (nll + z_loss * log(Z)^2) and of weight, with nll = log(Z) - the target's logit.
+class Sums(NamedTuple):
+    """Sums over targets, each times its weight, float32 scalars.
+
+    Attributes:
+        objective: of nll + z_loss * log(Z)^2; only this one passes gradients.
+        nll: of log(Z) minus the target's logit.
+        square_log_z: of log(Z)^2.
+        weight: of the weights.
+    """
+
+    objective: jax.Array
+    nll: jax.Array
+    square_log_z: jax.Array
+    weight: jax.Array
+
+
+def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0) -> Sums:
+    """Return the sums of weight * nll and of what else is minimized.
 
     Args:
         logits_BTV: (..., V), of any float dtype.
@@ -50,19 +67,15 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
         z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM, arXiv:2204.02311,
             section 5).
 
-    Returns:
-        Two float32 scalars (loss_sum, weight_sum).
-
-    >>> loss, count = softmax_cross_entropy(jnp.zeros((3, 8)), jnp.array([0, 5, 7]), jnp.array([1.0, 1.0, 0.0]))
-    >>> round(float(loss / count), 4), float(count)  # log(8) for each token
+    >>> sums = softmax_cross_entropy(jnp.zeros((3, 8)), jnp.array([0, 5, 7]), jnp.array([1.0, 1.0, 0.0]))
+    >>> round(float(sums.nll / sums.weight), 4), float(sums.weight)  # log(8) for each token
     (2.0794, 2.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
-    losses_BT = token_losses(logits_BTV, targets_BT, z_loss)
-    return jnp.sum(weights_BT * losses_BT), jnp.sum(weights_BT)
+    return Sums(*_sums(logits_BTV, targets_BT, weights_BT, z_loss)[0], jnp.sum(weights_BT))
 
 
-def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0):
+def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0) -> Sums:
     """Return softmax_cross_entropy(head_logits(h, head), ...) with the logits of about `chunk_size` tokens at a time.
 
     Value and gradients are the same. A chunk has the same positions of every example, so a batch that is sharded over
@@ -76,31 +89,28 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
         targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
         chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
 
-    Returns:
-        Two float32 scalars (loss_sum, weight_sum).
-
     Raises:
         ValueError: `chunk_size` is less than 1.
 
     >>> head = Head(jnp.zeros((3, 8)))
-    >>> loss, count = chunked_softmax_cross_entropy(jnp.ones((2, 4, 3)), head, jnp.zeros((2, 4), int), chunk_size=4)
-    >>> round(float(loss / count), 4), float(count)  # log(8) for each token
+    >>> sums = chunked_softmax_cross_entropy(jnp.ones((2, 4, 3)), head, jnp.zeros((2, 4), int), chunk_size=4)
+    >>> round(float(sums.nll / sums.weight), 4), float(sums.weight)  # log(8) for each token
     (2.0794, 8.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
     chunks = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)
-    return _chunked_loss(chunks, head, z_loss), jnp.sum(weights_BT)
+    objective, nll, square_log_z = _chunked_loss(chunks, head, z_loss)
+    return Sums(objective, *jax.lax.stop_gradient((nll, square_log_z)), jnp.sum(weights_BT))
 
 
-def token_losses(logits, targets, z_loss=0.0):
-    """Return nll + z_loss * log(Z)^2 of each target, float32 or wider; see `softmax_cross_entropy`.
+def token_losses(logits, targets):
+    """Return the nll and log(Z) of each target, float32 or wider; see `Sums`.
 
     Args:
         logits: (..., V).
         targets: integers (...).
-        z_loss: weight of log(Z)^2.
 
-    >>> losses = token_losses(jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5]])), jnp.array([1, 0]))
+    >>> losses, _ = token_losses(jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5]])), jnp.array([1, 0]))
     >>> [round(float(loss), 3) for loss in losses]  # -log(3/4) and -log(1/2)
     [0.288, 0.693]
     """
@@ -108,49 +118,57 @@ def token_losses(logits, targets, z_loss=0.0):
     log_z = jax.nn.logsumexp(logits, axis=-1)
     # A comparison instead of a gather: its gradient needs no scatter, and logits may be sharded over the vocabulary.
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    nll = log_z - jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    return nll + z_loss * jnp.square(log_z) if z_loss else nll
+    return log_z - jnp.sum(jnp.where(is_target, logits, 0), axis=-1), log_z
 
 
 def _weights(weights, targets):
     return jnp.ones(targets.shape, jnp.float32) if weights is None else weights.astype(jnp.float32)
 
 
+def _sums(logits, targets, weights, z_loss):
+    """Return the first three of `Sums`, and the derivative of the objective by the weights."""
+    nll, log_z = token_losses(logits, targets)
+    losses = nll + z_loss * jnp.square(log_z) if z_loss else nll
+    others = (jnp.sum(weights * x) for x in jax.lax.stop_gradient((nll, jnp.square(log_z))))
+    return (jnp.sum(weights * losses), *others), losses
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _chunked_loss(chunks, head, z_loss):
     """chunks: hidden states (C, B, t, D), targets (C, B, t), weights (C, B, t)."""
 
-    def step(total, chunk):
-        return total + _chunk_loss(*chunk, head, z_loss)[0], None
+    def step(totals, chunk):
+        h, targets, weights = chunk
+        sums, _ = _sums(head_logits(h, head), targets, weights, z_loss)
+        return jax.tree.map(jnp.add, totals, sums), None
 
-    return jax.lax.scan(step, _zero(chunks), chunks)[0]
-
-
-def _chunk_loss(h, targets, weights, head, z_loss):
-    losses = token_losses(head_logits(h, head), targets, z_loss)
-    return jnp.sum(weights * losses), losses
+    return jax.lax.scan(step, _zeros(chunks), chunks)[0]
 
 
 def _chunked_loss_forward(chunks, head, z_loss):
     def step(carry, chunk):
-        total, d_head = carry
+        totals, d_head = carry
         h, targets, weights = chunk
-        grad = jax.value_and_grad(lambda h, head: _chunk_loss(h, targets, weights, head, z_loss), (0, 1), has_aux=True)
-        (loss, losses), (d_h, d_head_chunk) = grad(h, head)
+
+        def objective(h, head):
+            sums, losses = _sums(head_logits(h, head), targets, weights, z_loss)
+            return sums[0], (sums, losses)
+
+        (_, (sums, losses)), (d_h, d_head_chunk) = jax.value_and_grad(objective, (0, 1), has_aux=True)(h, head)
         d_head = jax.tree.map(lambda a, b: a + b.astype(a.dtype), d_head, d_head_chunk)
-        return (total + loss, d_head), (d_h, losses.astype(weights.dtype))
+        return (jax.tree.map(jnp.add, totals, sums), d_head), (d_h, losses.astype(weights.dtype))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), head)
-    (loss, d_head), (d_h, losses) = jax.lax.scan(step, (_zero(chunks), zeros), chunks)
-    return loss, (d_h, losses, jax.tree.map(lambda g, a: g.astype(a.dtype), d_head, head))
+    (sums, d_head), (d_h, losses) = jax.lax.scan(step, (_zeros(chunks), zeros), chunks)
+    return sums, (d_h, losses, jax.tree.map(lambda g, a: g.astype(a.dtype), d_head, head))
 
 
-def _zero(chunks):
-    return jnp.zeros((), jnp.promote_types(chunks[0].dtype, jnp.float32))
+def _zeros(chunks):
+    return (jnp.zeros((), jnp.promote_types(chunks[0].dtype, jnp.float32)),) * 3
 
 
 def _chunked_loss_backward(z_loss, saved, g):
-    d_h, d_weights, d_head = jax.tree.map(lambda a: (a * g).astype(a.dtype), saved)
+    d_h, d_weights, d_head = jax.tree.map(lambda a: (a * g[0]).astype(a.dtype), saved)
     return (d_h, None, d_weights), d_head
 
 

@@ -20,6 +20,7 @@ from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
 from lm.huggingface.writing import write_checkpoint
+from lm.layers import variants
 
 GPT2 = {
     "norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "positions": "learned", "n_kv_heads": 4,
@@ -105,7 +106,7 @@ def test_an_imported_checkpoint_is_exported_with_identical_weights(case, dtype, 
 class Changed(ModelConfig):
     """A schema with keys that somebody added, as docs/changing-the-model.md describes, but no family knows."""
 
-    attn_gate: bool = False
+    gate: bool = False
     mix: float = 1.0
 
 
@@ -129,7 +130,7 @@ REFUSED = [
         (GEMMA2 | {"embed_scale": 1.0}, ["embed_scale: 1.0 is not sqrt(d_model)"]),
         (GEMMA2 | {"attn_scale": 0.3}, ["0.3 is not 1 / sqrt(n) of an integer n"]),
         ({"activation": "mish"}, ["activation: mish"]),  # one more function and choice of the schema
-        (changed(attn_gate=True, mix=2.0), ["attn_gate: true; llama has false", "mix: 2.0; llama has 1.0"]),
+        (changed(gate=True, mix=2.0), ["gate: true; llama has false", "mix: 2.0; llama has 1.0"]),
     ]  # fmt: skip
 
 
@@ -153,10 +154,14 @@ def test_a_parameter_that_no_tensor_claims_is_refused_before_anything_is_written
 
 
 def test_every_family_decides_about_every_key_of_the_model():
-    """A new key must be added to a family, to USUAL or to WITHOUT_EFFECT: it may change what is computed."""
+    """A new key must be added to a family, to USUAL or to WITHOUT_EFFECT: it may change what is computed.
+
+    Ideas are off in all families (tests/test_variants.py checks that they are refused).
+    """
+    ideas = {key for sites in variants.SITES.values() for site in sites for key in site} | {"residual"}
     for family in FAMILIES.values():
         keys = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
-        decided = keys | USUAL.keys() | WITHOUT_EFFECT | {"d_head"}
+        decided = keys | USUAL.keys() | WITHOUT_EFFECT | ideas | {"d_head"}
         assert decided == {field.name for field in dataclasses.fields(ModelConfig)}, family.model_type
     assert not USUAL.keys() & WITHOUT_EFFECT
 

@@ -8,9 +8,9 @@ import pytest
 from references import numpy_model
 from tiny import redrawn, tiny, unstack_layers
 
-from lm import model
+from lm import model, past
 from lm.errors import UserError
-from lm.interpret import capture, intermediates, logit_lens, names, patch
+from lm.interpret import capture, logit_lens, names, patch
 from lm.trained_model import TrainedModel
 
 IDS = np.array([3, 14, 15, 9, 2, 6, 5, 8])
@@ -106,8 +106,8 @@ def test_a_batch_gives_what_each_text_gives(run, captured):
 
 def test_attention_materializes_scores_in_the_layers_that_need_them_only(run, monkeypatch):
     fast = []
-    attention = intermediates.causal_attention
-    monkeypatch.setattr(intermediates, "causal_attention", lambda *a, **k: fast.append(1) or attention(*a, **k))
+    attention = past.causal_attention
+    monkeypatch.setattr(past, "causal_attention", lambda *a, **k: fast.append(1) or attention(*a, **k))
 
     def calls(*wanted, **patches):
         fast.clear()

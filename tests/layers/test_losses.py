@@ -37,12 +37,14 @@ def nll(logits_V, target):
 
 def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
     logits = head_logits(h, Head(w, bias, softcap, transposed))
-    return softmax_cross_entropy(logits, TARGETS, weights, z_loss=z_loss)
+    sums = softmax_cross_entropy(logits, TARGETS, weights, z_loss=z_loss)
+    return sums.objective, sums.weight
 
 
 def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, transposed=False):
     head = Head(w, bias, softcap, transposed)
-    return chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss)
+    sums = chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss)
+    return sums.objective, sums.weight
 
 
 @functools.cache  # compiling dominates the time
@@ -114,8 +116,9 @@ def test_sums_over_parts_of_a_batch_add_up():
     logits = H @ W
     total = f(logits, TARGETS, WEIGHTS)
     parts = [f(logits[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1]) for i in range(B)]
-    assert len({float(count) for _, count in parts}) > 1
+    assert len({float(sums.weight) for sums in parts}) > 1
     np.testing.assert_allclose(np.sum(parts, axis=0), total, rtol=1e-6)
+    np.testing.assert_allclose(total.objective, total.nll + 0.1 * total.square_log_z, rtol=1e-6)
 
 
 def test_equals_torch(torch_answers):

@@ -7,8 +7,9 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
     layers(c) -> range or tuple        the layers that have it; default: all
     carry(c, x_BTD) -> {name: array}   what it carries from layer to layer in the stream: the values before the first
                                        layer, given the embeddings x_BTD
-    loss_weights(c) -> {name: number}  terms of the loss: it adds sums over tokens to stream["loss/NAME"], which it also
-                                       carries (float32, from 0)
+    loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training
+    losses(c, stream, head, fields)    {name: sum over the targets of this device}. Or `apply` adds such sums to
+                                       stream["loss/NAME"], which `carry` starts at float32 0
     apply(here, stream, value, ...) -> (stream, value)
 
 `here` is a `Here`, `stream` a dict of arrays. The key under which an idea stands in a site is the key of config.model
@@ -34,6 +35,7 @@ VALUES = {"value_residual": value_residual}  # v_BTGK
 SCORES = {}  # options of attend: softcap, scale
 HEADS = {"attn_gate": head_gate}  # o_BTHK, the output of the heads; and v_BTGK
 LAST_HIDDEN = {}  # x_BTD, after the final norm
+LOSSES = {}  # ideas with `losses`, and no `apply`
 
 # Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
 # layer, by config.model.ffn.
@@ -42,7 +44,7 @@ FEED_FORWARDS = {"mlp": mlp, "glu": glu}
 
 # The sites by the module of lm/model.py that declares their parameters.
 SITES = {
-    "model": (EMBEDDING, LAST_HIDDEN),
+    "model": (EMBEDDING, LAST_HIDDEN, LOSSES),
     "block": (BLOCK_INPUT,),
     "attention": (QUERIES_KEYS, VALUES, SCORES, HEADS),
 }
@@ -148,7 +150,29 @@ def feed_forward(c: ModelConfig, layer: int) -> ModuleType:
     return next(kind for kind, layers in feed_forwards(c) if layer in layers)
 
 
-def loss_weights(c: ModelConfig) -> dict[str, float]:
-    """Return the weights of the terms that ideas add to the loss, by name."""
+def loss_weights(c: ModelConfig, progress) -> dict:
+    """Return the weights of the terms that ideas add to the loss, by name.
+
+    Args:
+        c: model section of a resolved config.
+        progress: the fraction of the training steps that were taken, which may be traced.
+    """
     ideas = [idea for idea in everywhere(c) if hasattr(idea, "loss_weights")]
-    return {name: weight for idea in ideas for name, weight in idea.loss_weights(c).items()}
+    return {name: weight for idea in ideas for name, weight in idea.loss_weights(c, progress).items()}
+
+
+def loss_terms(c: ModelConfig, stream: dict, head, fields: dict, progress) -> dict[str, tuple]:
+    """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
+
+    Args:
+        c, progress: see `loss_weights`.
+        stream: as the model returns it; "x" is (B, T, D).
+        head: the output head, see lm/layers/losses.py.
+        fields: of the batch, see lm/step.py.
+    """
+    sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
+    for idea in everywhere(c):
+        if hasattr(idea, "losses"):
+            sums |= idea.losses(c, stream, head, fields)
+    weights = loss_weights(c, progress)
+    return {name: (sums[name], weights[name]) for name in weights}
