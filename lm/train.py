@@ -23,11 +23,19 @@ def run(a: argparse.Namespace, config: Config) -> int:
         return train(a, config)
     name, n_devices = parse_device(a.device)
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
-    from lm.cost.report import plan
+    from lm.cost.compiled import compile_step
+    from lm.cost.report import describe_compiled, plan
     from lm.training.run import resolve_for_other_devices
 
-    text, fits = plan(resolve_for_other_devices(config, say=print), name, n_devices)
-    print(text)
+    text, chosen = plan(resolve_for_other_devices(config, say=print), name, n_devices)
+    print(text, flush=True)
+    fits = chosen.fits
+    if a.config.startswith("hf:"):
+        print("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
+    if a.compiled:
+        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump)
+        print(f"\n{describe_compiled(chosen, compiled)}")
+        fits = compiled.peak <= chosen.device.memory
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory
 
 

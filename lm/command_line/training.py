@@ -98,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]",
+    )
+    parser.add_argument("--dump", metavar="DIR", help="with --compiled: keep the text of the compiled program")
+    parser.add_argument(
         "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
@@ -134,6 +140,8 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
         problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
     if (address := arguments.coordinator_address) and not is_address(address):
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
+    if (arguments.compiled and not arguments.plan) or (arguments.dump and not arguments.compiled):
+        problems.append("--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled --dump DIR")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
     return problems

@@ -1,9 +1,12 @@
 """The text that --plan prints."""
 
+from collections import Counter
+
 from lm import parameters
 from lm.config import Config, MeshConfig
 from lm.cost import flops
 from lm.cost.communication import seconds
+from lm.cost.compiled import Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, search_meshes
 from lm.cost.memory import micro_batches_per_step
 from lm.cost.units import duration, si
@@ -11,7 +14,7 @@ from lm.cost.units import duration, si
 SHOWN = 5  # meshes
 
 
-def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, bool]:
+def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, Estimate]:
     """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
 
     Args:
@@ -20,16 +23,16 @@ def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, bool]:
         n_devices: number of devices.
 
     Returns:
-        The text, and whether the run fits into memory.
+        The text and the estimate that it describes.
 
     Raises:
         UserError: see `estimate` and `search_meshes`.
     """
     if config.mesh != MeshConfig() or n_devices == 1:
         chosen = estimate(config, device_name, n_devices)
-        return describe(chosen), chosen.fits
+        return describe(chosen), chosen
     found = search_meshes(config, device_name, n_devices)
-    return f"{describe(found[0])}\n\n{_mesh_table(found)}{_batch_advice(config, n_devices)}", found[0].fits
+    return f"{describe(found[0])}\n\n{_mesh_table(found)}{_batch_advice(config, n_devices)}", found[0]
 
 
 def describe(e: Estimate) -> str:
@@ -150,3 +153,26 @@ def _batch_advice(config: Config, n_devices: int) -> str:
         f"\nThe batch of {batch_size} sequences is not divisible by {n_devices} devices, so that each mesh splits "
         f"layers or sequences; with {flags} none needs to."
     )
+
+
+def describe_compiled(e: Estimate, c: Compiled) -> str:
+    """Describe what the compiler says about a step, beside the estimate."""
+    planned = Counter()
+    for transfer in e.sent:
+        planned[transfer.kind, transfer.axes] += transfer.sent
+    sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations
+    for kind, axes, overlapped, n_bytes in c.sent:
+        total = sent.setdefault((kind, tuple(axes)), [0.0, 0.0])
+        total[0] += n_bytes
+        total[1] += n_bytes * overlapped
+    in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
+    lines = [
+        f"Compiled for {_devices(e)} in {c.seconds:.0f} s{'':<21}{'compiler':>10}{'plan':>10}",
+        f"  {'largest use of memory per device':<54}{si(c.peak, 'B'):>10}{si(e.memory.total, 'B'):>10}",
+        f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}",
+    ]
+    for (kind, axes), (total, overlapped) in sent.items():
+        what = f"sent per device and step: {kind} over {' x '.join(axes)}"
+        share = f"  {overlapped / total:.0%} overlapped" if total else ""
+        lines.append(f"  {what:<54}{si(total, 'B'):>10}{si(planned[kind, axes], 'B'):>10}{share}")
+    return "\n".join(lines)

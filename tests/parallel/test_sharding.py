@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hlo import parse_collectives
 from on_devices import config_of
 from tiny import tiny
 
 from lm import parameters
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
+from lm.cost.hlo import parse_collectives
 from lm.cost.memory import micro_batches_per_step
 from lm.errors import UserError
 from lm.parallel import sharding

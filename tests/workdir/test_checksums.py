@@ -89,7 +89,7 @@ import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from lm.workdir.checkpoints import Checkpoints, restore_params
 from lm.workdir.checksums import _checksum, leaf_checksums
-from hlo import parse_collectives
+from lm.cost.hlo import parse_collectives
 x = np.random.default_rng(0).standard_normal((8, 16, 3)).astype(np.float32)
 sums = set()
 placed = {}

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import re
 
+import numpy as np
+
 from lm.cost.communication import ring_bytes
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -12,6 +14,8 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_c
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+# XLA:TPU copies a collective that it overlaps with products into several fusions, with one of these attributes.
+_OVERLAPPED = re.compile(r"(chain_id|async_collective_name)=\"([^\"]*)\"")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +25,23 @@ class Collective:
     Attributes:
         kind: one of KINDS.
         shapes: (dtype, shape) of each result on one device.
-        n: devices in a group.
+        group: numbers of the devices of one group, in the order of the mesh.
         times: how often one run of the program executes the instruction.
         where: JAX's name of the operation that it was compiled from.
+        overlapped: whether other operations run at the same time.
     """
 
     kind: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    n: int
+    group: tuple[int, ...]
     times: int
     where: str
+    overlapped: bool
+
+    @property
+    def n(self) -> int:
+        """Return the number of devices of a group."""
+        return len(self.group)
 
     @property
     def payload(self) -> int:
@@ -43,12 +54,17 @@ class Collective:
         """Return the bytes that each device sends in one run, with ring algorithms (Thakur et al. 2005)."""
         return ring_bytes(self.kind, self.n, self.payload) * self.times
 
+    def axes(self, sizes: dict[str, int]) -> tuple[str, ...]:
+        """Return the axes of a mesh of these sizes along which the devices of a group differ."""
+        places = np.unravel_index(np.array(self.group), tuple(sizes.values()))
+        return tuple(axis for axis, at in zip(sizes, places, strict=True) if len(set(at.tolist())) > 1)
+
 
 def parse_collectives(hlo: str) -> list[Collective]:
     """Return the collectives of a compiled program (`compiled.as_text()`), in the order of its text.
 
     Raises:
-        ValueError: a loop contains collectives and XLA does not know its trip count.
+        ValueError: a loop contains collectives and its trip count cannot be found.
     """
     bodies, entry = _computations(hlo)
     times = dict.fromkeys(bodies, 0)
@@ -59,26 +75,37 @@ def parse_collectives(hlo: str) -> list[Collective]:
         if not counted:
             unknown.add(name)
         for line in bodies[name]:
-            trips = _TRIPS.search(line)
-            is_loop = " while(" in line
+            trips = _trips(line, bodies) if " while(" in line else 1
             callees = _CALLED.findall(line)
             for branches in _BRANCHES.findall(line):
                 callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
             for callee in callees:
                 if callee in bodies:
-                    visit(
-                        callee, n * int(trips[1]) if is_loop and trips else n, counted and not (is_loop and not trips)
-                    )
+                    visit(callee, n * (trips or 1), counted and trips is not None)
 
     visit(entry, 1, True)
-    found = []
+    found, seen = [], set()
     for name, lines in bodies.items():
         for line in lines:
             if (match := _INSTRUCTION.search(line)) and times[name]:
                 if name in unknown:
                     raise ValueError(f"{name}: a collective in a loop of unknown trip count: {line.strip()[:200]}")
-                found.append(_collective(match, line, times[name]))
+                copied, channel = _OVERLAPPED.search(line), re.search(r"channel_id=(\d+)", line)
+                if copied and (key := (copied[2], channel and channel[1])) in seen:
+                    continue
+                if copied:
+                    seen.add(key)
+                found.append(_collective(match, line, times[name], overlapped=bool(copied or match["start"])))
     return found
+
+
+def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
+    """Return how often a loop runs, None if it is not known. XLA:TPU states the limit in the loop's condition only."""
+    if known := _TRIPS.search(line):
+        return int(known[1])
+    condition = bodies.get(re.search(r"condition=%?([\w.-]+)", line)[1], [])
+    limits = [int(n) for text in condition for n in re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)]
+    return limits[0] if len(limits) == 1 and any("direction=LT" in text for text in condition) else None
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
@@ -96,24 +123,30 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
     return bodies, entry
 
 
-def _collective(match, line: str, times: int) -> Collective:
+def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
     arrays = [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(match["type"])]
     if match["start"] and match["kind"] != "all-reduce":  # asynchronous: operands, then results
         arrays = arrays[len(arrays) // 2 :]
     where = re.search(r'op_name="([^"]*)"', line)
-    return Collective(match["kind"], tuple(arrays), _group_size(line), times, where[1] if where else "")
+    return Collective(match["kind"], tuple(arrays), _group(line), times, where[1] if where else "", overlapped)
 
 
-def _group_size(line: str) -> int:
-    """Return the devices in a group, from replica_groups={{0,1},{2,3}}, =[2,2]<=[4], or =mesh['x'=2,'y'=2] {'y'}."""
-    if explicit := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return explicit[1].count(",") + 1
-    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
-        return int(iota[1])
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line):
-        sizes = dict(re.findall(r"('[\w.]+')=(\d+)", mesh[1]))
-        return math.prod(int(sizes[axis.strip()]) for axis in mesh[2].split(","))
-    return 2  # a permutation's pairs
+def _group(line: str) -> tuple[int, ...]:
+    """Return the first group of replica_groups={{0,1},{2,3}}, =[2,2]<=[4]T(0), or =mesh['x'=2,'y'=2] {'y'}."""
+    if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line):
+        return tuple(int(n) for n in explicit[1].split(","))
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        n, shape, order = int(iota[1]), [int(d) for d in iota[2].split(",")], iota[3]
+        numbers = np.arange(math.prod(shape)).reshape(shape)
+        numbers = numbers.transpose([int(axis) for axis in order.split(",")]) if order else numbers
+        return tuple(numbers.ravel()[:n].tolist())
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line)
+    if mesh is None:
+        raise ValueError(f"a collective without groups: {line.strip()[:200]}")
+    sizes = {axis: int(n) for axis, n in re.findall(r"'([\w.]+)'=(\d+)", mesh[1])}
+    named = {axis.strip(" '") for axis in mesh[2].split(",")}
+    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    return tuple(numbers[tuple(slice(None) if axis in named else 0 for axis in sizes)].ravel().tolist())
 
 
 def _itemsize(dtype: str) -> int:

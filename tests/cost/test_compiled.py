@@ -1,0 +1,138 @@
+"""--plan --compiled: the compilers of TPUs and GPUs run without devices; mistakes are one message and exit code 2."""
+
+import dataclasses
+import importlib.util
+import subprocess
+
+import pytest
+from tiny import tiny
+
+from lm.cost import compiled
+from lm.cost.compiled import compile_step, slice_of
+from lm.cost.estimate import estimate
+from lm.cost.hlo import parse_collectives
+from lm.cost.report import describe_compiled
+from lm.errors import UserError
+from lm.train import main
+
+SIZES = {"replica": 1, "fsdp": 4, "tensor": 2, "sequence": 1}
+MODEL = {"n_layers": 3, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_head": 64, "d_ff": 1024, "vocab_size": 512}
+CONFIG = tiny(
+    model=MODEL | {"compute_dtype": "bfloat16", "scan_layers": True, "remat": "block", "attention": "einsum"},
+    train={"batch_size": 16, "seq_len": 256, "micro_batch_size": 2},
+    mesh=SIZES,
+)
+# In the words of XLA:TPU: no known_trip_count, and a copy of an overlapped collective in each of its fusions.
+TPU_HLO = """\
+%cond (p: (s32[])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3), metadata={op_name="a"}
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+%fused.1 (p: bf16[64]) -> bf16[256] {
+  %g.1 = bf16[256]{0} all-gather(%p), channel_id=7, replica_groups={{0,2,4,6},{1,3,5,7}}, attributes={chain_id="0"}
+}
+%fused.2 (p: bf16[64]) -> bf16[256] {
+  %g.2 = bf16[256]{0} all-gather(%p), channel_id=7, replica_groups={{0,2,4,6},{1,3,5,7}}, attributes={chain_id="0"}
+}
+%body (p: (s32[])) -> (s32[]) {
+  %f.1 = bf16[256] fusion(%x), kind=kCustom, calls=%fused.1
+  %f.2 = bf16[256] fusion(%x), kind=kCustom, calls=%fused.2
+  %r = f32[16]{0} all-reduce(%y), channel_id=8, replica_groups=[4,2]<=[8], to_apply=%add
+}
+ENTRY %main (a: f32[]) -> f32[] {
+  %w = (s32[]) while(%t), condition=%cond, body=%body
+  %s = f32[8]{0} reduce-scatter(%z), channel_id=9, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+}
+"""
+
+
+def test_collectives_of_tpus_have_their_axes_and_are_counted_once_per_iteration():
+    found = [(c.kind, c.axes(SIZES), c.times, c.payload, c.overlapped) for c in parse_collectives(TPU_HLO)]
+    assert found == [
+        ("all-gather", ("fsdp",), 3, 512, True),
+        ("all-reduce", ("tensor",), 3, 64, False),
+        ("reduce-scatter", ("fsdp",), 1, 128, False),
+    ]
+    with pytest.raises(ValueError, match="unknown trip count"):
+        parse_collectives(TPU_HLO.replace("direction=LT", "direction=NE"))
+
+
+def test_slices_that_do_not_exist_are_refused():
+    assert slice_of("v5p", 64) == "v5p:4x4x4"
+    mistakes = {"no v5e slice of 48 chips": ("v5e", 48), "no description of l4": ("l4", 8), "12 is not a": ("h100", 12)}
+    for message, arguments in mistakes.items():
+        with pytest.raises(UserError, match=message):
+            slice_of(*arguments)
+
+
+PLAN = ("--config=configs/gpt2_124m.py", "--plan", "--compiled")
+
+
+def test_without_the_compiler_one_message_says_what_to_install(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"--compiled: the compiler for v5e is not installed; pip install -e '.\[tpu\]'"
+    ):
+        compile_step(CONFIG, "v5e", SIZES)
+    with pytest.raises(UserError, match=r"pip install -e '.\[cuda\]'"):
+        compile_step(CONFIG, "h100", SIZES)
+    code, output = command(main, "--config=none.py", "--compiled", "--dump=here")
+    assert (code, "--compiled belongs to --plan" in output) == (2, True)
+
+
+def test_an_error_of_the_compiler_is_one_message_that_names_its_text(monkeypatch, tmp_path):
+    full = "RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm"
+    texts = {
+        "ValueError: a layer has no shape": "Traceback:\n  x\nValueError: a layer has no shape\n",
+        full: f"E0000 log: x\njax.Error: {full}\nmore: text\n",
+    }
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: True)
+    for message, text in texts.items():
+        failed = subprocess.CompletedProcess([], 1, "", text)
+        monkeypatch.setattr(compiled.subprocess, "run", lambda *arguments, failed=failed, **options: failed)
+        with pytest.raises(UserError, match=message) as error:
+            compile_step(CONFIG, "v5e", SIZES, dump=str(tmp_path / "dump"))
+        assert "8 x v5e, mesh replica 1 x fsdp 4 x tensor 2 x sequence 1" in str(error.value)
+        assert str(tmp_path / "dump" / "compiler.txt") in str(error.value)
+        assert (tmp_path / "dump" / "compiler.txt").read_text() == text
+
+
+def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
+    e = estimate(CONFIG, "v5e", 8)
+    sent = [
+        ("all-gather", ["fsdp"], True, 3e6),
+        ("all-gather", ["fsdp"], False, 1e6),
+        ("all-reduce", ["fsdp"], False, 2e6),
+    ]
+    c = compiled.Compiled(peak=5 * 10**6, arguments=10**6, aliased=0, state=10**6, sent=sent, seconds=12.0)
+    text = describe_compiled(e, c)
+    lines = {line.split("  ")[1]: line for line in text.splitlines()[1:]}
+    assert "5.00 MB" in lines["largest use of memory per device"]
+    assert lines["train state of 1.00 MB per device"].endswith("COPIED: 1.00 MB of it")
+    assert "4.00 MB" in lines["sent per device and step: all-gather over fsdp"]
+    assert lines["sent per device and step: all-gather over fsdp"].endswith("75% overlapped")
+    assert "0 B" in lines["sent per device and step: all-reduce over fsdp"]
+    assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
+
+
+def installed(device: str):
+    module, extra = compiled.PLUGINS["tpu" if device.startswith("v") else "gpu"]
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs the extra [{extra}]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [pytest.param(name, marks=installed(name)) for name in ("v5e", "v5p", "h100")])
+def test_the_real_compilers_agree_with_the_plan(device, tmp_path):
+    """The state is replaced in place, parameters are gathered and gradients summed as planned."""
+    e = estimate(CONFIG, device, 8)
+    c = compile_step(CONFIG, device, e.sizes, dump=str(tmp_path))
+    assert c.aliased >= c.state
+    assert c.arguments <= c.peak <= 2 * e.memory.total
+    assert (tmp_path / "step.hlo").stat().st_size > 0
+    sent, planned = {}, {}
+    for kind, axes, _, n_bytes in c.sent:
+        sent[kind, tuple(axes)] = sent.get((kind, tuple(axes)), 0) + n_bytes
+    for transfer in e.sent:
+        planned[transfer.kind, transfer.axes] = planned.get((transfer.kind, transfer.axes), 0) + transfer.sent
+    gathers = "all-gather", ("fsdp",)
+    assert sent[gathers] == pytest.approx(planned[gathers], rel=0.15)
