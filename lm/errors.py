@@ -1,10 +1,13 @@
 """Errors for the user: commands print them without a traceback and map them to an exit code."""
 
 import codecs
+import contextlib
+import errno
 import functools
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class UserError(Exception):
@@ -53,7 +56,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
     """Decorate a command: errors that are meant for the user are printed, and the command returns an exit code.
 
     Exit codes: the command's own; 2 for a mistake of the user; 1 for a temporary error, such as a full disk or a
-    directory that cannot be read; 130 for Ctrl-C.
+    directory that cannot be read; 130 for Ctrl-C; 141 if the reader of the output went away, as for other programs.
 
     >>> @with_exit_code
     ... def main() -> int:
@@ -66,9 +69,14 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
     def run(*args, **kwargs) -> int:
         _print_every_text()
         try:
-            return command(*args, **kwargs)
+            code = command(*args, **kwargs)
+            sys.stdout.flush()
+            return code
         except UserError as error:
             return _fail(error.code, str(error))
+        except BrokenPipeError:
+            _silence(sys.stdout)
+            return 141
         except OSError as error:
             return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
@@ -89,8 +97,52 @@ def _print_every_text() -> None:
             stream.reconfigure(errors="json")
 
 
+def _silence(stream) -> None:
+    """Let what is written to a stream, and what it still holds, vanish."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class _Lasting:
+    """A stream that falls silent when its reader goes away."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._try(self._stream.write, text) or len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable, *arguments):
+        try:
+            return action(*arguments)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal was closed
+                raise
+            _silence(self._stream)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Return a context for long work, which continues when `| head` or a terminal no longer reads its output."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Lasting, streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
 def _fail(code: int, message: str) -> int:
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(message, file=sys.stderr, flush=True)
     if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes must not wait for the others
         processes.leave(code, message)
     return code

@@ -217,8 +217,7 @@ def name_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def without_links(path: str, flags: int) -> int:

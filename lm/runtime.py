@@ -15,6 +15,13 @@ ADVICE = {  # what to do if JAX does not find the platform
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
     "cpu": "add cpu to JAX_PLATFORMS",
 }
+# Equal seeds must give equal bits, whatever JAX_* variables say. Parameters and activations have dtypes of their own.
+PROMISED = {
+    "jax_threefry_partitionable": True,
+    "jax_enable_x64": False,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_random_seed_offset": 0,
+}
 COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
 
 
@@ -50,6 +57,8 @@ def start_jax(
 
     from lm.data.cache import user_cache
 
+    for name, value in PROMISED.items():
+        jax.config.update(name, value)
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -7,8 +7,8 @@ from lm import runtime
 from lm.command_line.training import parse_arguments
 from lm.config import Config
 from lm.cost.devices import parse_device
-from lm.errors import with_exit_code
-from lm.workdir.saved_run import check_init_from, check_workdir
+from lm.errors import lasting_output, with_exit_code
+from lm.workdir.saved_run import check_init_from, check_workdir, is_branching
 
 
 @with_exit_code
@@ -20,7 +20,8 @@ def main(argv: list[str] | None = None) -> int:
 def run(a: argparse.Namespace, config: Config) -> int:
     """Train, or estimate the cost on other devices with --plan, and return the exit code."""
     if not a.plan:
-        return train(a, config)
+        with lasting_output():
+            return train(a, config)
     name, n_devices = parse_device(a.device)
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
     from lm.cost.compiled import compile_step
@@ -42,7 +43,8 @@ def run(a: argparse.Namespace, config: Config) -> int:
 def train(a: argparse.Namespace, config: Config) -> int:
     """Train, unless the run is finished, and return the exit code."""
     # Check everything that does not need jax before importing it, which takes seconds.
-    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
+    branching = a.branch_from and is_branching(a.workdir)
+    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir and not branching else None
     if saved and saved.finished_at == config.train.steps:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,10 @@ from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.workdir import checkpoints
-from lm.workdir.saved_run import check_meta
+from lm.workdir.saved_run import check_meta, is_step
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A trained model. Methods accept a text or a sequence of token ids; prompts must be texts.
 
@@ -44,6 +45,22 @@ class TrainedModel:
     config: Resolved
     params: dict
     tokenizer: Tokenizer | None
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<12}{value}" for name, value in self._facts())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
+        return f"<table>{rows}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        m, n_params = self.config.model, sum(x.size for x in jax.tree.leaves(self.params))
+        shape = f"{m.n_layers} layers, d_model {m.d_model}, {m.n_heads} heads, vocabulary {m.vocab_size:,}"
+        return [
+            ("model", f"{self.path}, step {self.step}"),
+            ("size", f"{n_params:,} parameters in {m.param_dtype}: {shape}"),
+            ("context", f"{self.seq_len} tokens, {'no tokenizer' if self.tokenizer is None else 'with a tokenizer'}"),
+        ]
 
     @property
     def seq_len(self) -> int:
@@ -165,15 +182,19 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted or not supported.
     """
-    if is_checkpoint(path):
-        return _load_checkpoint(Path(path), step)
+    path = Path(path).expanduser()
+    step = int(step) if isinstance(step, str) and is_step(step) else step
+    return _load_checkpoint(path, step) if is_checkpoint(path) else _load_run(path, step)
+
+
+def _load_run(path: Path, step: int | str) -> TrainedModel:
     step, params, meta = checkpoints.restore_params(path, step)
     check_meta(meta, f"{path}, step {step}")
     config = saved_config(meta["config"])
     # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
-    return _checked(TrainedModel(Path(path), step, config, params, tokenizer))
+    return _checked(TrainedModel(path, step, config, params, tokenizer))
 
 
 def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:

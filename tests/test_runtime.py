@@ -60,6 +60,18 @@ def test_train_stops_without_the_platform_before_it_creates_the_workdir(train, t
     assert not (tmp_path / "run").exists()
 
 
+def test_settings_that_the_bits_of_a_run_depend_on_do_not_follow_the_environment():
+    others = {"jax_threefry_partitionable": False, "jax_enable_x64": True, "jax_default_prng_impl": "rbg"}
+    for name, value in others.items():
+        jax.config.update(name, value)
+    try:
+        runtime.start_jax(retain_memory=False)
+        assert {name: jax.config.values[name] for name in runtime.PROMISED} == runtime.PROMISED
+    finally:
+        for name, value in runtime.PROMISED.items():
+            jax.config.update(name, value)
+
+
 @pytest.mark.parametrize(("seconds", "n_calls"), [(0.5, 0), (2.0, 1)])
 def test_fragments_are_occupied_after_a_long_compilation(monkeypatch, seconds, n_calls):
     calls, listeners = [], []

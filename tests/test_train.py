@@ -157,6 +157,15 @@ def test_a_terminal_shows_every_step(bench, tmp_path):
     assert b"validation: loss" in output
 
 
+@pytest.mark.slow
+def test_a_run_whose_reader_goes_away_continues(bench, tmp_path):
+    with subprocess.Popen(bench.command(tmp_path / "run"), cwd=tmp_path, env=bench.env, stdout=subprocess.PIPE) as run:
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.wait(timeout=300) == 0
+    assert summary_of(tmp_path / "run")["status"] == "finished"
+
+
 # ---- Execution options ----------------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,12 @@ def test_special_tokens_of_a_prompt_are_encoded_if_asked(run):
     assert run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
 
 
+def test_a_model_is_shown_in_three_lines_and_loads_by_the_text_of_a_step(bench, run):
+    assert [line.split()[0] for line in repr(run).splitlines()] == ["model", "size", "context"]
+    assert f"{run.path}, step {run.step}" in run._repr_html_()
+    assert lm.load(bench.reference(), "8").step == 8
+
+
 def test_importing_lm_imports_neither_jax_nor_flax():
     code = "import sys, lm; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

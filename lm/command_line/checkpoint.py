@@ -3,14 +3,15 @@
 import argparse
 import re
 
-from lm.config.values import short
+from lm.config.values import path_argument, short
 from lm.errors import UserError
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add --workdir and --step to a command that reads a trained model."""
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run, or of a Hugging Face checkpoint")
+    what = "the directory of the run, or of a Hugging Face checkpoint"
+    add("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
     add("--step", default="best", metavar="N|best|latest", help="checkpoint (default: best, by validation loss)")
 
 

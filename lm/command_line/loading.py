@@ -92,6 +92,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
     Raises:
         UserError: there is no such file or function, or it raises an exception.
     """
+    path = os.path.expanduser(path)
     if not os.path.isfile(path):
         near = difflib.get_close_matches(Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1)
         hint = f"; did you mean {folder}/{near[0]}?" if near else ""
@@ -101,6 +102,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
         raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
         if hasattr(module, function):
@@ -130,7 +132,7 @@ def _get_config(path: str) -> dict[str, Any]:
     """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
     if path.startswith("hf:"):
         try:
-            return flatten(to_dict(read_training_config(path.removeprefix("hf:"))))
+            return flatten(to_dict(read_training_config(os.path.expanduser(path.removeprefix("hf:")))))
         except UserError as error:
             raise UserError(*(f"--config: {problem}" for problem in error.problems)) from None
     config = run_file(path, "get_config", "configs")

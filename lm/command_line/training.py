@@ -5,7 +5,7 @@ import textwrap
 
 from lm.command_line.loading import load
 from lm.config.schema import PLATFORMS, Config, schema, sections
-from lm.config.values import allowed, is_address, show
+from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
 
 EPILOG = """\
@@ -80,12 +80,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a Hugging Face checkpoint",
     )
-    parser.add_argument("--workdir", metavar="DIR", help="directory of the run (default: runs/NAME-TIME)")
+    parser.add_argument(
+        "--workdir", type=path_argument, metavar="DIR", help="directory of the run (default: runs/NAME-TIME)"
+    )
     parser.add_argument(
         "--resume", action="store_true", help="resume the run in --workdir, or start it if there is none"
     )
     parser.add_argument(
         "--branch_from",
+        type=path_argument,
         metavar="DIR",
         help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)",
     )

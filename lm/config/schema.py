@@ -15,7 +15,9 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 
-def key(default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, execution=False):
+def key(
+    default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False, execution=False
+):
     """Declare a config key.
 
     Args:
@@ -24,11 +26,12 @@ def key(default, doc, *, low=None, above=None, high=None, below=None, choices=No
         low, above, high, below: the range: low <= value <= high and above < value < below.
         choices: the allowed strings.
         forms: the allowed strings with an argument, such as "bpe:SIZE" or "text:PATH".
+        path: True if the value, or its argument, is a path, in which "~" is the home directory.
         execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
             key may change when a run is resumed, and is left out of the digest that identifies an experiment.
     """
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
-    return dataclasses.field(default=default, metadata={"doc": doc, "execution": execution, **limits})
+    return dataclasses.field(default=default, metadata={"doc": doc, "execution": execution, "path": path, **limits})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +169,13 @@ class DataConfig:
     source: str = key(
         "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a text file or a folder of them, a folder of "
         "token shards, Python's own documentation, or synthetic text of known entropy",
-        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov", "markov:ORDER"),
+        forms=("tfds:NAME", "text:PATH", "tokens:PATH", "python_docs", "markov", "markov:ORDER"), path=True,
     )  # fmt: skip
     data_dir: str | None = key(
-        None, "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default", execution=True
+        None,
+        "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default",
+        execution=True,
+        path=True,
     )
     offline: str | None = key(
         None, "fall back to this corpus, with a warning, if the source cannot be downloaded; none: fail",
@@ -178,7 +184,7 @@ class DataConfig:
     tokenizer: str = key(
         "char", "characters, bytes, words, a byte-level BPE of SIZE tokens trained on the text, or a Hugging Face "
         "tokenizer.json; none: the source holds token ids",
-        forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"),
+        forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"), path=True,
     )  # fmt: skip
     special_tokens: bool = key(
         False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
@@ -203,7 +209,10 @@ class DataConfig:
         choices=("none", "documents"),
     )  # fmt: skip
     cache_dir: str | None = key(
-        None, "folder for tokens, tokenizers and compiled programs; none: the user's cache folder", execution=True
+        None,
+        "folder for tokens, tokenizers and compiled programs; none: the user's cache folder",
+        execution=True,
+        path=True,
     )
     device_bytes: int = key(
         2**29, "keep a corpus of up to this many bytes in device memory", low=0, high=2**63 - 1, execution=True
@@ -351,6 +360,7 @@ class Config:
     init_from: str | None = key(
         None, "workdir of a run (its best step) or directory of a Hugging Face checkpoint whose parameters are the "
         "initial values where names and shapes fit; {seed} in it stands for train.seed; none: random initial values",
+        path=True,
     )  # fmt: skip
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

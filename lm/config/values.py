@@ -1,5 +1,6 @@
 """One value of a config key: parse it, check its type and range, and describe both. Imports no jax."""
 
+import argparse
 import ast
 import dataclasses
 import difflib
@@ -90,8 +91,21 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         _check_choice(value, field.metadata["choices"])
     if field.metadata["forms"]:
         _check_form(value, field.metadata["forms"])
+    if field.metadata["path"]:
+        kind, colon, path = value.rpartition(":")
+        value = f"{kind}{colon}{os.path.expanduser(path)}"
     _check_range(value, field.metadata)
     return value
+
+
+def path_argument(text: str) -> str:
+    """Return the path that an argument of a command names; raises ArgumentTypeError if it is not UTF-8.
+
+    A shell replaces "~" in `--workdir ~/run`, but not in `--workdir=~/run`.
+    """
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"{text!r} has a byte that is not UTF-8")
+    return os.path.expanduser(text)
 
 
 def close_match(word: str, candidates: list[str], template: str = "; did you mean {}?", cutoff: float = 0.6) -> str:

@@ -99,7 +99,7 @@ def has_several_tasks(environment) -> bool:
     >>> has_several_tasks({"OMPI_COMM_WORLD_SIZE": "2"}), has_several_tasks({})
     (True, False)
     """
-    slurm = "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1
+    slurm = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1  # of the step: a shell of salloc -n4 is one task
     return slurm or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
 
 

@@ -9,12 +9,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+
 from lm.config import Config, to_dict
 from lm.errors import UserError
-from lm.files import COUNT, read_json, to_json, write_text
+from lm.files import COUNT, lock, read_json, to_json, write_text
+from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
 from lm.workdir.metrics import cut_back
-from lm.workdir.saved_run import holds_run, is_step
+from lm.workdir.saved_run import BRANCH_COMPLETE, holds_run, is_branching, is_step
+
+_COPYING = "branch.partial"  # where the copy is made, in the new directory
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
@@ -29,11 +34,29 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
         say: called with a line that names the step of the state.
 
     Raises:
-        UserError: before anything is written, if there is no such state.
+        UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.
+        TemporaryError: if another process uses the new directory.
     """
-    source, directory = Path(source), Path(directory)
-    if holds_run(directory):
-        return
+    target = Path(directory)
+    if not is_branching(target):
+        if holds_run(target):
+            return
+        step = _shared_step(Path(source), config)
+        if jax.process_count() == 1:  # several would have to read it together
+            verify(source, step)
+    target.mkdir(parents=True, exist_ok=True)
+    with lock(target):
+        if not is_branching(target):
+            _copy(Path(source), target / _COPYING, step, config)
+            (target / _COPYING).rename(target / BRANCH_COMPLETE)
+            say(f"branching from step {step} of {source}")
+        for path in sorted((target / BRANCH_COMPLETE).iterdir()):
+            path.replace(target / path.name)
+        (target / BRANCH_COMPLETE).rmdir()
+
+
+def _shared_step(source: Path, config: Config) -> int:
+    """Return the newest step with a checkpoint up to which both runs have the same learning rates."""
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:
@@ -51,16 +74,15 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
             f"--branch_from: {source} has checkpoints of steps {', '.join(map(str, found)) or '-'}, and none up to "
             f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which exist"
         )
-    step = shared[-1]
-    partial = directory / "branch.partial"  # moved when it is complete, so that a failed copy can be repeated
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source / "checkpoints" / f"{step}", partial / "checkpoints" / f"{step}")
+    return shared[-1]
+
+
+def _copy(source: Path, copy: Path, step: int, config: Config) -> None:
+    """Copy a checkpoint, and the metrics up to it."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source / "checkpoints" / f"{step}", copy / "checkpoints" / f"{step}")
     for name in ("metrics.jsonl", "run.json"):
         with contextlib.suppress(FileNotFoundError):  # a run can be resumed without them
-            shutil.copyfile(source / name, partial / name)
-    cut_back(partial / "metrics.jsonl", step)
-    write_text(partial / "config.json", to_json(to_dict(config), indent=2) + "\n")
-    for path in sorted(partial.iterdir()):
-        path.rename(directory / path.name)
-    partial.rmdir()
-    say(f"branching from step {step} of {source}")
+            shutil.copyfile(source / name, copy / name)
+    cut_back(copy / "metrics.jsonl", step)
+    write_text(copy / "config.json", to_json(to_dict(config), indent=2) + "\n")

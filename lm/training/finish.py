@@ -1,5 +1,7 @@
 """End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the diagnostics."""
 
+import math
+
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.errors import UserError
@@ -24,7 +26,11 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
         if missing := [part for part in name.split("+") if part not in corpus.splits]:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
             continue
-        lines[name] = loop.evaluate_split(state, step, name)
+        parts = [lines[part] for part in name.split("+") if part in lines]
+        if len(parts) > 1 and len(parts) == name.count("+") + 1:
+            lines[name] = loop.write_evaluation({"step": step, "split": name} | joined(parts))
+        else:
+            lines[name] = loop.evaluate_split(state, step, name)
         if lines[name] is None:
             return "interrupted"
     loop.save(state, step)
@@ -44,6 +50,23 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     if config.notes:
         say(config.notes)
     return "finished"
+
+
+def joined(parts: list[dict]) -> dict:
+    """Return the evaluation of several splits together, from their own lines.
+
+    >>> parts = [{"loss": 2.0, "tokens": 300, "windows": 3}, {"loss": 3.0, "tokens": 100, "windows": 1}]
+    >>> [joined([part | {"data": "text", "bits_per_byte": None} for part in parts])[key] for key in ("loss", "tokens")]
+    [2.25, 400]
+    """
+    tokens = [line["tokens"] for line in parts]
+    loss = math.fsum(n * line["loss"] for n, line in zip(tokens, parts, strict=True)) / sum(tokens)
+    line = {"windows": sum(line["windows"] for line in parts), "data": parts[0]["data"], "loss": loss}
+    line |= {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": sum(tokens)}
+    if all(part["bits_per_byte"] for part in parts):
+        n_bytes = [n * p["loss"] / math.log(2) / p["bits_per_byte"] for n, p in zip(tokens, parts, strict=True)]
+        line["bits_per_byte"] = sum(tokens) * loss / math.log(2) / math.fsum(n_bytes)
+    return line
 
 
 def sample_text(loop: Loop, state: TrainState) -> str:

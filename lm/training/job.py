@@ -60,7 +60,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
         use_mesh(run.mesh_sizes),
         runtime.log_to(progress.say),
     ):
-        for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume):
+        devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": device_kind()}
+        for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices):
             progress.say(line)
         show_run(run, workdir, progress, verbose=verbose)
         with (
@@ -79,12 +80,16 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                     progress.say(warning)
                     checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
                 # ---- The steps -----------------------------------------------------------------------------------
+                began = time.monotonic()  # compilation counts
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
+                progress.say("compiling the training step")
+                program = compile_steps(run, source, state)[0]
+                progress.say(f"compiled in {time.monotonic() - began:.1f} s")
                 loop = Loop(
-                    began=time.monotonic(),  # compilation counts
+                    began=began,
                     run=run,
                     outputs=Outputs(writer, progress, checkpoints, signals),
-                    program=compile_steps(run, source, state)[0],
+                    program=program,
                     sources={"train": source},
                     diagnostics=Diagnostics(run, source, workdir.path, progress),
                     record=record | describe_run(run),
@@ -113,8 +118,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     workdir.add_to_record(parameters=table.splitlines())
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
-    n, kind = jax.device_count(), jax.devices()[0].device_kind
-    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}")
+    n = jax.device_count()
+    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{device_kind()}")
     if n > 1:
         mesh = " x ".join(f"{axis} {size}" for axis, size in run.mesh_sizes.items())
         progress.say(f"mesh {mesh}, {jax.process_count()} processes")
@@ -129,6 +134,11 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))
+
+
+def device_kind() -> str:
+    """Return JAX's name of the kind of the devices."""
+    return jax.devices()[0].device_kind
 
 
 def describe_run(run: Run) -> dict:

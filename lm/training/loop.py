@@ -18,6 +18,7 @@ from lm.training.evaluation import evaluate
 from lm.training.progress import Progress
 from lm.training.run import Run
 from lm.training.signals import Signals
+from lm.training.standstill import Standstill
 from lm.training.step_log import StepLog
 from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import MetricsWriter
@@ -56,7 +57,8 @@ class Loop:
     def train(self, state: TrainState) -> tuple[TrainState, str]:
         """Train to the last step; returns the last finite state and "finished", "interrupted" or "nonfinite"."""
         config, signals = self.run.config, self.outputs.signals
-        log = StepLog(self.run, self.outputs.writer, self.outputs.progress)
+        log, still = StepLog(self.run, self.outputs.writer, self.outputs.progress), Standstill(config, self.run.table)
+        still.warning(int(state.step), state.params)
         status = self._between_dispatches(state, int(state.step), log)  # a resumed run finishes what was due
         log.restart_clock()
 
@@ -70,6 +72,8 @@ class Loop:
                 status = "nonfinite"
             if done.state is not None:
                 state = done.state
+                if warning := still.warning(done.dispatch.end, state.params):
+                    self.outputs.progress.say(warning)
                 status = status or self._between_dispatches(state, done.dispatch.end, log)
         self.diagnostics.stop_profile(state)
         return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
@@ -123,9 +127,13 @@ class Loop:
         found = evaluate(state.params, source, max_batches=max_batches, stop=self.outputs.signals.to_stop)
         if found is None:
             return None
-        line = {"step": step, **what, "data": self.run.corpus.name, **found}
-        writer.write(line)
-        self.outputs.progress.evaluation(line)
+        return self.write_evaluation({"step": step, **what, "data": self.run.corpus.name, **found})
+
+    def write_evaluation(self, line: dict) -> dict:
+        """Write and show an evaluation line, unless it was written before a resumption; returns it."""
+        if line not in self.outputs.writer.lines_of(line["step"]):
+            self.outputs.writer.write(line)
+            self.outputs.progress.evaluation(line)
         return line
 
     def save(self, state: TrainState, step: int) -> None:

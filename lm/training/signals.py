@@ -1,4 +1,4 @@
-"""Handle SIGTERM and Ctrl-C: a run saves its state and stops."""
+"""Handle SIGTERM, Ctrl-C, and SIGHUP of a closed terminal: a run saves its state and stops."""
 
 import contextlib
 import os
@@ -11,7 +11,9 @@ from lm.parallel import processes
 
 
 class Signals:
-    """A context in which SIGTERM and Ctrl-C are recorded and do not end the process; a second Ctrl-C ends it at once.
+    """A context in which signals are recorded and do not end the process; a second Ctrl-C ends it at once.
+
+    The signals are SIGTERM, Ctrl-C, and SIGHUP unless the process ignores it, as under nohup.
 
     Attributes:
         received: the number of the recorded signal, or None.
@@ -22,11 +24,13 @@ class Signals:
         self._say, self._handlers_before, self._n_polls = say, {}, 0
 
     def __enter__(self) -> "Signals":
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * (not ignored)
+        handle = self._note
         if jax.process_count() > 1:  # JAX handles SIGTERM and notifies all processes
-            self._handlers_before[signal.SIGINT] = signal.signal(signal.SIGINT, processes.interrupt_as_sigterm)
-            return self
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._handlers_before[number] = signal.signal(number, self._note)
+            numbers, handle = numbers[1:], processes.interrupt_as_sigterm
+        for number in numbers:
+            self._handlers_before[number] = signal.signal(number, handle)
         return self
 
     def to_stop(self) -> bool:
@@ -50,6 +54,6 @@ class Signals:
                 os._exit(128 + number)
             return
         self.received = number
-        again = "; press Ctrl-C to stop at once" if number == signal.SIGTERM else "; press Ctrl-C again to stop at once"
+        again = f"; press Ctrl-C {'again ' * (number == signal.SIGINT)}to stop at once"
         with contextlib.suppress(RuntimeError):  # the signal came while this very stream was being written to
             self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")

@@ -23,7 +23,7 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, files_below, parse_json, read_bytes, remove_while_written, to_json
+from lm.files import COUNT, appears, files_below, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import nest
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
@@ -69,7 +69,7 @@ class Checkpoints:
         self.protected: set[int] = set()
         if self._directory.is_dir():
             list(files_below(self._directory))  # raises before Orbax waits for a pipe
-        from_first(lambda: _remove_damaged_times(self._directory, say))
+        from_first(lambda: _set_aside_unread_times(self._directory, say))
         limit = {} if in_flight is None else {"save_concurrent_gb": in_flight / 1e9}
         self._manager = ocp.CheckpointManager(
             self._directory,
@@ -222,21 +222,40 @@ def restore_params(
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
-    quieten_orbax()
     directory = _directory(workdir)
     chosen = from_first(lambda: _choose(directory, step))
-    list(files_below(directory / str(chosen)))  # raises before Orbax waits for a pipe
-    try:
-        record = _in_all(lambda: _read_record(directory, chosen))
-        leaves = {path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"]) for path, leaf in record["leaves"].items()}
+
+    def params_of(record: dict, leaves: dict) -> dict:
         params = nest(leaves)["params"]
-        wanted = leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
-        leaves = _read_leaves(directory, chosen, record, wanted, partial=True)
-    except Corrupted as reason:
-        others = [step for step in _steps_on_disk(directory) if step != chosen]
-        advice = f"choose another step: {others}" if others else "there is no other checkpoint"
-        raise UserError(f"the checkpoint of step {chosen} in {directory} is corrupted ({reason}); {advice}") from None
+        return leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
+
+    record, leaves = _read(directory, chosen, params_of)
     return chosen, nest(leaves)["params"], record["meta"]
+
+
+def verify(workdir: str | Path, step: int) -> None:
+    """Read every array of a checkpoint; raises UserError if it is corrupted."""
+    _read(_directory(workdir), step, lambda record, leaves: leaves)
+
+
+def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> tuple[dict, dict[str, Any]]:
+    """Return the record of a checkpoint, and those arrays that `wanted` (record, all by path) names."""
+    quieten_orbax()
+    list(files_below(directory / str(step)))  # raises before Orbax waits for a pipe
+    try:
+        record = _in_all(lambda: _read_record(directory, step))
+        try:
+            leaves = {
+                path: jax.ShapeDtypeStruct(leaf["shape"], leaf["dtype"]) for path, leaf in record["leaves"].items()
+            }
+            chosen = wanted(record, leaves)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # somebody edited it with its checksum
+            raise Corrupted(f"its record makes no sense: {first_line(error)}") from error
+        return record, _read_leaves(directory, step, record, chosen, partial=True)
+    except Corrupted as reason:
+        others = [other for other in _steps_on_disk(directory) if other != step]
+        advice = f"choose another step: {others}" if others else "there is no other checkpoint"
+        raise UserError(f"the checkpoint of step {step} in {directory} is corrupted ({reason}); {advice}") from None
 
 
 def read_metas(workdir: str | Path) -> dict[int, dict]:
@@ -252,6 +271,8 @@ def read_metas(workdir: str | Path) -> dict[int, dict]:
 def _choose(directory: Path, step: int | str) -> int:
     steps = _steps_on_disk(directory)
     if not steps:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            read_json(directory.parent / "config.json")  # a damaged one says more: it may be that of a downloaded model
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":
         return steps[-1]
@@ -290,8 +311,8 @@ def _steps_on_disk(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
-def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
-    """Remove damaged files in which Orbax records the times of a checkpoint.
+def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:
+    """Rename files in which Orbax records the times of a checkpoint and that it cannot read, damaged or of a newer one.
 
     One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the directory.
     """
@@ -302,8 +323,8 @@ def _remove_damaged_times(directory: Path, say: Callable[[str], None]) -> None:
             continue
         except Exception as error:
             path = directory / str(step) / "_CHECKPOINT_METADATA"
-            path.unlink()
-            say(f"WARNING: {path} is corrupted ({first_line(error)}); removed, as it only holds times")
+            path.rename(path.with_name(f"{path.name}.unread"))
+            say(f"WARNING: {path} is corrupted ({first_line(error)}); renamed, as it only holds times")
 
 
 def _description(leaf) -> dict:

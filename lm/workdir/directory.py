@@ -14,7 +14,8 @@ from pathlib import Path
 from lm.errors import UserError
 from lm.files import check_in_place, lock, to_json, write_bytes
 from lm.workdir.config_changes import execution_digest, experiment_digest
-from lm.workdir.provenance import describe_start
+from lm.workdir.metrics import checksum
+from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import check_workdir
 
 SUMMARY_FIELDS = (
@@ -46,13 +47,16 @@ class Workdir:
     def __init__(self, path: str | Path):
         self.path, self.experiment_digest, self._lock = Path(path), None, None
 
-    def start(self, config, *, data: dict | None = None, resume: bool = False) -> list[str]:
+    def start(
+        self, config, *, data: dict | None = None, resume: bool = False, devices: dict | None = None
+    ) -> list[str]:
         """Lock the directory for this process, and record the config and this start in it.
 
         Args:
             config: the config as the user gave it.
             data: {"name", "fingerprint"} of the tokens.
             resume: continue the run that the directory holds, if any.
+            devices: facts about devices and processes, which are recorded and compared with those of the last start.
 
         Returns:
             Lines to show.
@@ -69,17 +73,17 @@ class Workdir:
         self._lock_file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
         self._lock.callback(os.close, self._lock_file)
         try:
-            return self._record_start(config, data, resume)
+            return self._record_start(config, data, resume, devices or {})
         except BaseException:
             self.close()
             raise
 
-    def _record_start(self, config, data: dict | None, resume: bool) -> list[str]:
+    def _record_start(self, config, data: dict | None, resume: bool, devices: dict) -> list[str]:
         saved = check_workdir(self.path, config, resume=resume, data=data)
         notices, starts = (saved.changed_settings(config), saved.starts) if saved else ([], [])
-        this_start = describe_start() | {"execution_digest": execution_digest(config)}
+        this_start = describe_start() | {"execution_digest": execution_digest(config), "devices": devices}
         if starts:
-            notices += _changed_versions(starts[-1], this_start)
+            notices += compare_starts(starts[-1], this_start)
         self.write_json("config.json", dataclasses.asdict(config))
         self.experiment_digest = digest = experiment_digest(config)
         self._record = {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]}
@@ -112,20 +116,12 @@ class Workdir:
         self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_summary(self, **values) -> None:
-        """Write summary.json; fields of SUMMARY_FIELDS that are not given are null."""
-        self.write_json("summary.json", dict.fromkeys(SUMMARY_FIELDS) | values)
+        """Write summary.json, with its checksum; fields of SUMMARY_FIELDS that are not given are null."""
+        summary = dict.fromkeys(SUMMARY_FIELDS) | values
+        self.write_json("summary.json", summary | {"crc32": checksum(to_json(summary))})
 
     def close(self) -> None:
         """Release the lock."""
         if self._lock:
             self._lock.close()
             self._lock = None
-
-
-def _changed_versions(before: dict, now: dict) -> list[str]:
-    old, new = before["versions"], now["versions"]
-    return [
-        f"{name} {old.get(name)} -> {new[name]} since the last start: the resumed run may not be bit-identical"
-        for name in new
-        if new[name] != old.get(name)
-    ]

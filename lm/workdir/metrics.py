@@ -81,7 +81,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
         try:
             line = parse_json(text, {"step": COUNT})
             check_shape(line, _shape_of(line))
-            if has_checksums and line.pop("crc32", None) != _checksum(_CHECKSUM.sub("}", text)):
+            if has_checksums and line.pop("crc32", None) != checksum(_CHECKSUM.sub("}", text)):
                 raise ValueError("its checksum differs")
         except ValueError as error:
             raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
@@ -95,7 +95,7 @@ def _shape_of(line: dict) -> dict:
     return _DETAILS if "detail" in line else _TRAINING
 
 
-def _checksum(text: str) -> str:
+def checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
@@ -182,7 +182,7 @@ class MetricsWriter:
         if self._file is None:
             return
         text = to_json(line)
-        text = f'{text[:-1]}, "crc32": "{_checksum(text)}"}}\n'
+        text = f'{text[:-1]}, "crc32": "{checksum(text)}"}}\n'
         with name_errors(self._path):
             self._file.write(text)
             self._file.flush()

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import re
 import shlex
@@ -9,8 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+from lm.errors import UserError
 from lm.git import git_state
 
+# Variables that change the bits of a run: a resumption under others is refused; or may change them, and is reported.
+REFUSED = ("JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUMPY_DTYPE_PROMOTION", "JAX_DISABLE_JIT", "NVIDIA_TF32_OVERRIDE")
+REPORTED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 
 
@@ -23,8 +28,41 @@ def describe_start() -> dict:
         "processor": processor(),
         "argv": sys.argv,
         "versions": versions(),
+        "environment": {name: os.environ[name] for name in (*REFUSED, *REPORTED) if name in os.environ},
         "git": git_state(),
     }
+
+
+def compare_starts(before: dict, now: dict) -> list[str]:
+    """Return a line for each way in which a start differs from the one before it, as `describe_start` returns them.
+
+    Raises:
+        UserError: if a variable of the environment differs that changes the bits of a run.
+    """
+    then, here = before["environment"], now["environment"]
+    if changed := [name for name in REFUSED if then.get(name) != here.get(name)]:
+        raise UserError(*(_refusal(name, then.get(name), here.get(name)) for name in changed))
+    devices = [s["devices"] if before["devices"] else {} for s in (before, now)]  # an import has none
+    old, new = (
+        {**s["versions"], **s["environment"], **devices[i], **_commit(s["git"])} for i, s in enumerate((before, now))
+    )
+    lines = [
+        f"{name} {old.get(name)} -> {new.get(name)} since the last start: the resumed run may not be bit-identical"
+        for name in new | old
+        if new.get(name) != old.get(name)
+    ]
+    if now["git"] and now["git"]["dirty"]:
+        lines.append("the checkout has uncommitted changes: its commit does not say what this start computes")
+    return lines
+
+
+def _refusal(name: str, then: str | None, here: str | None) -> str:
+    advice = f"unset {name}" if then is None else f"set {name}={shlex.quote(then)}"
+    return f"--resume: {name} is {here or 'not set'} and was {then or 'not set'}, so its numbers would change; {advice}"
+
+
+def _commit(git: dict | None) -> dict[str, str]:
+    return {"commit": git["commit"][:12]} if git else {}
 
 
 def format_command(module: str, arguments: list[str]) -> str:

@@ -7,17 +7,19 @@ from pathlib import Path
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, check_shape, read_json, refuse_url
+from lm.files import COUNT, check_shape, read_json, refuse_url, to_json
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs, refuse_growth
-from lm.workdir.metrics import read_metrics
+from lm.workdir.metrics import checksum, read_metrics
 
+BRANCH_COMPLETE = "branch.complete"  # a folder of files that lm/training/branch.py moves to their places
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
 _CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
-_RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [{"versions": {str: (str, None)}}]}
-_SUMMARY = {"status": str, "steps": COUNT}
+_START = {"versions": {str: (str, None)}, "environment": {str: str}, "git": ({"commit": str, "dirty": bool}, None)}
+_RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
+_SUMMARY = {"status": str, "steps": COUNT, "crc32": str}
 _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
 
 
@@ -65,7 +67,8 @@ def read_run(workdir: Path) -> SavedRun:
     with contextlib.suppress(FileNotFoundError):
         record = read_json(workdir / "run.json", _RUN)
     with contextlib.suppress(FileNotFoundError, UserError):  # a damaged summary is written again
-        summary = read_json(workdir / "summary.json", _SUMMARY)
+        found = read_json(workdir / "summary.json", _SUMMARY)
+        summary = found if found.pop("crc32") == checksum(to_json(found)) else summary
     finished_at = summary["steps"] if summary["status"] == "finished" else None
     return SavedRun(config, newest, record["data"], record["starts"], finished_at)
 
@@ -79,6 +82,11 @@ def holds_run(workdir: str | Path) -> bool:
     has_lines = metrics.exists() and (not metrics.is_file() or metrics.stat().st_size > 0)
     has_checkpoints = checkpoints.exists() and (not checkpoints.is_dir() or any(checkpoints.iterdir()))
     return has_lines or has_checkpoints or summary.exists()
+
+
+def is_branching(workdir: str | Path) -> bool:
+    """Return whether --branch_from was killed while it moved the files of a complete copy to their places here."""
+    return Path(workdir, BRANCH_COMPLETE).is_dir()
 
 
 def newest_checkpoint(workdir: str | Path) -> int | None:

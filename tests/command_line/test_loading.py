@@ -220,6 +220,16 @@ def test_empty_values_and_numbers_of_any_length_are_reported(config_file, the_pr
         assert the_problem(config_file(line)).startswith(message)
 
 
+def test_a_config_file_may_have_dataclasses(tmp_path):
+    path = tmp_path / "experiment.py"
+    path.write_text(
+        "from __future__ import annotations\nimport dataclasses\nfrom lm.config import default_config\n"
+        "@dataclasses.dataclass\nclass Size:\n    width: int = 8\n"
+        "def get_config():\n    c = default_config()\n    c.model.d_model = 8 * Size().width\n    return c\n"
+    )
+    assert load(str(path), []).model.d_model == 64
+
+
 def test_ctrl_c_while_a_config_file_runs_is_no_error_of_the_file(config_file):
     with pytest.raises(KeyboardInterrupt):
         load(config_file("raise KeyboardInterrupt"), [])

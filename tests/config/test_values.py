@@ -1,10 +1,13 @@
 """One key at a time: what a value may be, and how a wrong one is reported."""
 
+import argparse
 import itertools
+
+import pytest
 
 from lm.command_line.loading import load
 from lm.config import schema
-from lm.config.values import parse, show
+from lm.config.values import parse, path_argument, show
 
 WRONG = [
     ("model.d_model=0", "0 is out of range; it must be >= 1"),
@@ -80,6 +83,18 @@ def test_absurd_values_give_one_short_line(config_file, the_problem):
 def test_a_huge_float_is_refused_and_a_large_one_is_not(config_file, the_problem):
     assert "too large for a float" in the_problem(config_file(), "optimizer.clip_norm=" + "9" * 400)
     assert load(config_file(), ["optimizer.clip_norm=" + "9" * 30]).optimizer.clip_norm == 1e30
+
+
+def test_a_tilde_is_the_home_directory_in_every_path(config_file, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = {"data.source": "text:~/novel.txt", "data.tokenizer": "hf:~/t", "data.cache_dir": "~/c", "init_from": "~/r"}
+    found = load(config_file(), [f"{key}={path}" for key, path in paths.items()])
+    assert (found.data.source, found.data.tokenizer) == ("text:/home/me/novel.txt", "hf:/home/me/t")
+    assert (found.data.cache_dir, found.init_from) == ("/home/me/c", "/home/me/r")
+    assert path_argument("~/run") == "/home/me/run"
+    assert load(config_file(), ["eval.sample_prompt=~/x"]).eval.sample_prompt == "~/x"
+    with pytest.raises(argparse.ArgumentTypeError, match="not UTF-8"):
+        path_argument("run\udcff")
 
 
 def test_defaults_as_they_are_shown_are_read_back():

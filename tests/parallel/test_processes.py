@@ -227,9 +227,10 @@ def test_a_process_without_the_data_ends_all_others_with_its_error(bench, tmp_pa
     ("environment", "expected"),
     [
         ({}, False),
-        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "2"}, True),
-        ({"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "1"}, False),  # the only task: it uses all visible devices
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}, False),  # the only task: it uses all visible devices
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, False),  # in the job script, outside of any task
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, False),  # a shell of salloc
         ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
     ],

@@ -1,14 +1,21 @@
 """Branches of a run: several lengths from one run, bit-identical to runs of those lengths, and what is refused."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+from checkpointing import assert_same, make_state, save_steps
 from running import assert_same_run
 
 from lm.config import Config, to_dict
-from lm.errors import UserError
+from lm.errors import TemporaryError, UserError
+from lm.files import lock
 from lm.training.branch import branch
+from lm.workdir.checkpoints import restore_params
 from lm.workdir.saved_run import holds_run
 
 # The decay of a run of N steps begins at step N / 2.
@@ -40,15 +47,14 @@ def config(steps: int = 100, **optimizer) -> Config:
     return dataclasses.replace(c, optimizer=o, train=dataclasses.replace(c.train, steps=steps))
 
 
-def long_run(path, steps=(20, 40, 60)):
-    """Write what a branch reads of a run of 200 steps with checkpoints at these steps."""
-    path.mkdir()
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """What a branch reads of a run of 200 steps with checkpoints at steps 20, 40 and 60."""
+    path = tmp_path_factory.mktemp("runs") / "long"
+    save_steps(path, (20, 40, 60), keep=9)
     (path / "config.json").write_text(json.dumps(to_dict(config(200))))
     (path / "run.json").write_text("{}")
     (path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 61)))
-    for step in steps:
-        (path / "checkpoints" / f"{step}").mkdir(parents=True)
-        (path / "checkpoints" / f"{step}" / "state").write_text(f"that of {step}")
     (path / "checkpoints" / "20.corrupted-1").mkdir()
     return path
 
@@ -60,63 +66,70 @@ def branched(source, directory, config) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(100, 60), (80, 40), (58, 40), (57, 20), (29, 20), (1000, 60)])
-def test_a_branch_starts_at_the_last_shared_checkpoint(tmp_path, steps, expected):
+def test_a_branch_starts_at_the_last_shared_checkpoint(source, tmp_path):
     """The rates of a run of N steps are those of any longer one for the first floor(0.7 N) steps."""
-    source, new = long_run(tmp_path / "long"), tmp_path / "new"
-    assert branched(source, new, config(steps)) == [f"branching from step {expected} of {source}"]
-    assert [path.name for path in (new / "checkpoints").iterdir()] == [f"{expected}"]
-    assert (new / "checkpoints" / f"{expected}" / "state").read_text() == f"that of {expected}"
-    assert len((new / "metrics.jsonl").read_text().splitlines()) == expected
-    assert json.loads((new / "config.json").read_text())["train"]["steps"] == steps
+    for steps, expected in {100: 60, 80: 40, 58: 40, 57: 20, 29: 20, 1000: 60}.items():
+        new = tmp_path / f"{steps}"
+        assert branched(source, new, config(steps)) == [f"branching from step {expected} of {source}"]
+        assert [path.name for path in (new / "checkpoints").iterdir()] == [f"{expected}"]
+        assert_same(restore_params(new)[1], make_state(expected).params)
+        assert len((new / "metrics.jsonl").read_text().splitlines()) == expected
+        assert json.loads((new / "config.json").read_text())["train"]["steps"] == steps
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
+def test_a_branch_that_would_differ_is_refused(source, tmp_path):
+    for changed, expected in (
         (config(28), "has checkpoints of steps 20, 40, 60, and none up to step 19"),
         (config(schedule="cosine"), "needs optimizer.schedule = 'wsd'"),
         (config(decay_steps=50), "and optimizer.decay_steps = none"),
         (config(learning_rate=0.5), "another experiment; set these back:\nconfig.optimizer.learning_rate"),
-    ],
-)
-def test_a_branch_that_would_differ_is_refused(tmp_path, changed, expected):
-    source = long_run(tmp_path / "long")
-    with pytest.raises(UserError) as caught:
-        branch(str(source), str(tmp_path / "new"), changed)
-    assert expected in "\n".join(caught.value.problems)
+    ):
+        with pytest.raises(UserError) as caught:
+            branch(str(source), str(tmp_path / "new"), changed)
+        assert expected in "\n".join(caught.value.problems)
+    with pytest.raises(UserError, match="holds no run"):
+        branch(str(tmp_path), str(tmp_path / "new"), config())
     assert not (tmp_path / "new").exists()
 
 
-def test_a_branch_can_be_repeated_after_a_failed_copy(tmp_path):
-    """As when the disk is full, or the run in the source deletes the checkpoint. The command may be rerun as it is."""
-    source, new = long_run(tmp_path / "long"), tmp_path / "new"
-    missing = source / "checkpoints" / "60" / "missing"
-    missing.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(OSError, match="missing"):
+def test_a_branch_that_was_killed_at_any_moment_is_completed_by_the_same_command(source, tmp_path, monkeypatch):
+    moments = [(shutil, "copyfile"), *((Path, name) for name in ("rename", "replace", "rmdir") for _ in range(2))]
+    whole = {".lock", "checkpoints", "config.json", "metrics.jsonl", "run.json"}
+    for number, (owner, name) in enumerate(moments):
+        new, calls, function = tmp_path / f"{number}", itertools.count(), getattr(owner, name)
+
+        def killed(*args, calls=calls, function=function, after=number % 2, **kwargs):
+            if next(calls) == after:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(owner, name, killed)
+            branched(source, new, config(100))
+        branched(source, new, config(100))
+        assert {path.name for path in new.iterdir()} == whole, name
+        assert restore_params(new)[0] == 60
+        assert len((new / "metrics.jsonl").read_text().splitlines()) == 60
+
+
+def test_a_branch_of_a_damaged_or_used_directory_leaves_no_run(source, tmp_path):
+    damaged, new = shutil.copytree(source, tmp_path / "damaged"), tmp_path / "new"
+    (damaged / "checkpoints" / "60" / "meta" / "metadata").write_text("{")
+    with pytest.raises(UserError, match=r"checkpoint of step 60 in .* is corrupted"):
+        branch(str(damaged), str(new), config(100))
+    assert not new.exists()
+    new.mkdir()
+    with lock(new), pytest.raises(TemporaryError, match="is in use by"):
         branch(str(source), str(new), config(100))
     assert not holds_run(new)
-    missing.unlink()
-    assert branched(source, new, config(100)) == [f"branching from step 60 of {source}"]
-    assert {path.name for path in new.iterdir()} == {"checkpoints", "config.json", "metrics.jsonl", "run.json"}
+    (damaged / "run.json").unlink()  # not needed to resume a run
+    assert branched(damaged, new, config(80)) == [f"branching from step 40 of {damaged}"]
 
 
-def test_a_directory_that_holds_a_run_is_left_as_it_is(tmp_path):
+def test_a_directory_that_holds_a_run_is_left_as_it_is(source, tmp_path):
     """So the command of a branch that was interrupted can be rerun with --resume, even if its source is gone."""
-    source, new = long_run(tmp_path / "long"), tmp_path / "new"
+    new = tmp_path / "new"
     branched(source, new, config(100))
     (new / "metrics.jsonl").write_text("those of later steps")
     assert branched(source, new, config(100)) == branched(tmp_path / "gone", new, config(100)) == []
     assert (new / "metrics.jsonl").read_text() == "those of later steps"
-
-
-def test_a_branch_of_a_run_without_its_record(tmp_path):
-    """run.json is not needed to resume a run."""
-    source = long_run(tmp_path / "long")
-    (source / "run.json").unlink()
-    assert branched(source, tmp_path / "new", config(100)) == [f"branching from step 60 of {source}"]
-
-
-def test_a_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
-        branch(str(tmp_path), str(tmp_path / "new"), config())

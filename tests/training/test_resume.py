@@ -124,7 +124,7 @@ def test_a_run_with_one_kill_equals_an_uninterrupted_run(bench, tmp_path, moment
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal_name", ["TERM", "INT"])
+@pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
 def test_a_signal_in_the_final_evaluations_stops_the_run_and_it_can_be_resumed(bench, tmp_path, signal_name):
     done = bench.train(tmp_path / "run", at=f"{signal_name} evaluation 10")
     assert done.returncode == 128 + getattr(signal, f"SIG{signal_name}")

@@ -49,9 +49,12 @@ def test_a_damaged_record_is_an_error_that_names_it(tmp_path, name):
 
 def test_a_damaged_summary_is_written_again(tmp_path):
     path = started(tmp_path, tiny()) / "summary.json"
-    path.write_text('{"status": "finished", "steps": 20}')
+    with closing(Workdir(tmp_path)) as workdir:
+        workdir.start(tiny(), data=DATA, resume=True)
+        workdir.write_summary(status="finished", steps=20)
+    whole = path.read_bytes()
     assert read_run(tmp_path).finished_at == 20
-    for content in [*WRONG_JSON, b'{"status": ["finished"], "steps": 20}', b'{"status": "finished"}']:
+    for content in [*WRONG_JSON, b'{"status": "finished", "steps": 20}', whole.replace(b"20", b"21")]:
         path.write_bytes(content)
         assert read_run(tmp_path).finished_at is None
 

@@ -105,17 +105,19 @@ def test_resuming_with_another_experiment_is_refused_and_lists_every_difference(
     assert tree(tmp_path) == before
 
 
-def test_resuming_with_other_execution_keys_is_reported(tmp_path):
+def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
     constant = with_keys(Config(), optimizer_schedule="constant")
     start(tmp_path, constant)
     with_steps(tmp_path)
     later = with_keys(constant, log_every=1, train_steps=2000)
+    monkeypatch.setattr(provenance, "git_state", lambda: None)
+    start(tmp_path, constant, resume=True)
     assert [line.partition(": ")[2] for line in start(tmp_path, later, resume=True)] == [
         "config.log.every: 10 -> 1 (run -> now)",
         "config.train.steps: 1000 -> 2000 (run -> now)",
     ]
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 2000
-    assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 2
+    assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 3
 
 
 def test_extending_a_run_after_its_decay_began_is_refused(tmp_path):
@@ -129,16 +131,39 @@ def test_extending_a_run_after_its_decay_began_is_refused(tmp_path):
         saved_run.check_workdir(tmp_path, longer, resume=True)
 
 
-def test_changed_versions_are_reported(tmp_path):
+def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     start(tmp_path, Config())
     with_steps(tmp_path)
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     record["starts"][0]["versions"]["jax"] = "0.4.1"
     path.write_text(json.dumps(record))
-    (notice,) = start(tmp_path, Config(), resume=True)
-    assert notice.startswith("jax 0.4.1 -> ")
-    assert "bit-identical" in notice
+    record["starts"][0]["git"] = {"commit": "0123456789abcdef", "dirty": False}
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "fedcba9876543210", "dirty": True})
+    notices = start(tmp_path, Config(), resume=True)
+    assert [notice.partition(" since")[0] for notice in notices[:2]] == [
+        f"jax 0.4.1 -> {jax.__version__}", "commit 0123456789ab -> fedcba987654"
+    ]  # fmt: skip
+    assert "uncommitted changes" in notices[2]
+
+
+def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is_refused(tmp_path, monkeypatch):
+    one, two = ({"processes": n, "devices": 8, "device": "cpu"} for n in (1, 2))
+    monkeypatch.setattr(provenance, "git_state", lambda: None)
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    start(tmp_path, Config(), devices=one)
+    with_steps(tmp_path)
+    assert start(tmp_path, Config(), resume=True, devices=one) == []
+    assert [line.partition(" since")[0] for line in start(tmp_path, Config(), resume=True, devices=two)] == [
+        "processes 1 -> 2"
+    ]
+    for value, advice in ((None, "set JAX_DEFAULT_MATMUL_PRECISION=highest"), ("bfloat16", "PRECISION=highest")):
+        monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION") if value is None else monkeypatch.setenv(
+            "JAX_DEFAULT_MATMUL_PRECISION", value
+        )
+        with pytest.raises(UserError, match=advice):
+            start(tmp_path, Config(), resume=True, devices=two)
 
 
 HOLD_THE_LOCK = """
@@ -225,7 +250,7 @@ def test_a_summary_has_all_its_fields_and_is_strict_json(tmp_path):
         run.start(Config())
         run.write_summary(status="diverged", steps=3, val_loss=math.nan, extra=1)
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert summary.keys() == {*directory.SUMMARY_FIELDS, "extra"}
+    assert summary.keys() == {*directory.SUMMARY_FIELDS, "extra", "crc32"}
     assert (summary["status"], summary["val_loss"], summary["test_loss"]) == ("diverged", "NaN", None)
 
 

@@ -1,0 +1,51 @@
+"""Commands end with an exit code, whoever reads their output."""
+
+import contextlib
+import os
+import sys
+
+import pytest
+
+from lm.errors import TemporaryError, UserError, lasting_output, with_exit_code
+from lm.files import name_errors
+
+
+@contextlib.contextmanager
+def unread():
+    """Replace the standard output by a pipe whose reader went away."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream, contextlib.redirect_stdout(stream):
+        yield stream
+
+
+def test_long_work_continues_when_its_reader_goes_away():
+    with unread() as stream:
+        with lasting_output():
+            print("lost", flush=True)
+            print("lost, too", flush=True)
+        assert sys.stdout is stream
+
+
+def test_a_command_whose_reader_goes_away_ends_without_a_traceback():
+    with unread() as stream:
+        code = with_exit_code(lambda: print("x" * 10**5) or 0)()
+        stream.write("what follows vanishes")
+        stream.flush()
+    assert code == 141
+
+
+def test_each_kind_of_error_has_its_exit_code(capsys, tmp_path):
+    def fail(error):
+        raise error
+
+    for error, code in (
+        (UserError("a"), 2),
+        (TemporaryError("a"), 1),
+        (OSError(28, "full"), 1),
+        (KeyboardInterrupt(), 130),
+    ):
+        assert with_exit_code(fail)(error) == code
+    assert capsys.readouterr().err == "a\na\nOSError: [Errno 28] full\ninterrupted\n"
+    with pytest.raises(OSError, match=r"full: '.*/metrics.jsonl'$"), name_errors(tmp_path / "metrics.jsonl"):
+        raise OSError(28, "full")

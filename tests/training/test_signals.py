@@ -1,0 +1,31 @@
+"""Signals that end a run save its state first."""
+
+import os
+import signal
+
+import pytest
+
+from lm.training.signals import Signals
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_signals_are_noted_and_handled_as_before_afterwards(name):
+    number, lines = getattr(signal, name), []
+    before = signal.getsignal(number)
+    with Signals(lines.append) as signals:
+        assert not signals.to_stop()
+        os.kill(os.getpid(), number)
+        assert signals.to_stop()
+    assert signals.received == number
+    assert [line.partition(":")[0] for line in lines] == [name]
+    assert signal.getsignal(number) == before
+
+
+def test_a_process_under_nohup_ignores_sighup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals(print) as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.to_stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
