@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import subprocess
 import time
 
 import numpy as np
