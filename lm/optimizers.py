@@ -1,11 +1,15 @@
 """Learning-rate schedules and Optax chains from the config."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from lm import parameters
 from lm.config import OptimizerConfig
+from lm.update_rules.matrices import for_matrices
+from lm.update_rules.muon import MUON
 
 
 def _constant(o: OptimizerConfig, peak, end: int, length: int):
@@ -62,18 +66,6 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
     return parameters.nest({path: decays[p.kind] for path, p in table.items()})
 
 
-def muon_dimensions(table: parameters.Table) -> dict:
-    """Return the axes that Muon treats as rows and columns of each weight, None for parameters updated by AdamW.
-
-    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of matrices. AdamW
-    updates the head, embeddings, gains and biases (Jordan et al. 2024).
-    """
-    dimensions = {}
-    for path, p in table.items():
-        dimensions[path] = optax.contrib.MuonDimensionNumbers(p.rows, p.columns) if p.hidden else None
-    return parameters.nest(dimensions)
-
-
 def _adamw(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     return optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps)
 
@@ -86,35 +78,25 @@ def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
 
 
-def _muon(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
-    ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
-    return optax.contrib.muon(
-        schedule,
-        beta=o.muon_beta,
-        nesterov=o.nesterov,
-        eps=o.eps,
-        adam_b1=o.b1,
-        adam_b2=o.b2,
-        adam_learning_rate=lambda step: ratio * schedule(step),
-        muon_weight_dimension_numbers=muon_dimensions(table),
-    )
-
-
 # Updates without clipping and weight decay, scaled by minus the learning rate.
-UPDATE_RULES = {"adamw": _adamw, "sgd": _sgd, "muon": _muon, "lion": _lion}
+UPDATE_RULES = {"adamw": _adamw, "sgd": _sgd, "muon": functools.partial(for_matrices, MUON), "lion": _lion}
 
 # muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
-# Rules whose updates do not scale with the gradient follow Adam's column of the table.
+# Rules whose updates do not scale with the gradient follow Adam's column of the table. An orthogonalized update has
+# the spectral norm that muP requires at any width (Yang et al. 2023, arXiv:2310.17813, condition 1).
 WIDTH_SCALES = {
     "adamw": lambda factor: (1 / factor, 1.0),
     "lion": lambda factor: (1 / factor, 1.0),
-    "muon": lambda factor: (1 / factor, 1.0),
+    "muon": lambda factor: (1.0, 1.0),
     "sgd": lambda factor: (1.0, factor),
 }
+WIDTHS = set("DHGKF")  # axes that grow with the width
 
 
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
     """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
+
+    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate.
 
     Args:
         o: optimizer section of the config.
@@ -122,7 +104,11 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
         factor: parameters.width_factor of the model.
     """
     hidden, others = WIDTH_SCALES[o.name](factor)
-    return parameters.nest({path: hidden if p.hidden else others for path, p in table.items()})
+
+    def scale(p) -> float:
+        return hidden if p.hidden else others if WIDTHS & {*p.axes} else 1.0
+
+    return parameters.nest({path: scale(p) for path, p in table.items()})
 
 
 def make_optimizer(

@@ -40,16 +40,20 @@ def test_initial_variances_follow_the_table(init):
 
 
 def test_learning_rates_follow_the_table():
-    table = parameters.parameter_table(wide(4, **MUP).model)
-    for name, hidden, others in (("adamw", 0.25, 1.0), ("lion", 0.25, 1.0), ("sgd", 1.0, 4.0)):
+    """As in the mup package, a parameter without an axis of the width, such as the head's bias, keeps its rate."""
+    table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
+    table |= {"alpha": parameters.Parameter((), "", "scalar")}
+    for name, hidden, others in (("adamw", 0.25, 1.0), ("lion", 0.25, 1.0), ("sgd", 1.0, 4.0), ("muon", 1.0, 1.0)):
         scales = parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))
         assert scales["layers/ffn/w_gate_DF"] == scales["layers/attention/w_o_HKD"] == hidden
         assert scales["embedding"] == scales["head/w_DV"] == scales["final_norm/scale_D"] == others
+        assert scales["head/b_V"] == scales["alpha"] == 1.0
 
 
-def moved(factor: int, **more) -> dict[str, float]:
-    """Return the RMS change of the last hidden states and of the logits over five steps of Adam."""
-    c = dataclasses.replace(wide(factor, **more), optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant"))
+def moved(factor: int, rule: str = "adamw", **more) -> dict[str, float]:
+    """Return the RMS change of the last hidden states and of the logits over five steps."""
+    o = OptimizerConfig(name=rule, learning_rate=1e-2, schedule="constant")
+    c = dataclasses.replace(wide(factor, **more), optimizer=o)
     state = jax.jit(parameters.init_params, static_argnums=0)(c.model, 0)
     state = first = state_of(c, state)
     step = jax.jit(train_step, static_argnames="config")
@@ -79,3 +83,13 @@ def test_activation_changes_are_independent_of_width_under_mup_only():
         assert max(flat) < 2 * min(flat), (name, flat)
         assert growing[2] > 2 * max(flat), (name, growing)
         assert growing[0] < growing[1] < growing[2], (name, growing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["muon"])
+def test_activation_changes_by_orthogonalized_updates_are_independent_of_width_under_mup(rule):
+    """Widths 64 to 512. With Adam's factor for hidden weights the changes would shrink."""
+    changes = [moved(f, rule, **MUP) for f in (4, 32)]
+    for name in ("hidden", "logits"):
+        low, high = sorted(change[name] for change in changes)
+        assert high < 1.25 * low, (name, changes)

@@ -157,10 +157,6 @@ def head_and_width(config: Config) -> Iterator[Problem]:
             "model.attn_scale model.parametrization",
             f"{m.attn_scale}, but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none",
         )
-    if m.parametrization == "mup" and config.optimizer.name == "muon":
-        yield problem(
-            "optimizer.name model.parametrization", "muP defines no learning rates for muon; use adamw, lion or sgd"
-        )
 
 
 # ---- The data --------------------------------------------------------------------------------------------------

@@ -247,9 +247,9 @@ class OptimizerConfig:
     b2: float = key(
         0.95, "adamw, muon's adamw: decay rate of the second moment; lion: of the momentum", low=0.0, below=1.0
     )
-    eps: float = key(1e-8, "adamw, muon: epsilon added to the denominator", above=0.0)
+    eps: float = key(1e-8, "adamw, muon's adamw: epsilon added to the denominator", above=0.0)
     momentum: float = key(0.0, "sgd: decay rate of the momentum; 0: no momentum", low=0.0, below=1.0)
-    nesterov: bool = key(True, "sgd with momentum, muon and its adamw: use Nesterov momentum")
+    nesterov: bool = key(True, "sgd with momentum, muon: use Nesterov momentum")
     muon_beta: float = key(0.95, "muon: decay rate of the momentum", low=0.0, below=1.0)
     adam_learning_rate: float | None = key(
         None, "muon: peak learning rate of embeddings, head, gains and biases, which adamw updates; none: "

@@ -29,7 +29,6 @@ CONTRADICTIONS = [
         "model.norm_algorithm: running_mean divides by d_model - 1",
     ),
     ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
-    ("model.parametrization=mup optimizer.name=muon", "optimizer.name: muP defines no learning rates for muon"),
     ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
     ("model.rope_factor=0.5 model.rope_scaling=linear", "model.rope_factor: 0.5 is out of range"),
     ("model.qk_norm_over=all_heads", "model.qk_norm_over: all_heads has no effect with qk_norm = false"),
