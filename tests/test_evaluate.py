@@ -156,9 +156,11 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
     assert messages == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write_bad_texts()
+    monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
+    for arguments, message in (
         (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
         (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
@@ -180,18 +182,11 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
         (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
         (["--data=tokens:large"], "has the id 999, but the vocabulary of this model has 14 ids"),
         (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
-    ],
-)
-def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    write_bad_texts()
-    if "--workdir=absent" not in arguments:
-        arguments = [f"--workdir={bench.reference()}", *arguments]
-        monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err, err
+    ):
+        assert main([f"--workdir={bench.reference()}", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert message in err, err
 
 
 def write_bad_texts() -> None:

@@ -205,8 +205,8 @@ def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     """Return advice for a value of no known form: a path needs its kind, JSON lines must be prepared."""
     name, colon, argument = value.partition(":")
     if "text:PATH" in forms:
-        if (name in ("jsonl", "arrayrecord") and colon) or value.endswith((".jsonl", ".json")):
-            given = value if name in ("jsonl", "arrayrecord") and colon else f"jsonl:{argument or value}"
+        if (name == "jsonl" and colon) or value.endswith((".jsonl", ".json")):
+            given = value if name == "jsonl" and colon else f"jsonl:{argument or value}"
             command = f"python -m lm.data.prepare --input {_clipped(given)} --tokenizer bpe:32000 --output DIR"
             return f"tokenize it first ({command}) and use tokens:DIR"
         if value.endswith((".bin", ".npy")):

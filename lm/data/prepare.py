@@ -51,8 +51,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--input",
         metavar="KIND:PATH",
-        help="text:PATH or jsonl:PATH (a file, or a folder of files), arrayrecord:PATH, or tfds:DIR (a prepared "
-        "dataset, which keeps its own splits)",
+        help="text:PATH or jsonl:PATH (a file, a folder of files, or a pattern), or tfds:DIR (a prepared dataset, "
+        "which keeps its own splits)",
     )
     parser.add_argument(
         "--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"

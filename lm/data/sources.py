@@ -71,7 +71,7 @@ def find_source(config, cache_dir: Path, say: Callable[[str], None], warn: Calla
 
 
 def _suggest(source: str) -> str:
-    if source.startswith(("jsonl:", "arrayrecord:")):
+    if source.startswith("jsonl:"):
         return f"; tokenize it first: python -m lm.data.prepare --input {source} --tokenizer bpe:32000 --output DIR"
     return f"; did you mean text:{source}?" if Path(source).expanduser().exists() else ""
 

@@ -292,26 +292,6 @@ def test_a_dataset_without_a_train_split_is_an_error_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_array_records_are_documents(dump, tmp_path, capsys):
-    module = pytest.importorskip("array_record.python.array_record_module", reason="ArrayRecord needs Linux")
-    records = tmp_path / "records"
-    records.mkdir()
-    for i in range(3):  # the last is empty, as shards may be
-        writer = module.ArrayRecordWriter(str(records / f"{i}.array_record"), "group_size:1")
-        for text in DOCUMENTS[150 * i : 150 * (i + 1)]:
-            writer.write(text.encode())
-        writer.close()
-    options = ("--unit_mb", "0.004", "--validation", "0")
-    assert main(arguments(dump, tmp_path / "a", *options, "--input", f"arrayrecord:{records}")) == 0
-    assert len(list((tmp_path / "a").glob("train_*.npy"))) > 2
-    assert main(arguments(dump, tmp_path / "b", *options)) == 0
-    found = [np.asarray(corpus(tmp_path / name, tmp_path).splits["train"].tokens) for name in ("a", "b")]
-    np.testing.assert_array_equal(*found)
-    (records / "0.array_record").write_bytes(b"no records")
-    assert main(arguments(dump, tmp_path / "c", "--input", f"arrayrecord:{records}")) == 2
-    assert "is not a complete ArrayRecord file" in capsys.readouterr().err
-
-
 def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(dump, tmp_path, capsys):
     output = tmp_path / "out"
     for more, message in (

@@ -1,7 +1,10 @@
 """Tiny Shakespeare: read if prepared, else downloaded (here from 127.0.0.1), else replaced with a warning."""
 
+import contextlib
 import hashlib
 import http.server
+import itertools
+import os
 import shutil
 import socket
 import threading
@@ -13,8 +16,9 @@ from lm.config import SPLITS, DataConfig
 from lm.data import open_corpus, shakespeare, sources
 from lm.errors import Unavailable, UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data (the real Tiny Shakespeare) not found")
+ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+STOCK = ROOT / "tiny_shakespeare" / "1.0.0"
+needs_real = pytest.mark.skipif(not STOCK.is_dir(), reason="no Tiny Shakespeare below TFDS_DATA_DIR")
 SPEECH = "First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40
 
 
@@ -68,9 +72,10 @@ def text_of(corpus, split):
     return corpus.tokenizer.decode(corpus.splits[split].tokens)
 
 
-@needs_shared
-def test_the_prepared_directory_has_the_splits_of_tfds(config):
-    corpus = quiet(config(data_dir=str(SHARED / "tfds")))
+@needs_real
+def test_the_prepared_directory_has_the_splits_of_tfds(config, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(ROOT))
+    corpus = quiet(config(data_dir=None))
     assert corpus.name == "tiny_shakespeare"
     sizes = {name: (split.n_tokens, split.n_bytes) for name, split in corpus.splits.items()}
     # TFDS's catalogue: 1,115,394 characters, 90/5/5; nanoGPT: 65 distinct ones, the last 10 % for validation.
@@ -81,30 +86,18 @@ def test_the_prepared_directory_has_the_splits_of_tfds(config):
     assert corpus.notices == ()
 
 
-@needs_shared
-def test_the_root_is_read_from_the_environment(config, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(SHARED / "tfds"))
-    assert quiet(config(data_dir=None)).splits["test"].n_tokens == 55770
-
-
-@needs_shared
-def test_configured_splits_cut_the_joined_text(config):
-    corpus = quiet(config(data_dir=str(SHARED / "tfds"), splits=(0.7, 0.3, 0.0), tokenizer="byte"))
-    whole = (SHARED / "tiny_shakespeare" / "input.txt").read_text()
-    assert text_of(corpus, "train") + text_of(corpus, "validation") == whole
+@needs_real
+def test_the_real_text_is_cut_anew_and_our_builder_writes_the_same_files_as_tfds(config, tmp_path):
+    corpus = quiet(config(data_dir=str(ROOT), splits=(0.7, 0.3, 0.0), tokenizer="byte"))
     assert corpus.splits["train"].n_tokens == int(0.7 * 1_115_394)
-
-
-@needs_shared
-def test_our_builder_writes_the_same_files_as_tfds(tmp_path):
-    text = (SHARED / "tiny_shakespeare" / "input.txt").read_bytes()
-    assert hashlib.sha256(text).hexdigest() == shakespeare.SHA256
+    text = text_of(corpus, "train") + text_of(corpus, "validation")
+    assert hashlib.sha256(text.encode()).hexdigest() == shakespeare.SHA256
     assert len(text) == shakespeare.SIZE
-    shakespeare._prepare(text.decode(), tmp_path)
-    stock = SHARED / "tfds" / "tiny_shakespeare" / "1.0.0"
-    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in stock.iterdir()}
-    for path in stock.glob("*.array_record*"):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    (tmp_path / "ours").mkdir()
+    shakespeare._prepare(text, tmp_path / "ours")
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == {path.name for path in STOCK.iterdir()}
+    for path in STOCK.glob("*.array_record*"):
+        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_the_text_is_downloaded_once(config, server, tmp_path):
@@ -118,69 +111,51 @@ def test_the_text_is_downloaded_once(config, server, tmp_path):
     assert [path.name for path in (tmp_path / "tfds").rglob("*") if path.is_dir()] == ["tiny_shakespeare", "1.0.0"]
 
 
-@pytest.mark.parametrize("content", [b"<html>Please log in to the hotel's network</html>", SPEECH.encode() * 2000])
-def test_a_file_with_a_wrong_checksum_is_not_kept(config, server, tmp_path, content):
-    server.content = content
-    with pytest.raises(Unavailable, match="wrong checksum"):
-        quiet(config())
-    assert not (tmp_path / "tfds").exists()
+def test_a_file_with_a_wrong_checksum_is_not_kept(config, server, tmp_path):
+    for content in (b"<html>Please log in to the hotel's network</html>", SPEECH.encode() * 2000):
+        server.content = content
+        with pytest.raises(Unavailable, match="wrong checksum"):
+            quiet(config())
+        assert not (tmp_path / "tfds").exists()
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
+def test_a_malformed_or_incomplete_answer_is_a_failed_download(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for answer, reason in (
         (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH-2.0"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nFirst", "IncompleteRead"),
-    ],
-)
-def test_a_malformed_or_incomplete_answer_is_a_failed_download(answer, reason, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve():
-            with listener.accept()[0] as connection:
-                connection.recv(2**16)
-                connection.sendall(answer)
+            def serve():
+                with listener.accept()[0] as connection:
+                    connection.recv(2**16)
+                    connection.sendall(answer)  # noqa: B023
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{listener.getsockname()[1]}/input.txt")
-        with pytest.raises(Unavailable, match=rf"cannot be downloaded from .*{reason}") as error:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{listener.getsockname()[1]}/input.txt")
+            with pytest.raises(Unavailable, match=rf"cannot be downloaded from .*{reason}") as error:
+                shakespeare.download()
+            thread.join()
+        assert "\n" not in error.value.problems[0]
+
+
+def test_a_slow_or_endless_download_is_abandoned(monkeypatch):
+    """A response that repeats one chunk without end; time passes at every look at the clock, or not."""
+
+    class Answer(contextlib.nullcontext):
+        def read(self, size):
+            next(self.left)
+            return self.chunk
+
+    for chunk, seconds, reason in ((b"x", 5, "13 of 1115394 bytes in 60 s"), (b"x" * 2**16, 0, "wrong checksum")):
+        now, answer = itertools.count(0, seconds), Answer()
+        answer.enter_result, answer.chunk, answer.left = answer, chunk, iter(range(1000))
+        monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: answer)  # noqa: B023
+        monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))  # noqa: B023
+        with pytest.raises(Unavailable, match=reason):
             shakespeare.download()
-        thread.join()
-    assert "\n" not in error.value.problems[0]
-
-
-class Answer:
-    """An HTTP response that repeats one chunk without end."""
-
-    def __init__(self, chunk):
-        self.chunk, self.n_chunks = chunk, 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def read(self, size):
-        self.n_chunks += 1
-        assert self.n_chunks < 1000, "the download does not stop reading"
-        return self.chunk
-
-
-def test_a_slow_download_is_abandoned(monkeypatch):
-    now = iter(range(0, 10_000, 5))  # every call is five seconds after the last
-    monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x"))
-    monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))
-    with pytest.raises(Unavailable, match="13 of 1115394 bytes in 60 s"):
-        shakespeare.download()
-
-
-def test_an_endless_download_is_abandoned(monkeypatch):
-    monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: Answer(b"x" * 2**16))
-    with pytest.raises(Unavailable, match="wrong checksum"):
-        shakespeare.download()
 
 
 def test_without_a_network_the_error_lists_three_alternatives(config, no_network, tmp_path):
@@ -224,47 +199,48 @@ def prepared(tmp_path):
     return directory
 
 
-@pytest.mark.parametrize(
-    "missing", ["dataset_info.json", "features.json", "tiny_shakespeare-validation.array_record-00000-of-00001"]
+def test_an_incomplete_directory_is_an_error(config, prepared, no_network):
+    shard = "tiny_shakespeare-validation.array_record-00000-of-00001"
+    for missing in ("dataset_info.json", "features.json", shard):
+        whole = (prepared / missing).read_bytes()
+        (prepared / missing).unlink()
+        with pytest.raises(UserError, match=r"1\.0\.0 is .*prepare it again"):
+            quiet(config())
+        (prepared / missing).write_bytes(whole)
+
+
+DAMAGES = (
+    lambda text: "",
+    lambda text: "[]",
+    lambda text: "null",
+    lambda text: "[" * 10**5,
+    lambda text: text[: len(text) // 2],
+    lambda text: "\0" * len(text),
+    lambda text: text.replace('"1"', "[1]").replace('"text"', "7"),
+    lambda text: text.replace('"1"', '"²"').replace('"features"', '"feet"'),
+    lambda text: text.replace('"1"', f'"{"9" * 5000}"').replace('"featuresDict": {', '"featuresDict": 1, "x": {'),
+    lambda text: text.replace('"splits": [', '"splits": {"a": 1}, "x": [').replace('"featuresDict"', '"f"'),
 )
-def test_an_incomplete_directory_is_an_error(config, prepared, no_network, missing):
-    (prepared / missing).unlink()
-    with pytest.raises(UserError, match=r"1\.0\.0 is .*prepare it again"):
-        quiet(config())
 
 
-@pytest.mark.parametrize("key", ["name", "splits", "shardLengths"])
-def test_a_description_without_a_needed_key_is_an_error(config, prepared, key):
-    info = prepared / "dataset_info.json"
-    info.write_text(info.read_text().replace(f'"{key}"', '"other"'))
-    with pytest.raises(UserError, match=rf"dataset_info\.json is corrupted: .*has no '{key}'; delete") as error:
-        quiet(config())
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: "[]",
-        lambda text: "null",
-        lambda text: "[" * 10**5,
-        lambda text: text[: len(text) // 2],
-        lambda text: "\0" * len(text),
-        lambda text: text.replace('"1"', "[1]").replace('"text"', "7"),
-        lambda text: text.replace('"1"', '"²"').replace('"features"', '"feet"'),
-        lambda text: text.replace('"1"', f'"{"9" * 5000}"').replace('"featuresDict": {', '"featuresDict": 1, "x": {'),
-        lambda text: text.replace('"splits": [', '"splits": {"a": 1}, "x": [').replace('"featuresDict"', '"f"'),
-    ],
-)
-def test_corrupted_metadata_is_an_error_of_one_line(config, prepared, name, damage):
-    path = prepared / name
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(UserError, match=r"is corrupted: .*prepare it again|has no feature .text.") as error:
-        quiet(config())
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
+def test_corrupted_metadata_is_an_error_of_one_line(config, prepared):
+    for name in ("dataset_info.json", "features.json"):
+        path = prepared / name
+        whole = path.read_text()
+        for damage in DAMAGES:
+            path.write_text(damage(whole))
+            with pytest.raises(UserError, match=r"is corrupted: .*prepare it again|has no feature .text.") as error:
+                quiet(config())
+            assert "\n" not in str(error.value)
+            assert len(str(error.value)) < 500
+        path.write_text(whole)
+    for key in ("name", "splits", "shardLengths"):
+        info = prepared / "dataset_info.json"
+        whole = info.read_text()
+        info.write_text(whole.replace(f'"{key}"', '"other"'))
+        with pytest.raises(UserError, match=rf"dataset_info\.json is corrupted: .*has no '{key}'; delete"):
+            quiet(config())
+        info.write_text(whole)
 
 
 def test_a_truncated_shard_is_an_error(config, prepared):

@@ -296,6 +296,7 @@ def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
         assert {best_loss_in_windows(split, 5) for split in corpus.splits.values()} == {None}
 
 
+@pytest.mark.slow
 def test_python_docs_is_large_and_its_train_split_has_every_character(config):
     corpus = quiet(config(source="python_docs"))
     assert corpus.name == "python_docs"

@@ -30,7 +30,7 @@ MODELS = {
     "slow_biases": {"norm": "layer", "ffn_bias": True, "attn_bias": True, "rope_pairing": "halves", "n_kv_heads": 1},
     "slow_softcap": {"attn_softcap": 2.0, "n_kv_heads": 2, "window_pattern": (4,), "tie_embeddings": True},
     "slow_mup": {"parametrization": "mup", "mup_base_d_model": 8, "ffn": "mlp", "window_pattern": (5,)},
-    "olmo2": {
+    "slow_olmo2": {
         "norm_placement": "output", "qk_norm": True, "qk_norm_over": "all_heads", "attn_bias": True,
         "attn_out_bias": False, "window_pattern": (0, 3), "scan_layers": True,
     },
@@ -186,11 +186,10 @@ def test_bfloat16_generates():
 def test_logits_that_are_not_finite_are_an_error():
     """A model with such weights would draw the same token without end."""
     config, params, _ = built("learned")
-    for value in (np.nan, np.inf):
-        wrong = jax.tree.map(lambda p: p.at[..., 0].set(value), params)  # noqa: B023
-        decoder = make_decoder(wrong, config.model, seq_len=config.train.seq_len)
-        with pytest.raises(UserError, match=r"logits are not finite.*--step"):
-            decoder.generate([[1]], 3, GREEDY)
+    wrong = jax.tree.map(lambda p: p.at[..., 0].set(np.nan), params)
+    decoder = make_decoder(wrong, config.model, seq_len=config.train.seq_len)
+    with pytest.raises(UserError, match=r"logits are not finite.*--step"):
+        decoder.generate([[1]], 1, GREEDY)
 
 
 def test_an_empty_prompt_is_an_error():
