@@ -154,7 +154,7 @@ def _unstack(params: dict, c: ModelConfig) -> dict:
 def _check_positions(params: dict, c: ModelConfig) -> None:
     """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
     with_first = [_alone(params, jnp.array([[first, 1, 2]]) % c.vocab_size, c=c) for first in (0, 3)]
-    if (with_first[0] != with_first[1]).any():
+    if not np.array_equal(*with_first, equal_nan=True):
         raise UserError(
             "config.model: positions see each other outside of attention, here.last and here.running_sum, so the model "
             "has no cache to generate with; use one of these (docs/changing-the-model.md)"
