@@ -1,6 +1,8 @@
 """Damaged files of a workdir: a one-line error names the file, or the run continues without it."""
 
 import dataclasses
+import hashlib
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -86,6 +88,31 @@ def test_a_checkpoint_whose_record_has_another_shape_is_corrupted(tmp_path):
         assert list(read_metas(tmp_path)) == [1]
         with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record cannot be read: ValueError: "):
             restore_params(tmp_path, 2)
+
+
+def test_a_record_that_was_edited_together_with_its_digest_is_an_error_of_one_line(tmp_path):
+    save_steps(tmp_path, [1])
+    path = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
+    record = json.loads(path.read_text())
+    del record["sha256"]
+    leaf = record["leaves"]["params/embed"]
+    others = {key: x for key, x in record["leaves"].items() if not key.startswith("params")}
+    for leaves in (
+        {"params/embed": leaf | {"dtype": "nonsense"}}, {"params/embed": leaf | {"shape": [10, 2**62]}},
+        {"params/embed": leaf | {"shape": []}}, {"params": leaf, "params/embed": leaf}, others,
+    ):  # fmt: skip
+        changed = record | {"leaves": leaves}
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(changed | {"sha256": digest}))
+        with pytest.raises(UserError, match="the checkpoint of step 1") as error:
+            restore_params(tmp_path, 1)
+        assert len("".join(error.value.problems)) < 1000
+
+
+def test_a_cut_config_is_named_rather_than_the_missing_checkpoints(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hid')
+    with pytest.raises(UserError, match=r"config\.json is corrupted"):
+        restore_params(tmp_path)
 
 
 def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path):
