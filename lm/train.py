@@ -1,13 +1,15 @@
 """Train a language model: python -m lm.train --config configs/shakespeare.py"""
 
 import argparse
+import functools
 import sys
 
 from lm import runtime
-from lm.command_line.training import parse_arguments
-from lm.config import Config
+from lm.command_line.training import as_python, parse_arguments
+from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
+from lm.files import to_json
 from lm.workdir.saved_run import check_init_from, check_workdir, is_branching
 
 
@@ -18,17 +20,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(a: argparse.Namespace, config: Config) -> int:
-    """Train, or estimate the cost on other devices with --plan, and return the exit code."""
-    if not a.plan:
+    """Train, print the config, or estimate the cost on other devices with --plan, and return the exit code."""
+    if a.print_config == "python":
+        print(as_python(config))
+        return 0
+    if not a.plan and not a.print_config:
         with lasting_output():
             return train(a, config)
-    name, n_devices = parse_device(a.device)
+    name, n_devices = parse_device(a.device) if a.plan else ("", 0)
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
     from lm.cost.compiled import compile_step
     from lm.cost.report import describe_compiled, plan
     from lm.training.run import resolve_for_other_devices
 
-    text, chosen = plan(resolve_for_other_devices(config, say=print), name, n_devices)
+    resolved = resolve_for_other_devices(config, say=functools.partial(print, file=sys.stderr))
+    if a.print_config:
+        print(to_json(to_dict(resolved), indent=2))
+        return 0
+    text, chosen = plan(resolved, name, n_devices)
     print(text, flush=True)
     fits = chosen.fits
     if a.config.startswith("hf:"):

@@ -4,6 +4,7 @@ import argparse
 import textwrap
 
 from lm.command_line.loading import load
+from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
@@ -53,6 +54,16 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     return arguments, config
 
 
+def as_python(config: Config) -> str:
+    """Return a config file that gives this config, with the keys that differ from their defaults."""
+    defaults, lines = flatten(to_dict(Config())), []
+    for name, value in flatten(to_dict(config)).items():
+        if value != defaults[name]:
+            lines.append(f"    config.{name} = {value!r}\n")
+    head = "from lm.config import default_config\n\n\ndef get_config():\n    config = default_config()\n"
+    return f"{head}{''.join(lines)}    return config"
+
+
 def key_list() -> str:
     """Return every config key with its default, values and meaning, for --help."""
     lines, leaves = [], schema()
@@ -91,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         type=path_argument,
         metavar="DIR",
         help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)",
+    )
+    parser.add_argument(
+        "--print_config",
+        choices=("python", "json"),
+        help="print the config and exit: as a config file with what differs from the defaults, or resolved, as JSON",
     )
     parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
     parser.add_argument(

@@ -1,8 +1,13 @@
 """The command line of lm.train: its help, and its own mistakes."""
 
+import dataclasses
+import json
+
 import pytest
+from running import CONFIG as TINY
 from running import ROOT
 
+from lm.command_line.loading import load
 from lm.command_line.training import parse_arguments
 from lm.config import schema
 from lm.errors import UserError
@@ -32,6 +37,20 @@ def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
     assert len(examples) >= 4
     for arguments in examples:
         parse_arguments(arguments)
+
+
+def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
+    code, output = train(None, "--print_config=python", "--config.eval.sample_prompt=a\nb")
+    assert code == 0
+    (tmp_path / "printed.py").write_text(output)
+    wanted = load(str(TINY), ["eval.sample_prompt=a\nb"])
+    printed = load(str(tmp_path / "printed.py"), [])
+    assert dataclasses.replace(printed, data=wanted.data) == wanted
+    code, output = train(None, "--print_config=json")
+    assert code == 0
+    resolved = json.loads(output[output.index("{\n") : output.rindex("}") + 1])
+    assert (resolved["model"]["vocab_size"], resolved["model"]["d_head"]) == (14, 8)
+    assert not (tmp_path / "runs").exists()
 
 
 MISTAKES = [

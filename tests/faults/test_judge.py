@@ -8,7 +8,7 @@ import pytest
 from benchmarks.faults import caches, damage, sweeps
 from benchmarks.faults.judge import Outcome, judge
 from benchmarks.faults.runs import Bench, call
-from lm.data import checksums
+from lm.data import cache
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_a_damaged_cache_that_the_code_does_not_notice_is_silent(faults, monkeyp
     settings = {"source": f"text:{faults.text}", "cache_dir": str(faults.base / "cache")}
     _, expected = caches.open_corpus(settings)
     (path,) = (faults.base / "cache").glob("tokens/*/train.bin")
-    monkeypatch.setattr(checksums, "find_damage", lambda _: None)
+    monkeypatch.setattr(cache, "find_damage", lambda _: None)
     damage.damage(path, "one byte flipped", random.Random(0))
     outcome, found = caches.open_corpus(settings)
     assert outcome.code == 0
