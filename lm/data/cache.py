@@ -191,7 +191,7 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(directory: Path, write: Callable[[Path], None], setting: str = "config.data.cache_dir") -> None:
+def publish(directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR") -> None:
     """Create a directory atomically.
 
     The files are written to a hidden sibling, which is renamed once they are all on disk. If another process has
@@ -236,8 +236,8 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _write_error(path: Path, error: OSError, setting: str = "config.data.cache_dir") -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}); set {setting} to a writable directory")
+def _write_error(path: Path, error: OSError, setting: str = "--config.data.cache_dir=DIR") -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}); give a writable directory with {setting}")
 
 
 def map_tokens(path: Path, dtype, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:

@@ -99,8 +99,8 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
     needed = corpus.tokenizer.vocab_size if corpus.tokenizer else 0
     if needed > vocab_size:
         problems.append(
-            f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has {needed} ids; "
-            "use at least that, or None"
+            f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has {needed} ids; use "
+            "--config.model.vocab_size=none"
         )
     if "train" not in corpus.splits:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
@@ -116,12 +116,15 @@ def _check_length(split: Split, seq_len: int) -> list[str]:
     if split.packed:
         if n:
             return []
-        return [f"config.data.packing: the {split.name} split has no document of at least two tokens; use other splits"]
+        return [
+            f"config.data.packing: the {split.name} split has no document of at least two tokens; use other splits, "
+            "such as --config.data.splits=0.8,0.1,0.1"
+        ]
     if n < seq_len + 1:
-        advice = f"use a seq_len of at most {n - 1}" if n > 1 else "leave out that split (a fraction of 0)"
+        shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
         return [
             f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {split.name} split "
-            f"has {n}; {advice}, or choose other config.data.splits"
+            f"has {n}; use {shorter}other splits, such as --config.data.splits=0.8,0.2,0"
         ]
     return []
 
@@ -131,6 +134,6 @@ def _check_ids(split: Split, vocab_size: int) -> list[str]:
     if largest < vocab_size:
         return []
     return [
-        f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use at least "
-        f"{largest + 1}"
+        f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
+        f"--config.model.vocab_size={largest + 1} or more"
     ]

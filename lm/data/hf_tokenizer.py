@@ -120,7 +120,7 @@ class HFTokenizer(Tokenizer):
             for i in (i for ids in encoded for i in names.keys() & set(ids.tolist())):
                 raise UserError(
                     f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode as the special token; "
-                    "remove it from the text, or set config.data.special_tokens=true if the text is trusted"
+                    "remove it from the text, or if it is trusted, use --config.data.special_tokens=true"
                 )
         return encoded
 

@@ -39,7 +39,7 @@ def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
     say(f"downloading Tiny Shakespeare (1.1 MB, once) into {root}")
     text = download().decode("ascii")
     directory = root / "tiny_shakespeare" / "1.0.0"
-    cache.publish(directory, lambda work: _prepare(text, work), "TFDS_DATA_DIR or config.data.data_dir")
+    cache.publish(directory, lambda work: _prepare(text, work), "--config.data.data_dir=DIR or TFDS_DATA_DIR")
     return directory
 
 
@@ -65,8 +65,8 @@ def _unavailable(reason: str) -> Unavailable:
     return Unavailable(
         f"Tiny Shakespeare is not on this machine and cannot be downloaded from {URL} ({reason}).",
         "Do one of the following: 1. run once with a network connection; the text is then kept;",
-        "2. set TFDS_DATA_DIR or config.data.data_dir to a TFDS root that contains a prepared tiny_shakespeare;",
-        '3. train on another text: config.data.source="text:PATH", or config.data.offline="python_docs" to fall back '
+        "2. give a TFDS root that contains a prepared tiny_shakespeare: --config.data.data_dir=DIR, or TFDS_DATA_DIR;",
+        "3. train on another text: --config.data.source=text:PATH, or --config.data.offline=python_docs to fall back "
         "to the documentation inside Python without a network.",
     )
 

@@ -156,8 +156,8 @@ def find_tfds(name: str, config, cache_dir: Path, say: Callable[[str], None]) ->
         directory = shakespeare.download_and_prepare(root, say)
     if directory is None:
         raise UserError(
-            f'config.data.source: "tfds:{name}" is not prepared in {root}; set TFDS_DATA_DIR or config.data.data_dir, '
-            f"or prepare it (needs TensorFlow): tfds build {name} --file_format=array_record --data_dir={root}"
+            f'config.data.source: "tfds:{name}" is not prepared in {root}; use --config.data.data_dir=DIR, or prepare '
+            f"it (needs TensorFlow): tfds build {name} --file_format=array_record --data_dir={root}"
         )
     splits = check_prepared(directory)
     files = {split: [cache.digest_of(file, cache_dir) for file in shards] for split, (shards, _) in splits.items()}

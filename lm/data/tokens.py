@@ -90,8 +90,9 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
     if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
         raise UserError(
             f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
-            f"tokenizer of the shards in {opened.name}; use what lm.data.prepare printed (byte, or the tokenizer.json "
-            "beside the shards, and special_tokens = true if they were written with --special_tokens)"
+            f"tokenizer of the shards in {opened.name}; use --config.data.tokenizer=byte, or hf:PATH with the "
+            "tokenizer.json beside the shards, and --config.data.special_tokens=true if they were written with "
+            "--special_tokens"
         )
     splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
     fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)

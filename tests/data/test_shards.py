@@ -64,7 +64,7 @@ def test_token_shards_are_joined_in_order(tmp_path, kind):
         assert corpus.tokenizer is None
         assert corpus.splits["train"].n_bytes is None
     assert check_corpus(corpus, 8, 120) == []
-    assert "the validation split has the id 119; use at least 120" in check_corpus(corpus, 8, 110)[0]
+    assert "the validation split has the id 119; use --config.model.vocab_size=120" in check_corpus(corpus, 8, 110)[0]
 
 
 def test_a_split_is_a_whole_word_of_the_name_and_is_printed(tmp_path):
@@ -192,7 +192,9 @@ def test_a_shard_with_another_number_of_tokens_than_its_record_is_an_error(tmp_p
     write_manifest(folder, [record])
     corpus = open_shards(tmp_path, f"tokens:{folder}")
     assert corpus.splits["train"].n_tokens == 100
-    assert check_corpus(corpus, 8, 99)[0].endswith("the train split has the id 99; use at least 100")
+    assert check_corpus(corpus, 8, 99)[0].endswith(
+        "the train split has the id 99; use --config.model.vocab_size=100 or more"
+    )
     np.save(folder / "train_000000.npy", np.arange(50, dtype=np.uint32))  # as many bytes
     with pytest.raises(UserError, match=r"has 50 uint32 ids, but manifest\.json lists 100"):
         open_shards(tmp_path, f"tokens:{folder}")
