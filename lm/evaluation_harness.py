@@ -178,14 +178,16 @@ class HarnessModel(TemplateLM):
         keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1
         batch_size = self.batch_size or 16
-        prompts, texts = sorted(set(keys), key=lambda ids: (-len(ids), ids)), {}
+        prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
+        texts: dict[tuple, list] = {}
         for first in range(0, len(prompts), batch_size):
             part = prompts[first : first + batch_size]
             options = {"n_samples": n_samples, "stop": stop, "batch_size": batch_size}
             rows = generate_texts(self.trained.decoder, self.trained.tokenizer, part, n_tokens, sampling, **options)
             texts |= {(tuple(row.prompt_ids), row.sample): row.text for row in rows}
             bar.update(sum(key in part for key in keys))
-        seen, found = Counter(), []
+        seen: Counter = Counter()
+        found = []
         for key in keys:
             found.append(texts[key, seen[key] % n_samples])
             seen[key] += 1

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,7 @@ def import_checkpoint(
         params = to_device(load_params(directory, config))
         digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
         source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
-        meta = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
+        meta: dict[str, Any] = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
         meta["tokenizer"] = tokenizer and tokenizer.to_json()
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
@@ -186,7 +187,7 @@ def compare(
 
 def our_activations(params: dict, c, tokens_BT) -> dict[str, np.ndarray]:
     """Return the input of the first layer, the output of each layer, and the logits in float32, by name."""
-    found = {}
+    found: dict[str, np.ndarray] = {}
     float32 = {"param_dtype": "float32", "compute_dtype": "float32", "attention": "auto"}
     c = dataclasses.replace(c, **float32, scan_layers=False, remat="none")
 
@@ -214,7 +215,8 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:300]
         raise UserError(f"{directory}: transformers cannot load it ({reason})") from None
-    found, base = {}, model.base_model
+    found: dict[str, np.ndarray] = {}
+    base = model.base_model
 
     def record(arguments, options, out, name):
         found.setdefault("embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from lm import parameters
-from lm.config import ModelConfig, layer_windows
+from lm.config import ResolvedModel, layer_windows
 from lm.layers.linear import PRODUCT
 from lm.parallel import collectives
 
@@ -28,7 +28,7 @@ REMAT_POLICIES = {
 }
 
 
-def windows(c: ModelConfig, n_tokens: int | None) -> tuple[int | None, ...]:
+def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
     """Return the window of each layer, None without one.
 
     Windows of at least the length of the sequence are dropped: they do not change the program.
@@ -41,7 +41,7 @@ def windows(c: ModelConfig, n_tokens: int | None) -> tuple[int | None, ...]:
     return tuple(window if 0 < window < limit else None for window in layer_windows(c))
 
 
-def apply_layers(block: type[nn.Module], c: ModelConfig, stream: dict, context) -> dict:
+def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context) -> dict:
     """Apply n_layers blocks to the stream, inside a compact method of a Linen module.
 
     Args:
@@ -71,7 +71,7 @@ class _Period(nn.Module):
     """The consecutive layers of one period of a pattern."""
 
     block: type[nn.Module]
-    config: ModelConfig
+    config: ResolvedModel
     first: int
     period: int
 
@@ -92,7 +92,7 @@ def _rematerialize(block, c, static_layer):
 
 
 @functools.lru_cache(maxsize=64)
-def groups(c: ModelConfig) -> tuple[tuple[int, int, int], ...]:
+def groups(c: ResolvedModel) -> tuple[tuple[int, int, int], ...]:
     """Return (first layer, period, number of periods) of each group of consecutive layers that one scan runs over.
 
     A group of one period is unrolled. Without config.model.scan_layers all are.
@@ -124,7 +124,7 @@ def _n_periods(kinds: list, period: int) -> int:
     return next(differs, len(starts))
 
 
-def split_layers(params: dict, c: ModelConfig) -> dict:
+def split_layers(params: dict, c: ResolvedModel) -> dict:
     """Replace the stacks in "layers" by the parameters of each group of layers, which the model reads.
 
     Args:
@@ -152,10 +152,10 @@ def split_layers(params: dict, c: ModelConfig) -> dict:
     return split
 
 
-def merge_layers(tree: dict, c: ModelConfig) -> dict:
+def merge_layers(tree: dict, c: ResolvedModel) -> dict:
     """Stack arrays of the model's modules by layer. The inverse of `split_layers`, also for what modules sow."""
     merged = {name: value for name, value in tree.items() if not name.startswith("layers_")}
-    found = {}  # by path, the array of each layer
+    found: dict[str, list] = {}  # by path, the array of each layer
     for first, period, n in groups(c):
         for i in range(period):
             member = tree[f"layers_{first}"] if n == 1 else tree[f"layers_{first}"][str(i)]

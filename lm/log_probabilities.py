@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import model
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.layers.losses import head_logits, token_losses
 from lm.step import batch_fields
 
@@ -21,7 +21,7 @@ MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 # ---- A batch -----------------------------------------------------------------------------------------------------
 
 
-def score_batch(params: dict, batch: dict, c: ModelConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def score_batch(params: dict, batch: dict, c: ResolvedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each.
 
     Args:
@@ -97,7 +97,7 @@ def windows(context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_la
 
 def score(
     params: dict,
-    c: ModelConfig,
+    c: ResolvedModel,
     of: Sequence[Window],
     *,
     seq_len: int,

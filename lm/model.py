@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, parameters
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.layers import norms, position_encodings, variants
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
@@ -83,7 +83,7 @@ class Context:
 class Norm(nn.Module):
     """RMSNorm, LayerNorm, ... over the features of a position."""
 
-    config: ModelConfig
+    config: ResolvedModel
 
     @nn.compact
     def __call__(self, x_BTD):
@@ -93,7 +93,7 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with its projections, QK-norm and rotation of queries and keys."""
 
-    config: ModelConfig
+    config: ResolvedModel
     like: int
 
     @nn.compact
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """The MLP, the gated linear unit or another kind of lm/layers/variants."""
 
-    config: ModelConfig
+    config: ResolvedModel
     like: int
 
     @nn.compact
@@ -140,7 +140,7 @@ class Block(nn.Module):
     `like` is a layer with the same parameters, known while tracing; `layer` may be traced.
     """
 
-    config: ModelConfig
+    config: ResolvedModel
     like: int
 
     @nn.compact
@@ -180,7 +180,7 @@ class Transformer(nn.Module):
         tap: a function (module, name, x) -> x that observes or replaces named intermediates.
     """
 
-    config: ModelConfig
+    config: ResolvedModel
 
     @nn.compact
     def __call__(self, tokens_BT, past: Past, dropout_keys_B=None, tap=lambda module, name, x: x) -> dict:
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
         return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
 
 
-def head(params: dict, c: ModelConfig) -> Head:
+def head(params: dict, c: ResolvedModel) -> Head:
     """Return the output head; a tied one is the embedding table."""
     table = parameters.parameter_table(c)
     path = "embedding" if c.tie_embeddings else "head/w_DV"
@@ -215,7 +215,7 @@ def head(params: dict, c: ModelConfig) -> Head:
     return Head(w, params.get("head", {}).get("b_V"), softcap=c.logit_softcap, transposed=c.tie_embeddings)
 
 
-def forward(params: dict, c: ModelConfig, tokens_BT, *, positions=None, segments=None, past=None, **options):
+def forward(params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segments=None, past=None, **options):
     """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry, such as loss terms.
 
     Args:
@@ -230,11 +230,11 @@ def forward(params: dict, c: ModelConfig, tokens_BT, *, positions=None, segments
     return Transformer(c).apply({"params": params}, tokens_BT, past or Past(positions, segments), **options)
 
 
-def hidden(params: dict, c: ModelConfig, tokens_BT, **inputs):
+def hidden(params: dict, c: ResolvedModel, tokens_BT, **inputs):
     """Return the last hidden states (B, T, D), after the final norm. Arguments as for `forward`, but mutable."""
     return forward(params, c, tokens_BT, **inputs)["x"]
 
 
-def logits(params: dict, c: ModelConfig, tokens_BT, **inputs):
+def logits(params: dict, c: ResolvedModel, tokens_BT, **inputs):
     """Return next-token logits (B, T, V) in float32. Arguments as for `forward`."""
     return head_logits(hidden(params, c, tokens_BT, **inputs), head(params, c))

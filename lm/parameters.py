@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from lm.config import Config, ModelConfig, Resolved, as_resolved, layer_windows
+from lm.config import Config, Resolved, ResolvedModel, as_resolved, layer_windows
 from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, weight, width_factor
 from lm.layers import variants
 
@@ -69,7 +69,7 @@ _NORM_NAMES = {"input": "{}_norm", "sum": "{}_norm", "output": "{}_post_norm", "
 
 
 @functools.lru_cache(maxsize=64)
-def parameter_table(c: ModelConfig) -> Table:
+def parameter_table(c: ResolvedModel) -> Table:
     """Return every parameter of a resolved config, in the order of the computation. Allocates nothing.
 
     Layers are always stacked, whether the model scans over them or not (lm/layer_stack.py takes them apart): a
@@ -92,15 +92,15 @@ def parameter_table(c: ModelConfig) -> Table:
     return Table("the parameter table of the model", table)
 
 
-def has_final_norm(c: ModelConfig) -> bool:
+def has_final_norm(c: ResolvedModel) -> bool:
     """Return whether a norm follows the last block."""
     return NORM_PLACEMENTS[c.norm_placement][1]
 
 
-def block_table(c: ModelConfig) -> Table:
+def block_table(c: ResolvedModel) -> Table:
     """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only these have it."""
     places, _ = NORM_PLACEMENTS[c.norm_placement]
-    table = {}
+    table: dict[str, Parameter] = {}
     for branch in ("attention", "ffn"):
         for place in places:
             table |= _with_prefix(_NORM_NAMES[place].format(branch), norm_table(c))
@@ -114,7 +114,7 @@ def of_layer(table: dict, layer: int | None) -> dict:
     return {name: p for name, p in table.items() if None in (layer, p.layers) or layer in p.layers}
 
 
-def norm_table(c: ModelConfig) -> Table:
+def norm_table(c: ResolvedModel) -> Table:
     """Return the parameters of a norm."""
     table = {"scale_D": gain((c.d_model,), "D")}
     if c.norm == "layer" and c.norm_bias:
@@ -122,7 +122,7 @@ def norm_table(c: ModelConfig) -> Table:
     return Table("the parameter table of a norm", table)
 
 
-def attention_table(c: ModelConfig, layer: int | None = None) -> Table:
+def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
     """Return the parameters of attention in a layer; None: in any layer."""
     D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
     table = {
@@ -143,7 +143,7 @@ def attention_table(c: ModelConfig, layer: int | None = None) -> Table:
     return Table("the parameter table of attention", table)
 
 
-def attended_keys(c: ModelConfig) -> list[tuple[int, int]]:
+def attended_keys(c: ResolvedModel) -> list[tuple[int, int]]:
     """Return for each layer the width of all query heads together, and the window (0: none) of keys that they see.
 
     The products of attention have no parameters, so this declares their cost.
@@ -151,15 +151,15 @@ def attended_keys(c: ModelConfig) -> list[tuple[int, int]]:
     return [(c.n_heads * c.d_head, window) for window in layer_windows(c)]
 
 
-def ffn_table(c: ModelConfig, layer: int | None = None) -> Table:
+def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
     """Return the parameters of the feed-forward layer in a layer; None: in any layer."""
-    table = {}
+    table: dict[str, Parameter] = {}
     for kind, layers in variants.feed_forwards(c):
         table |= {name: dataclasses.replace(p, layers=layers) for name, p in kind.table(c).items()}
     return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
 
 
-def own_table(c: ModelConfig, module: str, layer: int | None = None) -> Table:
+def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
     """Return the parameters that "model" or "block" has itself, not in a module within it."""
     table = {}
     if module == "model":
@@ -199,7 +199,7 @@ DISTRIBUTIONS = {
 }
 
 
-def init_params(c: ModelConfig, seed) -> dict:
+def init_params(c: ResolvedModel, seed) -> dict:
     """Return initial values as nested dicts.
 
     The key of a parameter is fold_in(fold_in(seed, hash of its path), layer), so its values depend neither on the other

@@ -59,7 +59,7 @@ def start_jax(
 
     for name, value in PROMISED.items():
         jax.config.update(name, value)
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return jax
@@ -88,7 +88,7 @@ def require_platform(platform: str | None) -> None:
     raise UserError(
         f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
         f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: {' '.join(reason.split())[:500].rstrip('.')}; "
-        f"{ADVICE.get(platform, 'correct or unset JAX_PLATFORMS')}"
+        f"{ADVICE.get(platform or '', 'correct or unset JAX_PLATFORMS')}"
     )
 
 

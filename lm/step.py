@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from lm import model, parameters
-from lm.config import Config
+from lm.config import Resolved
 from lm.config.values import divisors
 from lm.data.batches import gather
 from lm.layers import losses, variants
@@ -39,14 +39,14 @@ class TrainState:
     halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
 
 
-def optimizer(config: Config) -> optax.GradientTransformation:
+def optimizer(config: Resolved) -> optax.GradientTransformation:
     """Return the optimizer of a resolved config."""
     c = config.model
     table, factor = parameters.parameter_table(c), parameters.width_factor(c)
     return make_optimizer(config.optimizer, config.train.steps, table, factor)
 
 
-def init_state(config: Config, seed) -> TrainState:
+def init_state(config: Resolved, seed) -> TrainState:
     """Return the state of step 0. seed: an integer or a traced uint32 scalar."""
     params = parameters.init_params(config.model, seed)
     counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
@@ -83,7 +83,7 @@ def batch_fields(batch: dict) -> dict:
     return fields
 
 
-def _sums(params: dict, fields: dict, config: Config, progress=None) -> tuple[losses.Sums, dict]:
+def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
     """Return the sums of the cross-entropy over the examples and positions of this device, and the terms of the loss.
 
     Args:
@@ -115,16 +115,16 @@ LOSS_TERMS = {
 }
 
 
-def _own_weights(config: Config) -> dict[str, float]:
+def _own_weights(config: Resolved) -> dict[str, float]:
     return {name: weight(config.train) for name, (weight, _) in LOSS_TERMS.items() if weight(config.train)}
 
 
-def loss_terms(config: Config) -> list[str]:
+def loss_terms(config: Resolved) -> list[str]:
     """Return the names of the terms of the loss beside the cross-entropy."""
     return [*_own_weights(config), *variants.loss_weights(config.model, 0.0)]
 
 
-def loss_sum(params: dict, batch: dict, config: Config):
+def loss_sum(params: dict, batch: dict, config: Resolved):
     """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights, float32 scalars."""
 
     def local(params, fields):
@@ -162,7 +162,7 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int, like):
     return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
-def gradients(state: TrainState, batch: dict, config: Config) -> tuple[dict, dict]:
+def gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, dict]:
     """Return the losses of the global batch, and the gradients of their weighted sum.
 
     A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of each is divided by
@@ -211,7 +211,7 @@ def _all_finite(tree):
     return jnp.all(jnp.stack([jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]))
 
 
-def train_step(state: TrainState, batch: dict, config: Config) -> tuple[TrainState, dict]:
+def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainState, dict]:
     """Take one optimizer step.
 
     An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
@@ -258,7 +258,7 @@ def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:
     return gather(resident, inputs["starts"], seq_len) | rest
 
 
-def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps, config: Config):
+def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps, config: Resolved):
     """Take the first n_steps of the k steps whose inputs are given.
 
     Args:
@@ -287,7 +287,7 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
     return jax.lax.fori_loop(0, n_steps, body, (state, metrics))
 
 
-def eval_step(params: dict, resident: dict | None, inputs: dict, config: Config):
+def eval_step(params: dict, resident: dict | None, inputs: dict, config: Resolved):
     """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout.
 
     Args:

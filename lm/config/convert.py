@@ -39,7 +39,7 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flatten({"name": "run", "train": {"steps": 20}})
     {'name': 'run', 'train.steps': 20}
     """
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, dict | ml_collections.ConfigDict):
             flat |= flatten(dict(value), f"{prefix}{name}.") or {f"{prefix}{name}": {}}
@@ -58,7 +58,9 @@ def from_dict(nested: dict[str, Any]) -> Config:
 
 def from_flat(flat: dict[str, Any]) -> tuple[Config, dict[str, str]]:
     """Return the Config of values by dotted name, and what is wrong by name; a wrong value becomes its default."""
-    problems, leaves, given = {}, schema(), {}
+    problems: dict[str, str] = {}
+    given: dict[str, dict[str, Any]] = {}
+    leaves = schema()
     for name, value in flat.items():
         if name not in leaves:
             problems[name] = f"config.{name}: unknown {suggestion(name)}"

@@ -183,7 +183,7 @@ def _check_range(value: Any, limits: types.MappingProxyType) -> None:
 
 def _check_choice(value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, choices)}")
+        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}")
 
 
 def _check_form(value: str, forms: tuple[str, ...]) -> None:

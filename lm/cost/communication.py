@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from lm import parameters
-from lm.config import Config, ModelConfig
+from lm.config import Resolved, ResolvedModel
 from lm.cost.devices import Device
 from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
 from lm.parallel import sharding
@@ -100,7 +100,7 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
     return min(Counter(number // group for number in numbers).values())
 
 
-def transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+def transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield what a step sends (see lm/parallel/sharding.py). Scalars, gains and biases are left out."""
     yield from _fsdp_transfers(config, sizes)
     yield from _tensor_transfers(config, sizes)
@@ -113,7 +113,7 @@ def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
         yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
 
 
-def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _fsdp_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
@@ -139,7 +139,7 @@ def _fsdp_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]
         yield from _transfer(sizes, axes, what, kind, payload, times)
 
 
-def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019)."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes)
@@ -159,9 +159,9 @@ def _tensor_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfe
         yield from _transfer(sizes, ["tensor"], what, "all-reduce", payload, times)
 
 
-def _split_products(m: ModelConfig, sizes: dict[str, int]) -> tuple[int, int]:
+def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
     """Count the weights of all layers whose outputs are split over tensor, and those whose inputs are."""
-    n_split = Counter()
+    n_split: Counter = Counter()
     for p in parameters.parameter_table(m).values():
         if p.contract and p.layers is not None:
             spec = sharding.parameter_spec(p, sizes)
@@ -170,7 +170,7 @@ def _split_products(m: ModelConfig, sizes: dict[str, int]) -> tuple[int, int]:
     return n_split["columns"], n_split["rows"]
 
 
-def _sequence_transfers(config: Config, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield the gathers of keys and values over sequence: every device attends to all positions."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lm.config import Config, saved_config, to_dict
+from lm.config import Resolved, saved_config, to_dict
 from lm.cost.devices import DEVICES
 from lm.errors import UserError
 
@@ -69,7 +69,7 @@ class Compiled:
     seconds: float
 
 
-def compile_step(config: Config, device_name: str, sizes: dict[str, int], dump: str | None = None) -> Compiled:
+def compile_step(config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None) -> Compiled:
     """Compile the training step of a config for a mesh of devices, none of which need exist here.
 
     Args:

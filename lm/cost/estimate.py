@@ -8,7 +8,7 @@ for the device. docs/plan.md compares the estimate with published runs.
 import dataclasses
 import math
 
-from lm.config import MESH_AXES, Config, MeshConfig
+from lm.config import MESH_AXES, MeshConfig, Resolved
 from lm.config.values import divisors
 from lm.cost import flops
 from lm.cost.communication import Transfer, seconds, transfers
@@ -34,7 +34,7 @@ class Estimate:
         seconds: per step.
     """
 
-    config: Config
+    config: Resolved
     device_name: str
     sizes: dict[str, int]
     memory: Memory
@@ -62,7 +62,7 @@ class Estimate:
         return self.config.train.batch_size * self.config.train.seq_len
 
 
-def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
+def estimate(config: Resolved, device_name: str, n_devices: int) -> Estimate:
     """Estimate memory, communication and step time with the mesh of the config.
 
     Args:
@@ -90,7 +90,7 @@ def estimate(config: Config, device_name: str, n_devices: int) -> Estimate:
     return Estimate(config, device_name, sizes, memory, sent, time)
 
 
-def product_seconds(config: Config, device: Device, n_devices: int) -> float:
+def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
     """Return the seconds of the matrix products of a step, which attain `device.attained` of the vendor's peak."""
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
@@ -98,7 +98,7 @@ def product_seconds(config: Config, device: Device, n_devices: int) -> float:
     return needed / n_devices / device.peak[m.compute_dtype] / device.attained
 
 
-def search_meshes(config: Config, device_name: str, n_devices: int) -> list[Estimate]:
+def search_meshes(config: Resolved, device_name: str, n_devices: int) -> list[Estimate]:
     """Estimate all meshes that the config can be sharded over. Arguments as for `estimate`.
 
     Returns:

@@ -1,10 +1,10 @@
 """Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
 
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.parameters import attended_keys, parameter_table
 
 
-def matmul_params(config: ModelConfig) -> int:
+def matmul_params(config: ResolvedModel) -> int:
     """Count the weights that take part in the matrix products of one token.
 
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
@@ -12,7 +12,7 @@ def matmul_params(config: ModelConfig) -> int:
     return sum(p.matmul_size for p in parameter_table(config).values())
 
 
-def head_params(config: ModelConfig) -> int:
+def head_params(config: ResolvedModel) -> int:
     """Count the weights of the head, tied to the embedding or not, without its bias."""
     return sum(p.matmul_size for p in parameter_table(config).values() if p.outer)
 
@@ -37,7 +37,7 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
     (queries x keys and weights x values, each 2 forward and 4 backward).
 
     Args:
-        config: a resolved ModelConfig.
+        config: a resolved ResolvedModel.
         seq_len: positions of a sequence.
         full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.

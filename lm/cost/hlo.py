@@ -110,7 +110,8 @@ def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
     """Return the lines of each computation by name, and the name of the entry computation."""
-    bodies, name, entry = {}, None, None
+    bodies: dict[str, list[str]] = {}
+    name, entry = None, ""
     for line in hlo.splitlines():
         if line.startswith(("%", "ENTRY")) and line.endswith("{"):
             name = line.removeprefix("ENTRY ").lstrip("%").split(" ", 1)[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lm import parameters
-from lm.config import Config, MeshConfig, layer_windows
+from lm.config import MeshConfig, Resolved, layer_windows
 from lm.cost.devices import Device
 from lm.errors import UserError
 from lm.layers.attention import choose_implementation, chunk_size
@@ -37,7 +37,7 @@ class Memory:
         return sum(dataclasses.asdict(self).values())
 
 
-def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> Memory:
+def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -> Memory:
     """Return the bytes that a training step needs.
 
     Args:
@@ -60,18 +60,18 @@ def memory_per_device(config: Config, device: Device, sizes: dict[str, int]) -> 
     )
 
 
-def abstract_train_state(config: Config, mesh):
+def abstract_train_state(config: Resolved, mesh):
     """Return the train state's shapes, dtypes and shardings on a concrete or an abstract mesh."""
     without_mesh = dataclasses.replace(config, mesh=MeshConfig())
     return sharding.shard_state(_state_shapes(without_mesh), parameters.parameter_table(config.model), mesh)
 
 
 @functools.lru_cache(maxsize=4)
-def _state_shapes(config: Config):
+def _state_shapes(config: Resolved):
     return jax.eval_shape(functools.partial(init_state, config), 0)
 
 
-def train_state_bytes(config: Config, sizes: dict[str, int]) -> tuple[int, int]:
+def train_state_bytes(config: Resolved, sizes: dict[str, int]) -> tuple[int, int]:
     """Return the bytes that one device holds of the parameters and of the optimizer state."""
     state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     return local_bytes(state.params), local_bytes(state.opt_state)
@@ -82,20 +82,20 @@ def local_bytes(tree) -> int:
     return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def micro_batches_per_step(config: Config, sizes: dict[str, int]) -> int:
+def micro_batches_per_step(config: Resolved, sizes: dict[str, int]) -> int:
     """Return the number of micro-batches per step."""
     t = config.train
     return n_micro_batches(t.batch_size // (sizes["replica"] * sizes["fsdp"]), t.micro_batch_size)
 
 
-def tokens_per_micro_batch(config: Config, sizes: dict[str, int]) -> float:
+def tokens_per_micro_batch(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the tokens that one device has of a micro-batch."""
     t = config.train
     n_parts = sizes["replica"] * sizes["fsdp"] * sizes["sequence"]
     return t.batch_size * t.seq_len / (n_parts * micro_batches_per_step(config, sizes))
 
 
-def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
+def gathered_parameter_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of parameters that exist as a whole at the same time, although fsdp shards them.
 
     These are two layers (the present and the next one), the embeddings and the head. The gradients of the last two
@@ -110,7 +110,7 @@ def gathered_parameter_bytes(config: Config, sizes: dict[str, int]) -> float:
     return (2 * layer * compute + outer * (compute + param)) / sizes["tensor"]
 
 
-def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> float:
+def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the bytes kept for the backward pass: what config.model.remat keeps of all layers, all of one layer.
 
     Raises:
@@ -129,7 +129,7 @@ def activation_bytes(config: Config, device: Device, sizes: dict[str, int]) -> f
     return per_token * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
 
 
-def layer_activations(config: Config, sizes: dict[str, int]) -> float:
+def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the number of activations per token that a device computes in one layer, without attention scores.
 
     These are the inputs and outputs of both norms; queries, keys and values, twice if they are rotated or normalized;
@@ -140,10 +140,10 @@ def layer_activations(config: Config, sizes: dict[str, int]) -> float:
     return 4 * m.d_model + copies * qkv + m.n_heads * m.d_head / sizes["tensor"] + 2 * hidden
 
 
-def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float]:
+def _qkv_and_hidden(config: Resolved, sizes: dict[str, int]) -> tuple[float, float]:
     """Return the sizes of queries, keys and values, and of the feed-forward layer, per token on one device."""
     m = config.model
-    features = Counter()  # of the products of a token, by their last axis, on average over the layers
+    features: Counter = Counter()  # of the products of a token, by their last axis, on average over the layers
     for p in parameters.parameter_table(m).values():
         if p.contract and p.layers is not None:
             width = p.used * math.prod(p.shape[i] for i in p.columns)
@@ -151,7 +151,7 @@ def _qkv_and_hidden(config: Config, sizes: dict[str, int]) -> tuple[float, float
     return features["K"] / sizes["tensor"], features["F"] / sizes["tensor"]
 
 
-def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
+def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of activations and logits that a device reads and writes in a step, outside of attention.
 
     By assumption each activation of a layer is moved 6 times: it is written and read in the forward pass and read in
@@ -165,7 +165,7 @@ def moved_activation_bytes(config: Config, sizes: dict[str, int]) -> float:
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
 
-def scores_per_query(config: Config, device: Device, sizes: dict[str, int]) -> float:
+def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the number of keys for which attention keeps a query's scores, averaged over the layers.
 
     Raises:
@@ -198,7 +198,7 @@ def scores_per_query(config: Config, device: Device, sizes: dict[str, int]) -> f
     return sum(keys) / len(keys)
 
 
-def logit_bytes(config: Config, sizes: dict[str, int]) -> float:
+def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of the float32 logits that exist at the same time and of their gradient."""
     n, chunk, vocab_size = tokens_per_micro_batch(config, sizes), config.train.loss_chunk, config.model.vocab_size
     if chunk:

@@ -1,9 +1,9 @@
 """The text that --plan prints."""
 
-from collections import Counter
+from collections import defaultdict
 
 from lm import parameters
-from lm.config import Config, MeshConfig
+from lm.config import MeshConfig, Resolved
 from lm.cost import flops
 from lm.cost.communication import seconds
 from lm.cost.compiled import Compiled
@@ -14,7 +14,7 @@ from lm.cost.units import duration, si
 SHOWN = 5  # meshes
 
 
-def plan(config: Config, device_name: str, n_devices: int) -> tuple[str, Estimate]:
+def plan(config: Resolved, device_name: str, n_devices: int) -> tuple[str, Estimate]:
     """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
 
     Args:
@@ -142,7 +142,7 @@ def _mesh_table(found: list[Estimate]) -> str:
     return "\n".join(lines)
 
 
-def _batch_advice(config: Config, n_devices: int) -> str:
+def _batch_advice(config: Resolved, n_devices: int) -> str:
     """Return which batch sizes let all devices hold whole sequences, or "" if this one does."""
     batch_size = config.train.batch_size
     if batch_size % n_devices == 0:
@@ -157,7 +157,7 @@ def _batch_advice(config: Config, n_devices: int) -> str:
 
 def describe_compiled(e: Estimate, c: Compiled) -> str:
     """Describe what the compiler says about a step, beside the estimate."""
-    planned = Counter()
+    planned: dict[tuple, float] = defaultdict(float)
     for transfer in e.sent:
         planned[transfer.kind, transfer.axes] += transfer.sent
     sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations

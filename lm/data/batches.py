@@ -173,7 +173,7 @@ def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Iterator:
     The order and the values do not depend on timing. An exception in `function` is raised where its result would have
     been yielded. Closing the generator (or dropping it) cancels the items not yet begun and ends the thread.
     """
-    pending = deque()
+    pending: deque = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="lm-data") as pool:
         try:
             for item in items:

@@ -269,7 +269,7 @@ def split_documents(unit: Unit, texts: list[str], validation: float) -> dict[str
     if unit.kind == "text":
         parts = [_cut_after_line(text, validation) for text in texts]
         return {"train": [train for train, _ in parts], "validation": [held_out for _, held_out in parts]}
-    splits = {"train": [], "validation": []}
+    splits: dict[str, list[str]] = {"train": [], "validation": []}
     for text in texts:
         splits["validation" if _uniform(text) < validation else "train"].append(text)
     return splits

@@ -107,7 +107,7 @@ def _find_files(location: Path, say: Callable[[str], None]) -> dict[str, list[Pa
     """Return the shard files by the split in their names, in the order of their names, and say which is which."""
     names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
     splits: dict[str, list[Path]] = {split: [] for split in SPLIT_IN_FILE_NAME}
-    ignored = []
+    ignored: list[Path] = []
     for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
         found = {WORDS[word] for word in re.findall("[a-z]+", file.stem.lower()) if word in WORDS}
         if len(found) > 1:

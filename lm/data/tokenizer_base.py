@@ -33,6 +33,18 @@ class Tokenizer:
     begin_of_text: tuple[int, ...] = ()
     special_tokens: tuple[str, ...] = ()
 
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of a text; raises UserError for a text that has none."""
+        raise NotImplementedError
+
+    def decode(self, ids) -> str:
+        """Return the text of ids."""
+        raise NotImplementedError
+
+    def state(self) -> dict:
+        """Return what determines the ids, as JSON."""
+        raise NotImplementedError
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """Return the ids that end a generated text."""

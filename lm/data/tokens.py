@@ -201,7 +201,8 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
     end = tokenizer.end_of_text
     meta = {"dtype": tokenizer.dtype.name, "splits": {}}
     for name, documents in splits.items():
-        n_bytes, lengths = 0, []
+        n_bytes = 0
+        lengths: list[int] = []
         with (directory / f"{name}.bin").open("wb") as file:
             for texts in _batch_documents(documents):
                 try:

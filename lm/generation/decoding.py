@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import layer_stack, model, parameters
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import COLLECTION, Prefill, decode
@@ -61,7 +61,7 @@ class Decoder:
     """
 
     params: dict
-    config: ModelConfig = _static()
+    config: ResolvedModel = _static()
     seq_len: int = _static()
     n_ids: int = _static()
 
@@ -125,7 +125,7 @@ class Decoder:
         return prompts_BT, lengths_B
 
 
-def make_decoder(params: dict, c: ModelConfig, *, seq_len: int, n_ids: int | None = None) -> Decoder:
+def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None) -> Decoder:
     """Prepare a model for generation: unstack and cast its parameters once instead of for every token.
 
     Args:
@@ -144,14 +144,14 @@ def make_decoder(params: dict, c: ModelConfig, *, seq_len: int, n_ids: int | Non
 
 
 @functools.partial(jax.jit, static_argnames="c")
-def _unstack(params: dict, c: ModelConfig) -> dict:
+def _unstack(params: dict, c: ResolvedModel) -> dict:
     table = parameters.parameter_table(c)
     cast = {"weight": c.compute_dtype, "embedding": c.compute_dtype}
     flat = {path: p.astype(cast.get(table[path].kind, p.dtype)) for path, p in parameters.flat(params).items()}
     return layer_stack.split_layers(parameters.nest(flat), c)
 
 
-def _check_positions(params: dict, c: ModelConfig) -> None:
+def _check_positions(params: dict, c: ResolvedModel) -> None:
     """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
     with_first = [_alone(params, jnp.array([[first, 1, 2]]) % c.vocab_size, c=c) for first in (0, 3)]
     if not np.array_equal(*with_first, equal_nan=True):
@@ -162,7 +162,7 @@ def _check_positions(params: dict, c: ModelConfig) -> None:
 
 
 @functools.partial(jax.jit, static_argnames="c")
-def _alone(params: dict, tokens_BT, c: ModelConfig):
+def _alone(params: dict, tokens_BT, c: ResolvedModel):
     """Return the last hidden states of all positions but the first, if each sees itself only."""
     return model.hidden(params, c, tokens_BT, past=OwnPosition())[:, 1:]
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, ModelConfig, checks, flatten, layer_windows, to_dict
+from lm.config import Config, Resolved, ResolvedModel, checks, flatten, layer_windows, to_dict
 from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
@@ -98,7 +98,7 @@ def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     return FAMILIES[name]
 
 
-def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str | None = None) -> Config:
+def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str | None = None) -> Resolved:
     """Return our resolved config for the config.json of a checkpoint.
 
     Args:
@@ -126,8 +126,8 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
-        wrong = [*checks.heads(config), *checks.position_encoding(config)]
-        problems += [text.partition(": ")[2] for _, text in wrong]
+        found = [*checks.heads(config), *checks.position_encoding(config)]
+        problems += [text.partition(": ")[2] for _, text in found]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
     return config
@@ -205,7 +205,7 @@ def config_source(directory: str | Path) -> str:
 # ---- To config.json ----------------------------------------------------------------------------------------------
 
 
-def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
+def export_fields(config: Resolved) -> tuple[Family, dict[str, Any]]:
     """Return the family that has an equivalent of a model, and the fields of its config.json.
 
     Args:
@@ -227,7 +227,7 @@ def export_fields(config: Config) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def normalized(c: ModelConfig) -> dict[str, Any]:
+def normalized(c: ResolvedModel) -> dict[str, Any]:
     """Return the model section with usual values where they are equivalent or have no effect."""
     ours = {name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT}
     if ours["attn_out_bias"] is None:
@@ -252,10 +252,11 @@ def normalized(c: ModelConfig) -> dict[str, Any]:
     return ours | {name: USUAL[name] for names, is_unused in unused.items() if is_unused for name in names.split()}
 
 
-def _write_model(family: Family, c: ModelConfig) -> tuple[dict[str, Any], list[str]]:
+def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a model section, and why the family has no equivalent."""
     c, _ = fold(family, c)
-    ours, fields, problems, name = normalized(c), {}, [], family.model_type
+    ours, problems, name = normalized(c), [], family.model_type
+    fields: dict[str, Any] = {}
     variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
     unknown = ours.keys() - USUAL - variable - {"d_head"}  # keys that somebody has added to the schema
     defaults = {field.name: field.default for field in dataclasses.fields(c) if field.name in unknown}
@@ -286,7 +287,7 @@ def _shown(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _write_common(family: Family, config: Config) -> dict[str, Any]:
+def _write_common(family: Family, config: Resolved) -> dict[str, Any]:
     """Return the fields that do not describe the model's layers."""
     return {
         "architectures": [family.architecture],

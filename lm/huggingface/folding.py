@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+from typing import Any
 
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.huggingface.families import Family
 
 BIASES = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
 
 
-def fold(family: Family, c: ModelConfig) -> tuple[ModelConfig, dict[str, float]]:
+def fold(family: Family, c: ResolvedModel) -> tuple[ResolvedModel, dict[str, float]]:
     """Return the model section of an exported model, and the factors of its parameters by path.
 
     The factor of attention scores is multiplied into the queries, that of the embeddings into an untied table, and that
@@ -20,7 +21,8 @@ def fold(family: Family, c: ModelConfig) -> tuple[ModelConfig, dict[str, float]]
         c: model section of a resolved config.
     """
     has = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
-    changes, factors = dict.fromkeys(BIASES, True) if family.zero_biases else {}, {}
+    changes: dict[str, Any] = dict.fromkeys(BIASES, True) if family.zero_biases else {}
+    factors: dict[str, float] = {}
     if c.parametrization == "mup":
         changes |= {"parametrization": "standard", "attn_scale": math.sqrt(c.mup_base_d_head) / c.d_head}
         factors |= dict.fromkeys(("final_norm/scale_D", "final_norm/bias_D"), c.mup_base_d_model / c.d_model)

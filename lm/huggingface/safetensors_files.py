@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -40,7 +40,8 @@ class TensorFiles:
         from safetensors import SafetensorError, safe_open
 
         self._directory, self._stack = Path(directory), ExitStack()
-        self._file_of, files = {}, {}
+        self._file_of: dict[str, Any] = {}
+        files = {}
         with ExitStack() as stack:
             for name, expected in self._find_files().items():
                 if (path := find_file(self._directory, name)) is None:
@@ -64,7 +65,7 @@ class TensorFiles:
         """Return the names of the files, with the tensors that an index places in each."""
         if index := find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES):
             places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
-            found = {}
+            found: dict[str, list[str]] = {}
             for tensor, name in places.items():
                 if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
@@ -19,7 +19,7 @@ SETTINGS = (
 WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
 
 
-def load_tokenizer(directory: str | Path, config: Config) -> Tokenizer | None:
+def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, or None if it has none.
 
     Raises:

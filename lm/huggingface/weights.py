@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from lm import parameters
-from lm.config import Config, ModelConfig
+from lm.config import Resolved, ResolvedModel
 from lm.errors import UserError
 from lm.huggingface.config_files import family_of, read_fields
 from lm.huggingface.families import Family, Tensor
@@ -67,7 +67,7 @@ class Place:
         return joined if self.in_out else joined.T
 
 
-def places(family: Family, c: ModelConfig) -> list[Place]:
+def places(family: Family, c: ResolvedModel) -> list[Place]:
     """Return the tensors that a checkpoint of this model has, in the order of the family's declaration."""
     table = parameters.parameter_table(c)
     found = []
@@ -87,7 +87,7 @@ def _place(tensor: Tensor, table: parameters.Table, layer: int | None) -> Place:
 # ---- Import ------------------------------------------------------------------------------------------------------
 
 
-def load_params(directory: str | Path, config: Config) -> dict:
+def load_params(directory: str | Path, config: Resolved) -> dict:
     """Read the parameters of a checkpoint, as nested dicts of NumPy arrays.
 
     One copy of the parameters and one tensor are in memory at a time.
@@ -126,7 +126,7 @@ def to_device(params: dict) -> dict:
     return moved
 
 
-def _match(directory: str | Path, family: Family, c: ModelConfig, files: TensorFiles) -> dict[str, str]:
+def _match(directory: str | Path, family: Family, c: ResolvedModel, files: TensorFiles) -> dict[str, str]:
     """Return the name in the files of each tensor of a model, by its usual name.
 
     Raises:
@@ -171,7 +171,7 @@ def _some(names: list[str]) -> str:
 # ---- Export ------------------------------------------------------------------------------------------------------
 
 
-def planned_tensors(family: Family, c: ModelConfig) -> list[Planned]:
+def planned_tensors(family: Family, c: ResolvedModel) -> list[Planned]:
     """Return the name, shape and dtype of each tensor of an exported model, in the order of `exported_tensors`.
 
     Raises:
@@ -189,7 +189,7 @@ def planned_tensors(family: Family, c: ModelConfig) -> list[Planned]:
     return found
 
 
-def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[np.ndarray]:
+def exported_tensors(family: Family, c: ResolvedModel, params: dict) -> Iterator[np.ndarray]:
     """Yield the values of the tensors of an exported model, one at a time.
 
     Args:
@@ -218,7 +218,7 @@ def exported_tensors(family: Family, c: ModelConfig, params: dict) -> Iterator[n
 ROTATED = ("w_q_", "w_k_", "b_q_", "b_k_", "q_scale_", "k_scale_")  # parameters of queries and keys, by features
 
 
-def _halves(c: ModelConfig) -> np.ndarray:
+def _halves(c: ResolvedModel) -> np.ndarray:
     """Return the order of a head's features in which pairs (2k, 2k + 1) become pairs (k, k + K/2).
 
     Scores and QK-norm do not change if the features of queries and keys are permuted alike.

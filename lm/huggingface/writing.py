@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data.tokenizers import Tokenizer
 from lm.files import read_json, to_json, write_text
 from lm.huggingface.config_files import export_fields
@@ -15,7 +15,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def write_checkpoint(
     target: Path,
-    config: Config,
+    config: Resolved,
     params: dict,
     tokenizer: Tokenizer | None = None,
     *,

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import model, parameters
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.errors import UserError
 from lm.layers import linear
 from lm.layers.attention import Mask
@@ -113,14 +113,14 @@ def names(run: TrainedModel) -> dict[str, str]:
 
 
 @functools.partial(jax.jit, static_argnames=("c", "wanted", "functions"))
-def _capture(params, ids_T, arrays: dict, *, c: ModelConfig, wanted: frozenset[str], functions: tuple):
+def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset[str], functions: tuple):
     """Return what `capture` returns. Patches are arrays and functions by name, the functions as pairs."""
-    acts, functions = {}, dict(functions)
-    touched = wanted | arrays.keys() | functions.keys()
+    acts, by_name = {}, dict(functions)
+    touched = wanted | arrays.keys() | by_name.keys()
 
     def tap(name, x):
-        if name in functions or name in arrays:
-            x = _replace(name, x, functions[name](x) if name in functions else arrays[name])
+        if name in by_name or name in arrays:
+            x = _replace(name, x, by_name[name](x) if name in by_name else arrays[name])
         if name in wanted:
             acts[name] = x
         return x
@@ -131,7 +131,7 @@ def _capture(params, ids_T, arrays: dict, *, c: ModelConfig, wanted: frozenset[s
     return _forward(params, c, ids_T, tap, materializes), acts
 
 
-def _forward(params: dict, c: ModelConfig, ids_T, tap: Callable, materializes: Callable):
+def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes: Callable):
     """Return the logits of an unrolled model.
 
     Args:
@@ -183,7 +183,7 @@ def _name_of(module, *name: str) -> str:
 
 
 @functools.lru_cache
-def _axes(c: ModelConfig) -> dict[str, str]:
+def _axes(c: ResolvedModel) -> dict[str, str]:
     """Return the names of all intermediates and their axes, by tracing the model."""
     found = {}
 
@@ -197,7 +197,7 @@ def _axes(c: ModelConfig) -> dict[str, str]:
     return found
 
 
-def _matches(pattern: str, c: ModelConfig) -> list[str]:
+def _matches(pattern: str, c: ResolvedModel) -> list[str]:
     """Return the names of the intermediates that match a pattern.
 
     Raises:

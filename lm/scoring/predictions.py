@@ -3,7 +3,7 @@
 import numpy as np
 from tqdm import tqdm
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data import Split
 from lm.log_probabilities import score_batch
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
@@ -14,7 +14,7 @@ TOKENS = 2**13  # in a batch, unless its size is given
 
 def score_split(
     params: dict,
-    config: Config,
+    config: Resolved,
     split: Split,
     *,
     stride: int | None = None,

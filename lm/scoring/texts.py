@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.baselines.ngrams import ngram_losses
-from lm.config import Config, DataConfig
+from lm.config import DataConfig, Resolved
 from lm.data import Corpus, Split, open_corpus, shards
 from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
@@ -225,7 +225,7 @@ def _trained_on(run: TrainedModel) -> str | None:
         return None
 
 
-def _check_tokens(config: Config, text: Text) -> None:
+def _check_tokens(config: Resolved, text: Text) -> None:
     """Raise UserError if a text is shorter than a window, or has tokens that the model does not know."""
     tokens, window, vocab_size = text.split.tokens, config.train.seq_len + 1, config.model.vocab_size
     advice = "use a longer text, --split all or a smaller --seq-len"

@@ -45,8 +45,8 @@ class Diagnostics:
             f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
             f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
         ]
-        for group, paths in itertools.groupby(table, key=lambda path: path.rpartition("/")[0] or path):
-            paths = list(paths)
+        for group, members in itertools.groupby(table, key=lambda path: path.rpartition("/")[0] or path):
+            paths = list(members)
             norms = (
                 sum(float(np.mean(np.square(np.asarray(found[kind][p], np.float64)))) * table[p].size for p in paths)
                 for kind in ("parameters", "gradients")

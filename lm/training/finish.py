@@ -19,7 +19,8 @@ from lm.workdir.directory import Workdir
 def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     """End a run after its last step; returns "finished", or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
-    step, lines = int(state.step), {}
+    step = int(state.step)
+    lines: dict[str, dict | None] = {}
     if config.eval.every and not loop.evaluate_split(state, step, "validation", config.eval.max_batches):
         return "interrupted"  # this score is comparable with those of the steps before
     for name in config.eval.final_splits:

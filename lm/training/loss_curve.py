@@ -40,7 +40,7 @@ def loss_curve(lines: list[dict], unigram_loss: float | None = None):
     if unigram_loss is not None:
         axes.axhline(unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline")
     axes.set_xlim(left=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -21,7 +22,8 @@ class Signals:
 
     def __init__(self, say: Callable[[str], None]):
         self.received: int | None = None
-        self._say, self._handlers_before, self._n_polls = say, {}, 0
+        self._say, self._n_polls = say, 0
+        self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

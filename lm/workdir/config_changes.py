@@ -47,7 +47,8 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
         Lines on the keys that decide what is computed, and lines on the others. `train.steps` is left out: see
         `refuse_growth`.
     """
-    was, differences = flatten(old, "config."), ([], [])
+    was = flatten(old, "config.")
+    differences: tuple[list[str], list[str]] = ([], [])
     for path, now, execution in _leaves(config):
         before = was.pop(path, "absent")
         if before != now and path != "config.train.steps":

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from lm.config import init_run
 from lm.errors import UserError
@@ -63,7 +64,8 @@ def read_run(workdir: Path) -> SavedRun:
         config = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
     except FileNotFoundError:
         raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed") from None
-    record, summary = {"data": None, "starts": []}, {"status": None}
+    record: dict[str, Any] = {"data": None, "starts": []}
+    summary: dict[str, Any] = {"status": None}
     with contextlib.suppress(FileNotFoundError):
         record = read_json(workdir / "run.json", _RUN)
     with contextlib.suppress(FileNotFoundError, UserError):  # a damaged summary is written again

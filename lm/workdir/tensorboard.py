@@ -3,6 +3,7 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 FLUSH_SECONDS = 30
 
@@ -17,7 +18,7 @@ class EventFile:
 
     def __init__(self, workdir: Path, first_step: int):
         # tensorboardX imports torch if it is installed, which takes seconds and is not used here.
-        hidden = {"torch": None} if "torch" not in sys.modules else {}
+        hidden: dict[str, Any] = {"torch": None} if "torch" not in sys.modules else {}
         sys.modules.update(hidden)
         try:
             from tensorboardX.event_file_writer import EventsWriter

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from lm.config import ModelConfig
+from lm.config import ResolvedModel
 from lm.declarations import Parameter, Table
 from lm.layers.variants import glu, head_gate, mlp, residual_sum, value_residual
 
@@ -65,7 +65,7 @@ class Here:
         module: the module of lm/model.py.
     """
 
-    c: ModelConfig
+    c: ResolvedModel
     p: Table
     x_BTD: Any
     layer: Any
@@ -85,7 +85,7 @@ class Here:
         return self.context.past.running_sum(self.module, name, x_BTC)
 
 
-def active(c: ModelConfig, module: str) -> Iterator[ModuleType]:
+def active(c: ResolvedModel, module: str) -> Iterator[ModuleType]:
     """Yield the ideas that are on, in one module of lm/model.py."""
     for site in SITES[module]:
         yield from (idea for key, idea in site.items() if getattr(c, key) not in OFF)
@@ -93,7 +93,7 @@ def active(c: ModelConfig, module: str) -> Iterator[ModuleType]:
         yield RESIDUALS[c.residual]
 
 
-def layers_of(idea: ModuleType, c: ModelConfig):
+def layers_of(idea: ModuleType, c: ResolvedModel):
     """Return the layers that have an idea."""
     return idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
 
@@ -106,7 +106,7 @@ def at(site: dict, here: Here, stream: dict, value, *others):
     return stream, value
 
 
-def declared(c: ModelConfig, module: str) -> dict[str, Parameter]:
+def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     """Return the parameters of the ideas in one module of lm/model.py, each with the layers that have it.
 
     Raises:
@@ -121,18 +121,18 @@ def declared(c: ModelConfig, module: str) -> dict[str, Parameter]:
     return found
 
 
-def everywhere(c: ModelConfig) -> list[ModuleType]:
+def everywhere(c: ResolvedModel) -> list[ModuleType]:
     """Return all ideas that are on, feed-forward layers included."""
     return [idea for module in SITES for idea in active(c, module)] + [kind for kind, _ in feed_forwards(c)]
 
 
-def carried(c: ModelConfig, x_BTD) -> dict:
+def carried(c: ResolvedModel, x_BTD) -> dict:
     """Return what all ideas carry from layer to layer."""
     ideas = [idea for idea in everywhere(c) if hasattr(idea, "carry")]
     return {name: array for idea in ideas for name, array in idea.carry(c, x_BTD).items()}
 
 
-def feed_forwards(c: ModelConfig) -> list[tuple[ModuleType, Any]]:
+def feed_forwards(c: ResolvedModel) -> list[tuple[ModuleType, Any]]:
     """Return the kinds of feed-forward layers and the layers that have them.
 
     A kind with `layers` names the kind of all other layers: OTHERS.
@@ -145,12 +145,12 @@ def feed_forwards(c: ModelConfig) -> list[tuple[ModuleType, Any]]:
     return found
 
 
-def feed_forward(c: ModelConfig, layer: int) -> ModuleType:
+def feed_forward(c: ResolvedModel, layer: int) -> ModuleType:
     """Return the kind of feed-forward layer of a layer."""
     return next(kind for kind, layers in feed_forwards(c) if layer in layers)
 
 
-def loss_weights(c: ModelConfig, progress) -> dict:
+def loss_weights(c: ResolvedModel, progress) -> dict:
     """Return the weights of the terms that ideas add to the loss, by name.
 
     Args:
@@ -161,7 +161,7 @@ def loss_weights(c: ModelConfig, progress) -> dict:
     return {name: weight for idea in ideas for name, weight in idea.loss_weights(c, progress).items()}
 
 
-def loss_terms(c: ModelConfig, stream: dict, head, fields: dict, progress) -> dict[str, tuple]:
+def loss_terms(c: ResolvedModel, stream: dict, head, fields: dict, progress) -> dict[str, tuple]:
     """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
 
     Args:
