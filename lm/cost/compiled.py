@@ -132,6 +132,8 @@ def slice_of(device_name: str, n_devices: int) -> str:
 def _reason(text: str) -> str:
     """Return the last line of a traceback, or why the program does not fit, shortened."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()] or ["no message"]
+    if "cuDNN not found" in text:
+        return "cuDNN is not installed; pip install -e '.[cuda]', or set --config.model.attention=einsum"
     chosen = next((line for line in lines if "RESOURCE_EXHAUSTED" in line or "Ran out of memory" in line), None)
     errors = [line for line in lines if ": " in line and line.split(":")[0].replace(".", "").isidentifier()]
     return (chosen or (errors or lines)[-1])[:300]

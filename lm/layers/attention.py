@@ -230,10 +230,24 @@ def _cudnn(q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap):
     # cuDNN would read an explicit mask (B, H, T, S) from memory; its own causal and window masks cost nothing.
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
     left_right = None if mask.window is None else (mask.window - 1, 0)
-    out = jax.nn.dot_product_attention(
-        q, k, v, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
+    attend = functools.partial(
+        jax.nn.dot_product_attention, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
     )
-    return out.reshape(q_BTHK.shape)
+    return _over_heads(attend)(q, k, v).reshape(q_BTHK.shape)
+
+
+def _over_heads(attend):
+    """Return attend(q, k, v) of (B, T, H, K), mapped over the mesh axes that XLA's partitioner would share heads over.
+
+    Inside a map over some axes of a mesh, cuDNN's own rule for the others fails (jax 0.10.2: "'GSPMDSharding' object
+    has no attribute 'spec'").
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
+    if not axes or not mesh.manual_axes:
+        return attend
+    heads = jax.P(None, None, axes)
+    return jax.shard_map(attend, in_specs=(heads,) * 3, out_specs=heads, axis_names=set(axes), check_vma=False)
 
 
 IMPLEMENTATIONS = {"einsum": _einsum, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}

@@ -120,12 +120,24 @@ def installed(device: str):
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs the extra [{extra}]")
 
 
+CUDNN = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="needs cuDNN, of the extra [cuda]")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [pytest.param(name, marks=installed(name)) for name in ("v5e", "v5p", "h100")])
-def test_the_real_compilers_agree_with_the_plan(device, tmp_path):
-    """The state is replaced in place, parameters are gathered and gradients summed as planned."""
-    e = estimate(CONFIG, device, 8)
-    c = compile_step(CONFIG, device, e.sizes, dump=str(tmp_path))
+@pytest.mark.parametrize(
+    ("device", "attention"),
+    [
+        pytest.param("v5e", "auto", marks=installed("v5e")),
+        pytest.param("v5p", "einsum", marks=installed("v5p")),
+        pytest.param("h100", "einsum", marks=installed("h100")),
+        pytest.param("h100", "cudnn", marks=[installed("h100"), CUDNN]),
+    ],
+)
+def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
+    """The state is replaced in place and parameters are gathered as planned, over fsdp 4 x tensor 2."""
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention=attention))
+    e = estimate(config, device, 8)
+    c = compile_step(config, device, e.sizes, dump=str(tmp_path))
     assert c.aliased >= c.state
     assert c.arguments <= c.peak <= 2 * e.memory.total
     assert (tmp_path / "step.hlo").stat().st_size > 0
