@@ -99,7 +99,6 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     z_loss = 0.0 if progress is None else config.train.z_loss
     targets = fields["targets"], fields["weights"]
     if chunk:
-        chunk = max(1, chunk // collectives.n_batch_shards())
         sums = losses.chunked_softmax_cross_entropy(stream["x"], head, *targets, chunk_size=chunk, z_loss=z_loss)
     else:
         sums = losses.softmax_cross_entropy(losses.head_logits(stream["x"], head), *targets, z_loss=z_loss)

@@ -282,8 +282,8 @@ class TrainConfig:
         low=1, execution=True,
     )  # fmt: skip
     loss_chunk: int = key(
-        0, "compute the loss for this many tokens at a time, to save the memory of their logits; 0: all at once", low=0,
-        execution=True,
+        0, "compute the loss for this many tokens of a device at a time, to save memory of logits; 0: all at once",
+        low=0, execution=True,
     )  # fmt: skip
     on_nonfinite: str = key(
         "stop", "at a loss or gradient that is not finite: stop the run, or skip the update", choices=("stop", "skip"),

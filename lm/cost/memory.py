@@ -202,6 +202,6 @@ def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of the float32 logits that exist at the same time and of their gradient."""
     n, chunk, vocab_size = tokens_per_micro_batch(config, sizes), config.train.loss_chunk, config.model.vocab_size
     if chunk:
-        n = min(n, chunk / (sizes["replica"] * sizes["fsdp"] * sizes["sequence"]))
+        n = min(n, chunk)
     n_parts = sizes["tensor"] if vocab_size % sizes["tensor"] == 0 else 1
     return 2 * 4 * n * vocab_size / n_parts

@@ -6,7 +6,6 @@ Inside `map_over_batch` a device sees its own examples and positions, and its ow
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -188,8 +187,3 @@ def gather_per_micro_batch(params, micro_batch):
     out of the loop and keep the gathered parameters of all layers in memory. XLA's CPU compiler removes the barrier.
     """
     return jax.lax.optimization_barrier((params, micro_batch)) if gathers_parameters() else (params, micro_batch)
-
-
-def n_batch_shards() -> int:
-    """Return the number of devices that share a batch's tokens inside `map_over_batch`, else 1."""
-    return math.prod(axis_size(axis) for axis in MANUAL_AXES if _is_mapped(axis))

@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from tiny import tiny
 
 from lm import parameters
 from lm.cost.devices import DEVICES
 from lm.cost.memory import activation_bytes, logit_bytes, moved_activation_bytes, scores_per_query
+from lm.parameters import init_params
+from lm.step import loss_sum
 
 ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
@@ -122,6 +126,19 @@ def test_activations_and_logits_by_hand():
     assert activation_bytes(fixed, DEVICES["h100"], ONE) == 2 * (layer - (4 + 2 * 2) * 4) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
+
+
+def test_a_chunk_of_the_loss_counts_the_tokens_of_a_device():
+    """Of its 32 tokens, each of 8 devices has the logits of 8 at a time, in the program and in the estimate."""
+    config = tiny(model={"vocab_size": 23}, train={"batch_size": 8, "seq_len": 32, "loss_chunk": 8})
+    sizes = ONE | {"fsdp": 8}
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4)
+    batch = {"tokens": jax.ShapeDtypeStruct((8, 33), "int32")}
+    params = jax.eval_shape(lambda: init_params(config.model, 0))
+    with jax.sharding.use_abstract_mesh(mesh):
+        program = str(jax.make_jaxpr(lambda params, batch: loss_sum(params, batch, config))(params, batch))
+    assert "f32[8,23]" in program
+    assert logit_bytes(config, sizes) == 2 * 8 * 23 * 4
 
 
 def test_moved_activations_by_hand():
