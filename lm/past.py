@@ -26,16 +26,18 @@ class Past:
     positions: Any = None
     segments: Any = None
 
-    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
         """Return the attention of the queries over the keys up to their own, (B, T, H, K).
 
         Args:
             module: the module of lm/model.py that asks, which can keep variables.
             q_BTHK, k_BTGK, v_BTGK: queries, keys and values.
             window: see `Mask`.
-            **options: see `causal_attention`.
+            bias_BSH, **options: see `causal_attention`.
         """
         k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
+        if bias_BSH is not None:
+            options["bias_BSH"] = collectives.gather_sequence(bias_BSH, -2)
         return causal_attention(q_BTHK, k_BSGK, v_BSGK, self.mask(q_BTHK.shape[-3], window), **options)
 
     def mask(self, n_tokens: int, window) -> Mask:

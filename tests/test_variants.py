@@ -205,7 +205,15 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
                 v_BTGK.shape
             )
 
+    class Forget:
+        def apply(here, stream, options):
+            shape = (*here.x_BTD.shape[:2], here.c.n_heads)
+            f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
+            sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
+            return stream, options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
+
     monkeypatch.setitem(variants.VALUES, "norm_bias", LookBack)
+    monkeypatch.setitem(variants.SCORES, "norm_bias", Forget)
     test_cached_decoding_equals_the_full_forward_pass(Row({}))
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
     last = Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]

@@ -70,7 +70,7 @@ class Prefill(Past):
 
     def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
-        for name, x in (("k", k_BTGK), ("v", v_BTGK)):
+        for name, x in _cached(k_BTGK, v_BTGK, options).items():
             module.put_variable(COLLECTION, name, fill(x, self.lengths_B, n_slots))
         return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
@@ -102,16 +102,17 @@ class Decode(Past):
     time: Any = None
     starts_B: Any = None
 
-    def attend(self, module, q_B1HK, k_B1GK, v_B1GK, window, *, softcap, scale, implementation):
+    def attend(self, module, q_B1HK, k_B1GK, v_B1GK, window, **options):
         slots = {}
-        for name, new_B1GK in (("k", k_B1GK), ("v", v_B1GK)):
+        for name, new_B1GK in _cached(k_B1GK, v_B1GK, options).items():
             slots_CSK = module.get_variable(COLLECTION, name)
             slot = self.time % slots_CSK.shape[1]
             slots[name] = jax.lax.dynamic_update_slice_in_dim(slots_CSK, _heads_first(new_B1GK), slot, axis=1)
             module.put_variable(COLLECTION, name, slots[name])
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
         visible_B1S = Mask(self.positions, k_positions_BS, window=window).visible()
-        return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, softcap=softcap, scale=scale)
+        options = {name: options.get(name) for name in ("softcap", "scale", "sink_H")}
+        return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, slots.get("bias"), **options)
 
     def last(self, module, name: str, x_B1C, n: int):
         x_BnC = jnp.concatenate([module.get_variable(COLLECTION, name), x_B1C], axis=1)
@@ -124,19 +125,26 @@ class Decode(Past):
         return sum_B1C
 
 
+def _cached(k_BTGK, v_BTGK, options: dict) -> dict:
+    """Return what attention keeps of each position, with axes (B, T, heads, features)."""
+    bias = {} if options.get("bias_BSH") is None else {"bias": options["bias_BSH"][..., None]}
+    return {"k": k_BTGK, "v": v_BTGK} | bias
+
+
 def decode(time, starts_B) -> Decode:
     """Return how new tokens at a time see texts that start at starts_B."""
     return Decode(positions=(time - starts_B)[:, None], time=time, starts_B=starts_B)
 
 
-def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):
+def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, bias_CS1=None, *, softcap=None, scale=None, sink_H=None):
     """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K).
 
     Args:
         q_B1HK: the queries.
         k_CSK, v_CSK: the cache, with C = B G.
         visible_B1S: which slots each query sees, bool.
-        softcap, scale: as for `causal_attention`.
+        bias_CS1: the cached biases of keys, with C = B H, or None.
+        softcap, scale, sink_H: as for `causal_attention`.
     """
     B, _, H, K = q_B1HK.shape
     C, S, _ = k_CSK.shape
@@ -144,6 +152,12 @@ def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, *, softcap=None, scale=None):
     q_CRK = q_B1HK.reshape(C, B * H // C, K)  # R query heads share a key head
     scores_CRS = jnp.einsum("CRK,CSK->CRS", q_CRK, k_CSK, preferred_element_type=dtype)
     scores_BHS = apply_softcap(scores_CRS.reshape(B, H, S) * (1 / math.sqrt(K) if scale is None else scale), softcap)
-    weights_BHS = jax.nn.softmax(jnp.where(visible_B1S, scores_BHS, jnp.finfo(dtype).min), axis=-1)
+    if bias_CS1 is not None:
+        scores_BHS += bias_CS1.reshape(B, H, S)
+    scores_BHS = jnp.where(visible_B1S, scores_BHS, jnp.finfo(dtype).min)
+    if sink_H is not None:
+        sink_BH1 = jnp.broadcast_to(sink_H[:, None].astype(dtype), (B, H, 1))
+        scores_BHS = jnp.concatenate([scores_BHS, sink_BH1], axis=-1)
+    weights_BHS = jax.nn.softmax(scores_BHS, axis=-1)[..., :S]
     weights_CRS = weights_BHS.reshape(C, -1, S).astype(v_CSK.dtype)
     return jnp.einsum("CRS,CSK->CRK", weights_CRS, v_CSK).reshape(B, 1, H, K)

@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -22,8 +21,6 @@ import numpy as np
 from lm import model, parameters
 from lm.config import ResolvedModel
 from lm.errors import UserError
-from lm.layers import linear
-from lm.layers.attention import Mask
 from lm.layers.losses import head_logits
 from lm.past import Past
 from lm.trained_model import TrainedModel
@@ -149,25 +146,12 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
         def attend(self, module, q_THK, k_SGK, v_SGK, window, **options):
             here = functools.partial(tap_module, module)
             q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
-            if not materializes(_name_of(module)):
-                return here("heads", super().attend(module, q_THK, k_SGK, v_SGK, window, **options))
-            mask = self.mask(q_THK.shape[-3], window)
-            return here("heads", _attention_with_taps(q_THK, k_SGK, v_SGK, mask, here, **options))
+            options |= {"tap": here} if materializes(_name_of(module)) else {}
+            return here("heads", super().attend(module, q_THK, k_SGK, v_SGK, window, **options))
 
     c = dataclasses.replace(c, scan_layers=False, remat="none")
     h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=tap_module)
     return tap("logits", head_logits(h_TD, model.head(params, c)))
-
-
-def _attention_with_taps(q_THK, k_SGK, v_SGK, mask: Mask, tap, *, softcap=None, scale=None, **_):
-    """Return `causal_attention`, computed with taps of its scores and weights. Each query must see a key."""
-    n_shared = q_THK.shape[-2] // k_SGK.shape[-2]
-    k_SHK, v_SHK = jnp.repeat(k_SGK, n_shared, axis=-2), jnp.repeat(v_SGK, n_shared, axis=-2)
-    scale = 1 / math.sqrt(q_THK.shape[-1]) if scale is None else scale
-    scores_HTS = tap("scores", linear.softcap(linear.scores(q_THK, k_SHK) * scale, softcap))
-    visible_HTS = mask.visible()[..., None, :, :]
-    weights_HTS = jax.nn.softmax(jnp.where(visible_HTS, scores_HTS, jnp.finfo(scores_HTS.dtype).min))
-    return linear.weighted_sums(tap("weights", weights_HTS), v_SHK).astype(v_SHK.dtype)
 
 
 def _replace(name: str, x, new):

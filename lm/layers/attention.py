@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,10 @@ class Mask:
         return mask
 
 
-def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=None, implementation="auto"):
+def causal_attention(
+    q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=None, bias_BSH=None, sink_H=None, implementation="auto",
+    tap=None,
+):  # fmt: skip
     """Return softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
     Scores and softmax are float32. A query that sees no key returns zeros and passes no gradient.
@@ -82,7 +85,12 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=
         mask: which keys each query sees.
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
         scale: factor of the scores; None: 1 / sqrt(K).
+        bias_BSH: added to the scores of each key after the cap, or None. What a query adds to all of its scores changes
+            nothing, so this includes differences of sums up to key and query.
+        sink_H: logits of one more key for each head, whose value is 0, or None.
         implementation: see `choose_implementation`.
+        tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after the softmax; its
+            results take their places. All scores then exist at once.
 
     Returns:
         (B, T, H, K) in the dtype of q.
@@ -99,15 +107,29 @@ def causal_attention(q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=
     chosen, reason = choose_implementation(
         implementation, platform=jax.default_backend(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
         window=mask.window, segments=mask.q_segments is not None, contiguous=mask.contiguous,
-        n_queries=q_BTHK.shape[-3],
+        n_queries=q_BTHK.shape[-3], more_scores=bias_BSH is not None or sink_H is not None,
     )  # fmt: skip
+    scale = 1 / math.sqrt(d_head) if scale is None else scale
+    scoring = Scoring(scale, softcap, bias_BSH, sink_H)
+    if tap is not None:
+        return _tapped(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap)
     if implementation == "auto":
         _log_once(f"attention: {chosen}; {reason}")
-    scale = 1 / math.sqrt(d_head) if scale is None else scale
-    return IMPLEMENTATIONS[chosen](q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap)
+    return IMPLEMENTATIONS[chosen](q_BTHK, k_BSGK, v_BSGK, mask, scoring)
 
 
-def choose_implementation(implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous, n_queries):
+class Scoring(NamedTuple):
+    """How scores follow from products of queries and keys, see `causal_attention`."""
+
+    scale: float
+    softcap: float | None = None
+    bias_BSH: jax.Array | None = None
+    sink_H: jax.Array | None = None
+
+
+def choose_implementation(
+    implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous, n_queries, more_scores=False
+):
     """Return the implementation that runs, and why. A pure function, so a config can be checked before compilation.
 
     "einsum" is the reference and supports everything. "chunked" skips the keys that come after a chunk of queries or
@@ -122,6 +144,7 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
         window: None, an int, or anything else for a window known only at run time.
         segments, contiguous: bools, see `Mask`.
         dtype, d_head, softcap, n_queries: see `causal_attention`.
+        more_scores: whether there is a bias or a sink, which "xla" and "cudnn" do not have.
 
     Returns:
         (name, reason).
@@ -135,7 +158,10 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
     """
     if implementation != "auto" and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention is {implementation!r}; expected one of auto, {', '.join(IMPLEMENTATIONS)}")
-    no_softcap = [(f"has no softcap (softcap is {softcap})", softcap is not None)]
+    no_softcap = [
+        (f"has no softcap (softcap is {softcap})", softcap is not None),
+        ("has no bias and no sink", more_scores),
+    ]
     whole_sequences = [
         ("has no document mask (segments are given)", segments),
         ("needs positions that are 0..T-1 (contiguous is False)", not contiguous),
@@ -161,20 +187,43 @@ def choose_implementation(implementation, *, platform, dtype, d_head, softcap, w
     return implementation, "set in the config"
 
 
-def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap):
+def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
     visible_BTS = mask.visible()
-    out_BTHK = _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scale, softcap)
+    out_BTHK = _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring)
     return _zero_blind_queries(out_BTHK, visible_BTS)
 
 
-def _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scale, softcap):
-    """The reference: two products around a softmax. A query that sees nothing returns the mean of all values."""
+def _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
+    """Return the masked scores (B, H, T, S), and the values with all heads; a sink is one more key."""
     # Key heads are repeated for the queries that share them. An einsum with separate group and query axes needs no
     # extra memory but is not a plain batched product, which takes 1.6 times as long on a CPU.
     n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
     k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
-    scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scale, softcap)
+    scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scoring.scale, scoring.softcap)
+    if scoring.bias_BSH is not None:
+        scores_BHTS += jnp.swapaxes(scoring.bias_BSH, -1, -2)[..., None, :]
+    scores_BHTS = scores_BHTS if tap is None else tap("scores", scores_BHTS)
     scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min)
+    if scoring.sink_H is not None:
+        sink_BHT1 = jnp.broadcast_to(scoring.sink_H[:, None, None], (*scores_BHTS.shape[:-1], 1))
+        scores_BHTS = jnp.concatenate([scores_BHTS, sink_BHT1.astype(scores_BHTS.dtype)], axis=-1)
+        v_BSHK = jnp.concatenate([v_BSHK, jnp.zeros_like(v_BSHK[..., :1, :, :])], axis=-3)
+    return scores_BHTS, v_BSHK
+
+
+def _tapped(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap):
+    """Attention with its scores and weights observed or replaced."""
+    visible_BTS = mask.visible()
+    scores_BHTS, v_BSHK = _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap)
+    weights_BHTS = jax.nn.softmax(scores_BHTS)
+    n_keys = k_BSGK.shape[-3]  # without the sink
+    weights_BHTS = jnp.concatenate([tap("weights", weights_BHTS[..., :n_keys]), weights_BHTS[..., n_keys:]], axis=-1)
+    return _zero_blind_queries(weighted_sums(weights_BHTS, v_BSHK).astype(v_BSHK.dtype), visible_BTS)
+
+
+def _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring):
+    """The reference: two products around a softmax. A query that sees nothing returns the mean of all values."""
+    scores_BHTS, v_BSHK = _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring)
     if softmax_means.enabled(v_BSHK):
         return softmax_means.softmax_means(scores_BHTS, v_BSHK).astype(v_BSHK.dtype)
     # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is the derivative.
@@ -197,7 +246,7 @@ def chunk_size(n_queries: int) -> int:
     return max(CHUNK, -(-n_queries // 16))
 
 
-def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scale, softcap):
+def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
     """Attention for one chunk of queries at a time, without the keys after it or before its first query's window."""
     n = q_BTHK.shape[-3]
     starts = range(0, n, chunk_size(n))
@@ -213,25 +262,26 @@ def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scale, softcap):
             for chunks in (k_chunks, v_chunks)
         )
         visible_TS = Mask(jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window).visible()
-        outs.append(_masked_softmax(q_chunks[i], k, v, visible_TS, scale, softcap))
+        bias_BSH = None if scoring.bias_BSH is None else scoring.bias_BSH[..., oldest:end, :]
+        outs.append(_masked_softmax(q_chunks[i], k, v, visible_TS, scoring._replace(bias_BSH=bias_BSH)))
     return jnp.concatenate(outs, axis=-3)
 
 
-def _xla(q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap):
+def _xla(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
     visible_BTS = mask.visible()
     mask_BTS = jnp.broadcast_to(visible_BTS, (*q_BTHK.shape[:-3], *visible_BTS.shape[-2:]))
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
     mask_B1TS = mask_BTS.reshape(-1, 1, *mask_BTS.shape[-2:])
-    out = jax.nn.dot_product_attention(q, k, v, mask=mask_B1TS, scale=scale, implementation="xla")
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask_B1TS, scale=scoring.scale, implementation="xla")
     return _zero_blind_queries(out.reshape(q_BTHK.shape), visible_BTS)
 
 
-def _cudnn(q_BTHK, k_BSGK, v_BSGK, mask, scale, softcap):
+def _cudnn(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
     # cuDNN would read an explicit mask (B, H, T, S) from memory; its own causal and window masks cost nothing.
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
     left_right = None if mask.window is None else (mask.window - 1, 0)
     attend = functools.partial(
-        jax.nn.dot_product_attention, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
+        jax.nn.dot_product_attention, is_causal=True, local_window_size=left_right, scale=scoring.scale, implementation="cudnn"
     )
     return _over_heads(attend)(q, k, v).reshape(q_BTHK.shape)
 

@@ -346,3 +346,30 @@ def test_invalid_arguments_raise(change, message):
     qkv = [arguments.pop(name) for name in "qkv"]
     with pytest.raises(ValueError, match=message):
         attention_with(*qkv, **arguments)
+
+
+@pytest.mark.parametrize("implementation", ["einsum", "chunked"])
+def test_biases_and_sinks_equal_a_plain_softmax(implementation, monkeypatch):
+    """A bias is added to the scores of a key, a sink is a key with value 0; derivatives included."""
+    monkeypatch.setattr(attention, "CHUNK", 4)
+    T, H, G, K = 9, 4, 2, 3
+    shapes = {"q": (T, H, K), "k": (T, G, K), "v": (T, G, K), "bias": (T, H), "sink": (H,)}
+    arrays = {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+
+    def ours(a):
+        options = {"bias_BSH": a["bias"], "sink_H": a["sink"], "implementation": implementation, "softcap": 2.0}
+        return causal_attention(a["q"], a["k"], a["v"], Mask.causal(T, 5), **options)
+
+    def plain(a):
+        k_THK, v_THK = jnp.repeat(a["k"], H // G, axis=1), jnp.repeat(a["v"], H // G, axis=1)
+        scores_HTS = 2 * jnp.tanh(jnp.einsum("thk,shk->hts", a["q"], k_THK) / jnp.sqrt(K) / 2) + a["bias"].T[:, None]
+        weights_HTS = jnp.where(Mask.causal(T, 5).visible(), jnp.exp(scores_HTS), 0)
+        sums_HT = weights_HTS.sum(-1) + jnp.exp(a["sink"])[:, None]
+        return jnp.einsum("hts,shk->thk", weights_HTS / sums_HT[..., None], v_THK)
+
+    np.testing.assert_allclose(ours(arrays), plain(arrays), rtol=1e-5, atol=1e-6)
+    slopes = [jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(a))))(arrays) for f in (ours, plain)]
+    for name in shapes:
+        np.testing.assert_allclose(slopes[0][name], slopes[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+    with pytest.raises(ValueError, match="has no bias and no sink"):
+        causal_attention(*(arrays[n] for n in "qkv"), Mask.causal(T), sink_H=arrays["sink"], implementation="xla")
