@@ -153,7 +153,7 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
 
 def _check_positions(params: dict, c: ResolvedModel) -> None:
     """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
-    with_first = [_alone(params, jnp.array([[first, 1, 2]]) % c.vocab_size, c=c) for first in (0, 3)]
+    with_first = [np.asarray(_alone(params, np.array([[first, 1, 2]]) % c.vocab_size, c=c)) for first in (0, 3)]
     if not np.array_equal(*with_first, equal_nan=True):
         raise UserError(
             "config.model: positions see each other outside of attention, here.last and here.running_sum, so the model "
@@ -164,7 +164,8 @@ def _check_positions(params: dict, c: ResolvedModel) -> None:
 @functools.partial(jax.jit, static_argnames="c")
 def _alone(params: dict, tokens_BT, c: ResolvedModel):
     """Return the last hidden states of all positions but the first, if each sees itself only."""
-    return model.hidden(params, c, tokens_BT, past=OwnPosition())[:, 1:]
+    h_BTD = model.hidden(params, c, tokens_BT, past=OwnPosition())
+    return replicate_inside(h_BTD[:, 1:].astype(jnp.float32))
 
 
 def _padded(n: int) -> int:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from lm.kernels import platform
+
 
 def enabled(x) -> bool:
     """Return whether products of `x` should use this module.
@@ -20,7 +22,7 @@ def enabled(x) -> bool:
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
-    return jax.default_backend() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded))
+    return platform.target() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded))
 
 
 def project(x, w, n_in):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lm.kernels import softmax_means
+from lm.kernels import platform, softmax_means
 from lm.layers.linear import scores, weighted_sums
 from lm.layers.linear import softcap as apply_softcap
 
@@ -105,7 +105,7 @@ def causal_attention(
     _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
     d_head = q_BTHK.shape[-1]
     chosen, reason = choose_implementation(
-        implementation, platform=jax.default_backend(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
+        implementation, platform=platform.target(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
         window=mask.window, segments=mask.q_segments is not None, contiguous=mask.contiguous,
         n_queries=q_BTHK.shape[-3], more_scores=bias_BSH is not None or sink_H is not None,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def choose_implementation(
 
     Args:
         implementation: "auto" or a key of IMPLEMENTATIONS.
-        platform: as from jax.default_backend().
+        platform: as from lm.kernels.platform.target.
         window: None, an int, or anything else for a window known only at run time.
         segments, contiguous: bools, see `Mask`.
         dtype, d_head, softcap, n_queries: see `causal_attention`.

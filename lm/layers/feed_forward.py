@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from lm.kernels import elementwise
 from lm.layers.linear import project
 
 
@@ -106,7 +107,4 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
 def _activate(activation, x):
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
-    function = ACTIVATIONS[activation]
-    if jax.default_backend() == "cpu":  # XLA:CPU rounds to 16 bits after every operation, which takes twice as long
-        return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
-    return function(x)
+    return elementwise.apply(ACTIVATIONS[activation], x)

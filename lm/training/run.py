@@ -13,6 +13,7 @@ from lm.data import Corpus
 from lm.errors import UserError
 from lm.files import to_json
 from lm.generation.text import known_prompt
+from lm.kernels import platform
 from lm.layers.attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
@@ -138,7 +139,7 @@ def training_attention(config: Resolved, corpus: Corpus) -> tuple[str, str]:
     m = config.model
     return choose_implementation(
         m.attention,
-        platform=jax.default_backend(),
+        platform=platform.target(),
         dtype=m.compute_dtype,
         d_head=m.d_head,
         softcap=m.attn_softcap,
