@@ -281,7 +281,11 @@ def _cudnn(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BSGK, v_BSGK))
     left_right = None if mask.window is None else (mask.window - 1, 0)
     attend = functools.partial(
-        jax.nn.dot_product_attention, is_causal=True, local_window_size=left_right, scale=scoring.scale, implementation="cudnn"
+        jax.nn.dot_product_attention,
+        is_causal=True,
+        local_window_size=left_right,
+        scale=scoring.scale,
+        implementation="cudnn",
     )
     return _over_heads(attend)(q, k, v).reshape(q_BTHK.shape)
 
