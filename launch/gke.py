@@ -12,6 +12,7 @@ pod fails or is preempted, JobSet restarts all of them and the run resumes from 
 import argparse
 import math
 import re
+import subprocess
 import sys
 
 import yaml
@@ -44,8 +45,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_manifest(args: argparse.Namespace) -> int:
     """Print the manifest, and return the exit code."""
-    print(yaml.safe_dump(jobset(args), sort_keys=False), end="")
+    manifest = jobset(args)
+    if args.check:
+        device = f"{(args.tpu or args.gpu).partition(':')[0]}:{n_devices(manifest)}"
+        plan = ["--plan", "--compiled", "--device", device]
+        command = [sys.executable, "-m", "lm.train", *after_dashes(args.train), *plan]
+        if code := subprocess.run(command, stdout=sys.stderr).returncode:  # stdout is for kubectl
+            return code
+    print(yaml.safe_dump(manifest, sort_keys=False), end="")
     return 0
+
+
+def n_devices(manifest: dict) -> int:
+    """Return the number of accelerators of all pods of a manifest."""
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    return job["parallelism"] * sum(container["resources"]["limits"].values())
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -68,6 +83,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--secret", action="append", default=[], metavar="NAME", help="Secret whose keys become environment variables")
     add("--cpu", type=int, metavar="N", help="CPUs that a pod requests (default: 2 per accelerator)")
     add("--memory", metavar="SIZE", help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)")
+    add("--check", action="store_true", help="first compile the training step for these devices (lm.train --compiled)")
     parser.add_argument("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
     return parser.parse_args(argv)

@@ -92,15 +92,15 @@ def test_slurm_submits_a_sweep_as_an_array_of_jobs_with_one_task(launch, tmp_pat
     assert f"lm.sweep --config configs/sweeps/positions.py --budget full --workdir {tmp_path}/sweep " in done.stdout
 
 
-@pytest.mark.parametrize("path", ["docs/scaling.md", "launch/gke.py", "launch/slurm.py"])
-def test_documented_runs_fit_their_machines(path):
-    text = re.sub(r"\\+\n\s*", "", (ROOT / path).read_text())
-    found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)
-    assert found
-    for config, overrides in found:
-        loaded = load(str(ROOT / config), [word.removeprefix("--config.") for word in overrides.split()])
-        for n_devices in (8, 16, 32):
-            check_mesh(parameters.resolve(loaded, loaded.model.vocab_size), n_devices)
+def test_documented_runs_fit_their_machines():
+    for path in ("docs/scaling.md", "launch/gke.py", "launch/slurm.py"):
+        text = re.sub(r"\\+\n\s*", "", (ROOT / path).read_text())
+        found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)
+        assert found
+        for config, overrides in found:
+            loaded = load(str(ROOT / config), [word.removeprefix("--config.") for word in overrides.split()])
+            for n_devices in (8, 16, 32):
+                check_mesh(parameters.resolve(loaded, loaded.model.vocab_size), n_devices)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,16 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
     (container,) = pod["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     assert container["resources"]["requests"] == {"cpu": "64", "memory": "1Ti"}
+
+
+def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch, monkeypatch):
+    ran = []
+    for code in (0, 2):
+        result = subprocess.CompletedProcess([], code)
+        monkeypatch.setattr(gke.subprocess, "run", lambda command, result=result, **_: ran.append(command) or result)
+        done = launch("gke", *TPUS, "--check", *CONFIG)
+        assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+        assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", "v5e:32"]
 
 
 def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monkeypatch):
