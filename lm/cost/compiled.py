@@ -150,6 +150,7 @@ def _compile(job: dict) -> Compiled:
 
     from lm.cost.hlo import parse_collectives
     from lm.cost.memory import abstract_train_state, local_bytes
+    from lm.kernels.platform import compiling_for
     from lm.parallel.mesh import BATCH_AXES
     from lm.step import train_step
 
@@ -163,15 +164,13 @@ def _compile(job: dict) -> Compiled:
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
     devices = mesh_utils.create_device_mesh(tuple(sizes.values()), topology.devices)
     mesh = Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    # The program is traced for the devices that it is compiled for; this process has a CPU only.
-    jax.default_backend = lambda: platform
     state, t = abstract_train_state(config, mesh), config.train
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
     names = ("tokens", "segments") if config.data.packing == "documents" else ("tokens",)
     batch = {name: jax.ShapeDtypeStruct((t.batch_size, t.seq_len + 1), np.int32, sharding=rows) for name in names}
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)
     jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), compiling_for(platform):
         lowered = jitted.lower(state, batch, config)
         start = time.monotonic()
         program = lowered.compile()
