@@ -113,6 +113,17 @@ def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_stops_when_its_patience_ends_and_does_not_go_on(train, tmp_path):
+    keys = ("--config.optimizer.learning_rate=1e-30", "--config.eval.every=2", "--config.eval.patience=2")
+    code, output = train(tmp_path / "run", *keys)
+    assert (code, "no smaller validation loss" in output) == (0, True)
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("stopped", 6)  # the loss of step 2 stays the smallest
+    assert train(tmp_path / "run", *keys, "--resume")[0] == 0
+    assert summary_of(tmp_path / "run")["steps"] == summary["steps"]
+
+
+@pytest.mark.slow
 def test_wall_seconds_include_compilation(train, tmp_path, monkeypatch):
     compile_steps = job.compile_steps
 

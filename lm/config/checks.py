@@ -273,6 +273,10 @@ def mesh(config: Config) -> Iterator[Problem]:
 
 
 def final_evaluation(config: Config) -> Iterator[Problem]:
+    if config.eval.patience and not config.eval.every:
+        yield problem(
+            "eval.patience eval.every", f"{config.eval.patience} counts evaluations during training; set eval.every"
+        )
     for name in config.eval.final_splits:
         if unknown := [part for part in name.split("+") if part not in SPLITS]:
             hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b joins two"

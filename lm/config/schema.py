@@ -314,6 +314,9 @@ class EvalConfig:
     """Evaluation during and after training, and the sample at the end."""
 
     every: int = key(0, "steps between evaluations of the validation split; 0: only at the end", low=0, execution=True)
+    patience: int = key(
+        0, "stop after this many evaluations without a new smallest validation loss; 0: never", low=0, execution=True
+    )
     max_batches: int = key(0, "batches per evaluation during training; 0: the full split", low=0, execution=True)
     batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
     final_splits: tuple[str, ...] = key(

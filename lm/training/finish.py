@@ -16,8 +16,8 @@ from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 
 
-def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
-    """End a run after its last step; returns "finished", or "interrupted" if a signal came."""
+def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
+    """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
     step = int(state.step)
     lines: dict[str, dict | None] = {}
@@ -36,7 +36,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
             return "interrupted"
     loop.save(state, step)
     loop.outputs.checkpoints.wait()
-    write_summary(loop, state, workdir, "finished", lines)
+    write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
     if config.eval.sample_tokens and corpus.tokenizer is not None:
@@ -50,7 +50,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir) -> str:
     say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
     if config.notes:
         say(config.notes)
-    return "finished"
+    return status
 
 
 def joined(parts: list[dict]) -> dict:

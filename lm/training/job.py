@@ -97,11 +97,11 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                 )
                 state, status = loop.train(state)
                 # ---- The end: final evaluations, summary and sample, or the report of a run that stopped early ----
-                if status == "finished":
-                    status = finish(loop, state, workdir)
-                if status != "finished":
+                if status in ("finished", "stopped"):
+                    status = finish(loop, state, workdir, status)
+                if status in ("interrupted", "nonfinite"):
                     stop_early(loop, state, workdir, status)
-    return {"finished": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+    return {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
 
 
 def has_checkpoint(directory: Path, run: Run) -> bool:

@@ -21,7 +21,7 @@ from lm.training.signals import Signals
 from lm.training.standstill import Standstill
 from lm.training.step_log import StepLog
 from lm.workdir.checkpoints import Checkpoints
-from lm.workdir.metrics import MetricsWriter
+from lm.workdir.metrics import MetricsWriter, best_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Loop:
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     def train(self, state: TrainState) -> tuple[TrainState, str]:
-        """Train to the last step; returns the last finite state and "finished", "interrupted" or "nonfinite"."""
+        """Train to the last step; returns the last finite state and a status.
+
+        The status is "finished", "stopped" (eval.patience), "interrupted" or "nonfinite".
+        """
         config, signals = self.run.config, self.outputs.signals
         log, still = StepLog(self.run, self.outputs.writer, self.outputs.progress), Standstill(config, self.run.table)
         still.warning(int(state.step), state.params)
@@ -89,7 +92,7 @@ class Loop:
         return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint")}
 
     def _between_dispatches(self, state: TrainState, step: int, log: StepLog) -> str | None:
-        """Do what is due after `step` steps and was not done before; returns "interrupted" if a signal came."""
+        """Do what is due after `step` steps and was not done before; returns a status if the run ends here."""
         due, is_best = self._due(step), False
         self.diagnostics.start_or_stop_profile(state, step)
         if not any(due.values()):
@@ -106,6 +109,9 @@ class Loop:
         if due["checkpoint"] or is_best:
             self.save(state, step)
         log.restart_clock()
+        if due["eval"] and is_out_of_patience(writer.validation_losses(), self.run.config.eval.patience):
+            self.outputs.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
+            return "stopped"
         return None
 
     def evaluate_split(self, state: TrainState, step: int, split: str, max_batches: int = 0) -> dict | None:
@@ -147,6 +153,16 @@ class Loop:
     def wall_seconds(self) -> float:
         """Return the seconds that this run has taken, over all of its starts."""
         return self.seconds_before + time.monotonic() - self.began
+
+
+def is_out_of_patience(losses: dict[int, float], patience: int) -> bool:
+    """Return whether `patience` evaluations followed the one with the smallest loss; never with patience 0.
+
+    >>> [is_out_of_patience({2: 3.0, 4: 2.5, 6: 2.75, 8: 2.6}, patience) for patience in (0, 2, 3)]
+    [False, True, False]
+    """
+    best = best_step(losses, losses)
+    return bool(patience) and best is not None and sum(step > best for step in losses) >= patience
 
 
 def compile_steps(run: Run, source: BatchSource, state: TrainState):

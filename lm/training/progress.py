@@ -64,7 +64,7 @@ class Progress:
             parts.append(f"MFU {100 * line['mfu']:.1f} %{beside}")
         elif line.get("flops_per_second") is not None:
             parts.append(si(line["flops_per_second"], "FLOP/s"))
-        if speed and "tokens" in line:
+        if speed and "tokens" in line and line["step"] < self._total:
             seconds_left = (self._total - line["step"]) * line["tokens"] / line["step"] / speed
             parts.append(f"ETA {duration(seconds_left)}")
         return "  ".join(parts)

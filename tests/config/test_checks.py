@@ -67,6 +67,7 @@ CONTRADICTIONS = [
     ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
     ("train.profile=5", "train.profile: (5,)"),
     ("eval.sample_prompt=", "eval.sample_prompt: empty"),
+    ("eval.patience=3", "eval.patience: 3 counts evaluations during training; set eval.every"),
     ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
     ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
     ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
