@@ -14,7 +14,6 @@ from huggingface_checkpoints import checkpoint, edit_tensors
 import lm
 from lm.data import tokenizers
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer
-from lm.errors import UserError
 from lm.generate import main
 from lm.generation.text import Continuation
 
@@ -101,8 +100,7 @@ def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_n
     assert run.with_special_tokens(False).tokenizer.stop_ids == {2, 5, 7}
     assert capsys.readouterr().err == ""
     edit_tensors(directory, lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"] * np.nan})
-    with pytest.raises(UserError, match="logits are not finite"):
-        lm.load(directory).generate("a", 3)
+    lm.load(directory)  # to generate with it is an error, see tests/generation/test_decoding.py
     assert "WARNING" in (err := capsys.readouterr().err)
     assert "1 of " in err
     assert "final_norm/scale_D" in err

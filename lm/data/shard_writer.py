@@ -17,7 +17,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -34,7 +34,7 @@ from lm.files import lock, read_json, to_json, write_bytes, write_text
 
 FORMAT = 4  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
-PIECE = 2**20  # characters encoded at once
+PIECE = 2**20  # characters encoded at once, and the rest of a line
 CACHE = cache.user_cache(None)  # of the digests of large input files
 
 
@@ -293,21 +293,15 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def cut_pieces(text: str, size: int, special_tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Cut a text into pieces of `size` characters, longer only where a special token would be cut.
+def cut_pieces(text: str, size: int) -> Iterator[str]:
+    r"""Cut a text after the first line that ends beyond each `size` characters; encoding takes memory.
 
-    >>> list(cut_pieces("ab<end>cd", 3)), list(cut_pieces("ab<end>cd", 3, ["<end>"]))
-    (['ab<', 'end', '>cd'], ['ab<end>', 'cd'])
+    >>> list(cut_pieces("ab|cd|ef|".replace("|", chr(10)), 4))
+    ['ab\ncd\n', 'ef\n']
     """
-    longest_first = sorted(special_tokens, key=len, reverse=True)  # as the tokenizer finds them, from left to right
-    pattern, start = re.compile("|".join(map(re.escape, longest_first))), 0
+    start = 0
     while start < len(text):
-        end = start + size
-        matches = pattern.finditer(text, start, end + len(longest_first[0])) if special_tokens else ()
-        for match in matches:
-            if match.start() >= end:
-                break
-            end = max(end, match.end())
+        end = text.find("\n", start + size) + 1 or len(text)
         yield text[start:end]
         start = end
 
@@ -318,7 +312,7 @@ def _write_shard(output: Path, split: str, i: int, texts: list[str], tokenizer) 
     ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
     ids = []
     for text in texts:
-        first, *others = cut_pieces(text, PIECE, tokenizer.special_tokens) if text else [""]
+        first, *others = cut_pieces(text, PIECE) if text else [""]
         ids += [tokenizer.encode_prompt(first), *(tokenizer.encode(piece) for piece in others), ending]
     tokens, buffer = np.concatenate(ids), io.BytesIO()
     np.save(buffer, tokens)

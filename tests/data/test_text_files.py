@@ -139,3 +139,15 @@ def test_the_command_for_the_field_of_a_table_runs(tmp_path, monkeypatch, capfd)
     corpus = open_corpus(DataConfig(source=f"text:{path}", tokenizer="byte"), say=str)
     os.system(corpus.notices[0].partition("alone: ")[2])
     assert (tmp_path / "c_text.txt").read_text() == "".join(record["body"] + "\n" for record in RECORDS)
+
+
+def test_the_home_directory_is_expanded_wherever_a_path_is_taken(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.txt")
+    prepare(["--input=text:~/a.txt", "--tokenizer=bpe:260", "--output=~/shards", "--workers=1", "--validation=0.5"])
+    assert prepare(["--verify=~/shards"]) == 0
+    options = {"tokenizer": "hf:~/shards/tokenizer.json", "cache_dir": "~/cache"}
+    for source in ("tokens:~/shards", "text:~/a.txt", "text:~/*.txt"):
+        assert open_corpus(DataConfig(source=source, **options), say=str).split("train").n_tokens
+    assert not (tmp_path / "~").exists()

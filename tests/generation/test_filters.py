@@ -36,7 +36,6 @@ def expected(temperature=1.0, top_k=None, top_p=None, min_p=None):
     "options",
     [
         {},
-        {"temperature": 0.5},
         {"top_k": 3},
         {"top_p": 0.6},
         {"min_p": 0.3},

@@ -53,12 +53,9 @@ def test_plain_windows_equal_the_reference(plain):
     assert plain.blocks == 10
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-def test_sliding_windows_equal_the_reference(stride):
-    scores = score_split(
-        PARAMS, CONFIG, TEXT, stride=stride, batch_size=10
-    )  # ten: the shapes that are compiled already
-    assert_scores(scores, reference(CONFIG, PARAMS, IDS, stride))
+def test_sliding_windows_equal_the_reference():
+    scores = score_split(PARAMS, CONFIG, TEXT, stride=3, batch_size=10)  # ten: the shapes that are compiled already
+    assert_scores(scores, reference(CONFIG, PARAMS, IDS, 3))
 
 
 @pytest.mark.slow
@@ -89,6 +86,7 @@ def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logi
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_size_beyond_the_number_of_windows_is_reduced(plain):
     """Rows beyond the last window are computed in vain, and 2^31 of them do not fit into memory."""
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=2**31 - 1).sums, plain.sums, atol=1e-5)
