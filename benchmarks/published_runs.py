@@ -1,7 +1,7 @@
 """Compare the estimate of --plan with published runs: python -m benchmarks.published_runs
 
-Prints the Markdown table of docs/plan.md. Nothing is run: lm/cost predicts memory and speed of this code with the same
-sizes. The sources reported their figures for other software.
+Prints all runs, and the Markdown table of docs/plan.md. Nothing is run: lm/cost predicts memory and speed of this code
+with the same sizes. The sources reported their figures for other software.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import Estimate, estimate
 from lm.text_tables import markdown_table
+from lm.text_tables import table as text_table
 
 SOURCES = {
     "foundry": "https://github.com/mosaicml/llm-foundry/blob/061f2c7/scripts/train/benchmarking/README.md",
@@ -155,10 +156,6 @@ class Comparison:
         return self.predicted.tokens_per_step / self.predicted.seconds / self.predicted.n_devices
 
     @property
-    def predicted_mfu(self) -> float:
-        return self.mfu * self.predicted_speed / self.speed
-
-    @property
     def error(self) -> float:
         """Return the relative error of the predicted speed."""
         return self.predicted_speed / self.speed - 1
@@ -197,30 +194,43 @@ def reported(run: Run, config: Config) -> tuple[float, float]:
 
 
 def table(found: list[Comparison]) -> str:
-    head = ["model", "devices", "mesh", "batch", "remat", "tokens/s", "predicted", "error", "MFU", "predicted"]
-    head += ["GiB", "predicted", "source"]
-    return markdown_table(head, [_row(c) for c in found])
+    """Return the table of docs/plan.md: the runs of each source on each kind of device."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for c in found:
+        groups.setdefault((c.run.source, c.run.device), []).append(c)
+    return markdown_table(["source", "runs", "devices", "models", "MFU", "error of the predicted speed"], [
+        _row(source, device, group) for (source, device), group in groups.items()
+    ])  # fmt: skip
 
 
-def _row(c: Comparison) -> list[str]:
-    run, (replica, fsdp, tensor) = c.run, c.run.mesh
-    axes = {"replica": replica, "fsdp": fsdp, "tensor": tensor}
-    mesh = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1)
+def _row(source: str, device: str, group: list[Comparison]) -> list[str]:
+    counts, errors = [math.prod(c.run.mesh) for c in group], [c.error for c in group if not c.run.anchor]
+    models = dict.fromkeys(c.run.model for c in group)
     return [
-        run.model,
-        f"{math.prod(run.mesh)} {run.device}",
-        mesh,
-        f"{run.micro_batches} x {run.sequences} x {run.seq_len}",
-        run.remat,
-        f"{c.speed:,.0f}" if run.speed else f"({c.speed:,.0f})",
-        f"{c.predicted_speed:,.0f}",
-        "anchor" if run.anchor else f"{c.error:+.0%}",
-        f"{c.mfu:.1f} %" if run.mfu else f"({c.mfu:.1f} %)",
-        f"{c.predicted_mfu:.1f} %",
-        f"{run.memory:.0f}" if run.memory else "",
-        f"{c.predicted.memory.total / 2**30:.0f}",
-        f"[{run.source}]({SOURCES[run.source]})",
+        f"[{source}]({SOURCES[source]})",
+        str(len(group)),
+        f"{_range(min(counts), max(counts), '{:,}')} {device}",
+        " to ".join(dict.fromkeys([next(iter(models)), list(models)[-1]])),
+        _range(min(c.mfu for c in group), max(c.mfu for c in group), "{:.0f} %"),
+        _range(min(errors), max(errors), "{:+.0%}"),
     ]
+
+
+def _range(low: float, high: float, form: str) -> str:
+    return " to ".join(dict.fromkeys([form.format(low), form.format(high)]))
+
+
+def details(found: list[Comparison]) -> str:
+    """Return a table of all runs for a terminal."""
+    head = ("model", "devices", "mesh", "batch", "remat", "tokens/s", "predicted", "error", "GiB", "predicted")
+    rows = []
+    for c in found:
+        run, mesh = c.run, " x ".join(map(str, c.run.mesh))
+        speeds = f"{c.speed:,.0f}", f"{c.predicted_speed:,.0f}", "anchor" if run.anchor else f"{c.error:+.0%}"
+        memory = f"{run.memory:.0f}" if run.memory else "", f"{c.predicted.memory.total / 2**30:.0f}"
+        batch = f"{run.micro_batches} x {run.sequences} x {run.seq_len}"
+        rows.append((run.model, f"{math.prod(run.mesh)} {run.device}", mesh, batch, run.remat, *speeds, *memory))
+    return text_table([head, *rows], right=[5, 6, 7, 8, 9])
 
 
 def summary(found: list[Comparison]) -> Iterator[str]:
@@ -236,7 +246,7 @@ def summary(found: list[Comparison]) -> Iterator[str]:
 
 def main() -> int:
     found = [compare(run) for run in RUNS]
-    print("\n\n".join([table(found), *summary(found)]))
+    print("\n\n".join([details(found), table(found), *summary(found)]))
     return 0
 
 

@@ -40,7 +40,7 @@ def test_plan_of_a_7b_model_on_64_h100s(capsys, monkeypatch):
     """Replica 16 x fsdp 4, 4 micro-batches of 2 sequences per device, bfloat16 products of float32 parameters."""
     monkeypatch.chdir(ROOT)
     text = re.sub(r"\\\n\s*", "", DOCUMENT.read_text())
-    (documented,) = re.findall(r"^python3? -m lm.train (.* --plan .*)$", text, re.M)
+    (documented,) = re.findall(r"^python3? -m lm.train (.* --plan --device .*)$", text, re.M)
     assert main(shlex.split(documented)) == 0
     plan = capsys.readouterr().out
     assert f"```\n{plan}```" in DOCUMENT.read_text()
