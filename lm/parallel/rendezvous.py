@@ -1,16 +1,12 @@
 """Connect all processes of a run before JAX does, so that an error can name the missing ones.
 
 `jax.distributed.initialize` aborts with a C++ stack trace if a process is missing, or if the address or an id is wrong.
-Therefore each process first opens a TCP connection to process 0, at the address that JAX uses afterwards, and sends its
-id. Process 0 sends the same answer to all of them when all have connected or the time limit is reached.
-
-Each message is one line: process 0 sends GREETING, the other process sends [process_id, num_processes], and process 0
-answers {"problems", "temporary"}.
+Therefore each process first sends the line [process_id, num_processes] to process 0, at the address that JAX uses
+afterwards. Process 0 answers all of them, {"problems", "temporary"}, when all have connected or the time is over.
 """
 
 import contextlib
 import os
-import selectors
 import socket
 import time
 
@@ -19,8 +15,7 @@ from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, parse_json, to_json
 
 _BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if set
-GREETING = b"lm.train: process 0\n"
-REPLY_SECONDS = 10  # time limit for the greeting; added to the timeout, it is the limit for the answer
+REPLY_SECONDS = 10  # time limit for a line of another process
 RETRY_SECONDS = 0.2
 MAX_LINE = 2**16  # bytes
 MAX_LISTED = 8  # maximum number of ids in an error message
@@ -47,26 +42,61 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
         if not is_address(given):
             raise UserError(f"{name}: {given[:200]!r} is not HOST:PORT with a port from 1 to 65535")
     if process_id == 0:
-        problem = _wait_for_others(address, num_processes, timeout)
+        problem = _collect(address, num_processes, timeout)
     else:
-        problem = _wait_for_first(address, num_processes, process_id, timeout)
+        problem = _report(address, num_processes, process_id, timeout)
     if problem:
         raise problem
 
 
-# ---- Process 0 -------------------------------------------------------------------------------------------------------
-
-
-def _wait_for_others(address: str, num_processes: int, timeout: int) -> UserError | None:
-    with _listen(address) as server, selectors.DefaultSelector() as selector:
-        selector.register(server, selectors.EVENT_READ)
-        problem = _collect(server, selector, num_processes, timeout)
+def _collect(address: str, n: int, timeout: float) -> UserError | None:
+    """Return the problem that process 0 finds, after all processes that connected have got it."""
+    deadline, problem, connections = time.monotonic() + timeout, None, {}  # connections by process id
+    with _listen(address) as server, contextlib.ExitStack() as opened:
+        while not problem and (missing := sorted(set(range(1, n)) - connections.keys())):
+            if time.monotonic() > deadline:
+                problem = TemporaryError(
+                    f"{_list(missing)} of {n} did not connect to process 0 within {timeout} s (--connect_timeout); see "
+                    "their output, and check that they can reach --coordinator_address"
+                )
+                break
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection = opened.enter_context(server.accept()[0])
+            except OSError:  # the time is over
+                continue
+            try:
+                connection.settimeout(REPLY_SECONDS)
+                i, count = parse_json(connection.recv(MAX_LINE), [COUNT])
+            except (OSError, ValueError):  # another program
+                connection.close()
+                continue
+            if count != n:
+                problem = UserError(
+                    f"process {i} has --num_processes {count}, and process 0 has {n}; give all processes the same "
+                    "number"
+                )
+            elif i == 0 or (i in connections and _is_open(connections[i])):
+                problem = UserError(f"two processes have --process_id {i}; give each process its own")
+            connections[-1 if problem else i] = connection
         answer = {"problems": problem.problems if problem else [], "temporary": isinstance(problem, TemporaryError)}
-        for key in list(selector.get_map().values()):
-            if key.fileobj is not server:
-                with key.fileobj as connection, contextlib.suppress(OSError):
-                    connection.sendall(f"{to_json(answer)}\n".encode())
+        for connection in connections.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{to_json(answer)}\n".encode())
     return problem
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Return whether the other side waits; a process that was restarted has closed its first connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.settimeout(REPLY_SECONDS)
 
 
 def _listen(address: str) -> socket.socket:
@@ -87,58 +117,31 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _collect(server: socket.socket, selector, num_processes: int, timeout: int) -> UserError | None:
-    """Accept connections until all processes have connected; return the problem, or None."""
-    deadline, ids = time.monotonic() + timeout, {}  # process id by connection
-    while missing := sorted(set(range(1, num_processes)) - set(ids.values())):
+def _report(address: str, n: int, process_id: int, timeout: float) -> UserError | None:
+    """Connect to process 0 and return the problem in its answer."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), min(timeout, REPLY_SECONDS)) as connection:
+                connection.sendall(f"{to_json([process_id, n])}\n".encode())
+                connection.settimeout(timeout + REPLY_SECONDS)
+                answer = parse_json(
+                    connection.makefile("rb").readline(MAX_LINE), {"problems": [str], "temporary": bool}
+                )
+            break
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+        except ValueError:
+            reason = "another program answers there, or the run has already started"
         if time.monotonic() > deadline:
             return TemporaryError(
-                f"{_list(missing)} of {num_processes} did not connect to process 0 within {timeout} s "
-                "(--connect_timeout); see their output, and check that they can reach --coordinator_address"
+                f"process {process_id} could not reach process 0 at {address} within {timeout} s (--connect_timeout): "
+                f"{reason}; see the output of process 0, and check --coordinator_address"
             )
-        events = selector.select(max(0.0, deadline - time.monotonic()))
-        # Handle known connections first: the old connection of a restarted process is then removed before the new one.
-        for key, _ in sorted(events, key=lambda event: event[0].fileobj not in ids):
-            connection = key.fileobj
-            if connection is server:
-                _accept(server, selector)
-            elif (introduction := _read_introduction(connection)) is None:
-                selector.unregister(connection)
-                connection.close()
-                ids.pop(connection, None)
-            elif problem := _check_introduction(*introduction, set(ids.values()), num_processes):
-                return problem
-            else:
-                ids[connection] = introduction[0]
-    return None
-
-
-def _accept(server: socket.socket, selector) -> None:
-    connection, _ = server.accept()
-    connection.settimeout(REPLY_SECONDS)
-    selector.register(connection, selectors.EVENT_READ)
-    with contextlib.suppress(OSError):
-        connection.sendall(GREETING)
-
-
-def _read_introduction(connection: socket.socket) -> tuple[int, int] | None:
-    """Return (process_id, num_processes); None if the connection was closed or comes from another program."""
-    try:
-        process_id, count = parse_json(connection.recv(MAX_LINE), [COUNT])
-    except (OSError, ValueError):
-        return None
-    return process_id, count
-
-
-def _check_introduction(process_id: int, count: int, known: set[int], num_processes: int) -> UserError | None:
-    if count != num_processes:
-        return UserError(
-            f"process {process_id} has --num_processes {count}, and process 0 has {num_processes}; "
-            "give all processes the same number"
-        )
-    if process_id in {0, *known}:
-        return UserError(f"two processes have --process_id {process_id}; give each process its own")
-    return None
+        time.sleep(RETRY_SECONDS)
+    error = TemporaryError if answer["temporary"] else UserError
+    return error(*answer["problems"]) if answer["problems"] else None
 
 
 def _list(ids: list[int]) -> str:
@@ -149,39 +152,3 @@ def _list(ids: list[int]) -> str:
     """
     more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
     return f"process{'es' * (len(ids) > 1)} {', '.join(map(str, ids[:MAX_LISTED]))}{more}"
-
-
-# ---- The other processes ---------------------------------------------------------------------------------------------
-
-
-def _wait_for_first(address: str, num_processes: int, process_id: int, timeout: int) -> UserError | None:
-    """Connect to process 0 and return the problem in its answer."""
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), min(timeout, REPLY_SECONDS)) as connection:
-                return _ask(connection, num_processes, process_id, timeout)
-        except (OSError, OverflowError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-        if time.monotonic() > deadline:
-            return TemporaryError(
-                f"process {process_id} could not reach process 0 at {address} within {timeout} s (--connect_timeout): "
-                f"{reason}; see the output of process 0, and check --coordinator_address"
-            )
-        time.sleep(RETRY_SECONDS)
-
-
-def _ask(connection: socket.socket, num_processes: int, process_id: int, timeout: int) -> UserError | None:
-    with connection.makefile("rb") as lines:
-        if lines.readline(len(GREETING)) != GREETING:
-            raise ValueError("another program answers there, or the run has already started")
-        connection.sendall(f"{to_json([process_id, num_processes])}\n".encode())
-        connection.settimeout(timeout + REPLY_SECONDS)
-        line = lines.readline(MAX_LINE)
-    if not line:
-        raise ConnectionError("process 0 closed the connection")
-    answer = parse_json(line, {"problems": [str], "temporary": bool})
-    if not answer["problems"]:
-        return None
-    return (TemporaryError if answer["temporary"] else UserError)(*answer["problems"])

@@ -7,6 +7,7 @@ import pytest
 from running import free_ports
 
 from lm.errors import TemporaryError, UserError
+from lm.parallel import rendezvous
 from lm.parallel.rendezvous import meet
 
 
@@ -81,7 +82,8 @@ def test_different_numbers_of_processes_end_all():
     assert all(str(problem).startswith("process 1 has --num_processes 2, and process 0 has 3") for problem in problems)
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named(monkeypatch):
+    monkeypatch.setattr(rendezvous, "REPLY_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other_program:
         port = other_program.getsockname()[1]
         problems = meet_all((2, 0), (2, 1), address=f"127.0.0.1:{port}", timeout=0.3)
