@@ -24,7 +24,7 @@ from lm import data
 from lm.data.batches import gather
 from lm.errors import UserError, with_exit_code
 from lm.interpret import capture
-from lm.layers import norms
+from lm.layers import layer_norms
 from lm.malloc import retain_freed_memory
 from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel, load
@@ -121,7 +121,7 @@ def speeds() -> dict[str, float]:
     x, scale, bias = jax.random.normal(jax.random.key(0), SHAPE), jnp.ones(SHAPE[1]), jnp.zeros(SHAPE[1])
 
     def timed(algorithm: str):
-        loss = lambda *arrays: jnp.sum(jnp.square(norms.layer_norm(*arrays, algorithm=algorithm)))  # noqa: E731
+        loss = lambda *arrays: jnp.sum(jnp.square(layer_norms.layer_norm(*arrays, algorithm=algorithm)))  # noqa: E731
         step = jax.jit(jax.grad(loss, (0, 1, 2)))
         jax.block_until_ready(step(x, scale, bias))
 

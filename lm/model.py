@@ -19,6 +19,7 @@ from lm.config import ResolvedModel
 from lm.layers import norms, position_encodings, variants
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
+from lm.layers.layer_norms import layer_norm
 from lm.layers.linear import project
 from lm.layers.losses import Head, head_logits
 from lm.layers.variants import Here, at
@@ -29,7 +30,7 @@ from lm.past import Past
 # Norms: (x, parameters, config) -> x.
 NORMS = {
     "rms": lambda x, p, c: norms.rms_norm(x, p["scale_D"], eps=c.norm_eps),
-    "layer": lambda x, p, c: norms.layer_norm(
+    "layer": lambda x, p, c: layer_norm(
         x, p["scale_D"], p.get("bias_D"), eps=c.norm_eps, algorithm=c.norm_algorithm, ddof=c.norm_ddof
     ),
 }

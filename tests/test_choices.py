@@ -9,13 +9,13 @@ from lm import layer_stack, model, optimizers, parameters, step
 from lm.config import DataConfig
 from lm.config.schema import schema
 from lm.data import open_corpus
-from lm.layers import attention, feed_forward, norms, position_encodings, variants
+from lm.layers import attention, feed_forward, layer_norms, position_encodings, variants
 from lm.optimizers import make_optimizer
 
 # (config key, a table that is indexed by the key's value)
 TABLES = [
     ("model.norm", model.NORMS),
-    ("model.norm_algorithm", norms.LAYER_NORMS),
+    ("model.norm_algorithm", layer_norms.LAYER_NORMS),
     ("model.norm_placement", parameters.NORM_PLACEMENTS),
     ("model.ffn", variants.FEED_FORWARDS),
     ("model.residual", variants.RESIDUALS),

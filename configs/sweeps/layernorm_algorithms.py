@@ -9,7 +9,7 @@ r"""Can LayerNorm be computed in one pass? In a trained model, after fine-tuning
     python -m benchmarks.layernorm_swap runs/layernorm-*        # deviation of the logits, error and speed of the layer
 
 The algorithms differ in how they compute the statistics: one-pass recurrences, evaluated for all rows at once
-(lm/layers/layer_norm_moments.py). The normalization always reads the row again. All but running_mean share a
+(lm/layers/layer_norms.py). The normalization always reads the row again. All but running_mean share a
 derivative. Welford's recurrence in a literal loop over the columns takes 15 times as long as two_pass forward, and 8
 times forward and backward (benchmarks/NOTES.md, "Single layers").
 

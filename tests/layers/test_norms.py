@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from arrays import normal
 
-from lm.layers.norms import LAYER_NORMS, layer_norm, rms_norm
+from lm.layers.layer_norms import LAYER_NORMS, layer_norm
+from lm.layers.norms import rms_norm
 
 EXACT = ("two_pass", "welford", "chan")
 EPS = 1e-5
