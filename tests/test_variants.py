@@ -19,8 +19,9 @@ import pytest
 from products import forward_flops
 from tiny import redrawn, tiny
 
-from lm import model, parameters
+from lm import layer_stack, model, parameters
 from lm.cost import flops
+from lm.declarations import Parameter
 from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
@@ -218,3 +219,54 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
     last = Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
     np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        ((1, 3, 5), ((0, 2, 3),)),  # every second layer: a scan over the periods
+        (range(1, 6), ((0, 1, 1), (1, 1, 5))),  # all but the first
+        ((0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1))),
+    ],
+)
+def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
+    """Scanned equals unrolled, gradients included; parameters that are in all layers have their usual initial values."""
+
+    class Some:
+        def table(c):
+            return {"some_scale_GK": Parameter((c.n_kv_heads, c.d_head), "GK", "norm", init="normal", std=1.0)}
+
+        def apply(here, stream, v_BTGK):
+            return stream, v_BTGK * (1 + here.p["some_scale_GK"])
+
+    scanned = tiny(model={"n_layers": 6, "scan_layers": True}).model
+    unrolled = dataclasses.replace(scanned, scan_layers=False)
+    plain = parameters.flat(parameters.init_params(scanned, 0))
+    Some.layers = lambda c: layers
+    monkeypatch.setitem(variants.VALUES, "norm_bias", Some)
+    fresh_tables()
+    assert layer_stack.groups(scanned) == groups
+    params = parameters.init_params(scanned, 0)
+    ours = parameters.flat(params)
+    assert ours["layers/attention/some_scale_GK"].shape == (len(layers), 2, 4)
+    chex.assert_trees_all_equal({path: ours[path] for path in plain}, plain)
+    found = [
+        jax.jit(jax.value_and_grad(lambda p, c=c: jnp.sum(jnp.sin(model.hidden(p, c, TOKENS)))))(params)
+        for c in (scanned, unrolled)
+    ]
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-4)
+    assert np.abs(found[0][1]["layers"]["attention"]["some_scale_GK"]).min(axis=(1, 2)).min() > 0
+    split = layer_stack.split_layers(params, scanned)
+    chex.assert_trees_all_equal(layer_stack.merge_layers(split, scanned), params)
+
+
+@pytest.fixture
+def fresh_tables():
+    """Return a function that forgets the tables of all configs, and call it at the end."""
+
+    def forget():
+        parameters.parameter_table.cache_clear()
+        layer_stack.groups.cache_clear()
+
+    yield forget
+    forget()
