@@ -230,7 +230,7 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     ],
 )
 def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
-    """Scanned equals unrolled, gradients included; parameters that are in all layers have their usual initial values."""
+    """Scanned equals unrolled, with gradients; parameters that are in all layers have their usual initial values."""
 
     class Some:
         def table(c):
