@@ -82,11 +82,10 @@ def compile_step(config: Resolved, device_name: str, sizes: dict[str, int], dump
         UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
             compiler's own text is then in a file that the message names.
     """
-    platform = DEVICES[device_name].platform
+    topology, platform = slice_of(device_name, math.prod(sizes.values())), DEVICES[device_name].platform
     module, extra = PLUGINS[platform]
     if importlib.util.find_spec(module) is None:
         raise UserError(f"--compiled: the compiler for {device_name} is not installed; pip install -e '.[{extra}]'")
-    topology = slice_of(device_name, math.prod(sizes.values()))
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
     job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "dump": dump}

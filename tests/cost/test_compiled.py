@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 
 import pytest
+from running import ROOT
 from tiny import tiny
 
 from lm.cost import compiled
@@ -65,10 +66,7 @@ def test_slices_that_do_not_exist_are_refused():
             slice_of(*arguments)
 
 
-PLAN = ("--config=configs/gpt2_124m.py", "--plan", "--compiled")
-
-
-def test_without_the_compiler_one_message_says_what_to_install(command, monkeypatch, tmp_path):
+def test_without_the_compiler_or_a_slice_one_message_says_what_to_do(command, monkeypatch):
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"--compiled: the compiler for v5e is not installed; pip install -e '.\[tpu\]'"
@@ -76,8 +74,15 @@ def test_without_the_compiler_one_message_says_what_to_install(command, monkeypa
         compile_step(CONFIG, "v5e", SIZES)
     with pytest.raises(UserError, match=r"pip install -e '.\[cuda\]'"):
         compile_step(CONFIG, "h100", SIZES)
-    code, output = command(main, "--config=none.py", "--compiled", "--dump=here")
-    assert (code, "--compiled belongs to --plan" in output) == (2, True)
+    mistakes = {
+        "--compiled belongs to --plan": ("--config=none.py", "--compiled", "--dump=here"),
+        "there is no v5e slice of 48 chips; there are [4, 8, 16,": (
+            f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--compiled", "--device=v5e:48",
+        ),
+    }  # fmt: skip
+    for message, arguments in mistakes.items():
+        code, output = command(main, *arguments)
+        assert (code, message in output) == (2, True), output
 
 
 def test_an_error_of_the_compiler_is_one_message_that_names_its_text(monkeypatch, tmp_path):

@@ -247,3 +247,4 @@ def test_an_architecture_is_planned_without_its_weights(command, model_dir):
     (model_dir / "model.safetensors").unlink()
     code, output = command(train_main, f"--config=hf:{model_dir}", "--plan", "--device=h100:8")
     assert (code, "8 x h100" in output) == (0, True), output
+    assert "batch size, steps and the rest have their defaults" in output
