@@ -91,7 +91,12 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 
 def _print_every_text() -> None:
     """Let standard output and standard error escape what their encoding lacks, as JSON does: printing never fails."""
-    codecs.register_error("json", lambda error: (json.dumps(error.object[error.start : error.end])[1:-1], error.end))
+
+    def escape(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("json", escape)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="json")

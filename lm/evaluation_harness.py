@@ -179,7 +179,7 @@ class HarnessModel(TemplateLM):
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1
         batch_size = self.batch_size or 16
         prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
-        texts: dict[tuple, list] = {}
+        texts: dict[tuple, str] = {}
         for first in range(0, len(prompts), batch_size):
             part = prompts[first : first + batch_size]
             options = {"n_samples": n_samples, "stop": stop, "batch_size": batch_size}

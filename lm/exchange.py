@@ -218,12 +218,12 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     found: dict[str, np.ndarray] = {}
     base = model.base_model
 
-    def record(arguments, options, out, name):
+    def record(name, arguments, options, out):
         found.setdefault("embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy())
         found[name] = (out[0] if isinstance(out, tuple) else out).numpy()
 
     for i, layer in enumerate(base.h if hasattr(base, "h") else base.layers):
-        layer.register_forward_hook(lambda _, *call, name=f"layer {i}": record(*call, name), with_kwargs=True)
+        layer.register_forward_hook(lambda _, *call, name=f"layer {i}": record(name, *call), with_kwargs=True)
     with torch.no_grad():
         found["logits"] = model(torch.tensor(np.asarray(tokens_BT, np.int64)), use_cache=False).logits.numpy()
     return found

@@ -172,7 +172,8 @@ def _name_of(shape) -> str:
         return f"an integer of at least {shape.start}"
     if isinstance(shape, str):
         return repr(shape)
-    names = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number", None: "null"}
+    names: dict[Any, str] = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
+    names |= {float: "a number", None: "null"}
     return names.get(type(shape) if isinstance(shape, list | dict) else shape, "true or false")
 
 

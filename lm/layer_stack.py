@@ -6,6 +6,7 @@ over layers with equal parameters, or over the periods of a pattern, such as an 
 """
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -155,7 +156,7 @@ def split_layers(params: dict, c: ResolvedModel) -> dict:
 def merge_layers(tree: dict, c: ResolvedModel) -> dict:
     """Stack arrays of the model's modules by layer. The inverse of `split_layers`, also for what modules sow."""
     merged = {name: value for name, value in tree.items() if not name.startswith("layers_")}
-    found: dict[str, list] = {}  # by path, the array of each layer
+    found: dict[tuple, dict[int, Any]] = {}  # by path, the array of each layer
     for first, period, n in groups(c):
         for i in range(period):
             member = tree[f"layers_{first}"] if n == 1 else tree[f"layers_{first}"][str(i)]

@@ -118,7 +118,7 @@ def score(
         The scores, in the order of the windows.
     """
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
-    scores: list[Score | None] = [None] * len(of)
+    scores: dict[int, Score] = {}
     longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))  # memory runs out in the first batch or never
     for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
         n_rows = min(_power_of_two(len(batch)), batch_size)
@@ -132,7 +132,7 @@ def score(
             scored = slice(end - of[i].n_scored, end)
             scores[i] = Score(-float(losses_T[scored].sum(dtype=np.float64)), bool(hits_T[scored].all()))
         progress(len(batch))
-    return scores
+    return [scores[i] for i in range(len(of))]
 
 
 def _power_of_two(n: int) -> int:

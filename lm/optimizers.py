@@ -1,6 +1,7 @@
 """Learning-rate schedules and Optax chains from the config."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,12 @@ def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
 
 
 # Updates without clipping and weight decay, scaled by minus the learning rate.
-UPDATE_RULES = {"adamw": _adamw, "sgd": _sgd, "muon": functools.partial(for_matrices, MUON), "lion": _lion}
+UPDATE_RULES: dict[str, Callable] = {
+    "adamw": _adamw,
+    "sgd": _sgd,
+    "muon": functools.partial(for_matrices, MUON),
+    "lion": _lion,
+}
 
 # muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
 # Rules whose updates do not scale with the gradient follow Adam's column of the table. An orthogonalized update has

@@ -13,7 +13,7 @@ from lm.errors import UserError, with_exit_code
 from lm.files import files_below, read_json
 from lm.text_tables import table
 from lm.workdir.metrics import best_step, read_metrics, validation_losses
-from lm.workdir.saved_run import read_run
+from lm.workdir.saved_run import SavedRun, read_run
 
 HEADER = ("run", "status", "steps", "best", "at", "size", "differs in")
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def rows(workdirs: list[Path]) -> list[tuple[str, ...]]:
     """Return the cells of the table, a row for each run; a run that cannot be read says why."""
-    runs = {}
+    runs: dict[Path, tuple[SavedRun, list[dict]] | str] = {}
     for path in workdirs:
         try:
             run = read_run(path)

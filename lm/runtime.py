@@ -30,8 +30,8 @@ def _occupy_fragments_after_compilation() -> None:
     """Register a listener of JAX's compilations; functools.cache limits it to one per process."""
     import jax
 
-    def after(event: str, seconds: float, **_) -> None:
-        if event == COMPILED and seconds >= 1:  # programs read from the cache leave few fragments
+    def after(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == COMPILED and duration_secs >= 1:  # programs read from the cache leave few fragments
             malloc.occupy_fragments()
 
     jax.monitoring.register_event_duration_secs_listener(after)
@@ -104,11 +104,21 @@ def _why_missing(platform: str) -> str:
     return "no such device was found, or its plugin is not installed"
 
 
+class _Saying(logging.Handler):
+    """A handler that passes the text of each record to a function."""
+
+    def __init__(self, say: Callable[[str], None]):
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
+
+
 @contextlib.contextmanager
 def log_to(say: Callable[[str], None]) -> Iterator[None]:
     """Pass every record of the logger "lm", such as automatic choices, to `say` while the context lasts."""
-    handler = logging.StreamHandler()
-    handler.emit = lambda record: say(record.getMessage())
+    handler = _Saying(say)
     logger = logging.getLogger("lm")
     before = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [handler], False

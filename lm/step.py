@@ -27,8 +27,7 @@ from lm.parallel import collectives
 _DROPOUT = 0x64726F70  # separates the keys of dropout from those of the initial values, which use the same seed
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """Everything that changes during training; all else is a function of it and the config."""
 
     step: jax.Array  # int32: number of steps taken, and the index of the next batch

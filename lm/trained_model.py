@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,8 @@ class TrainedModel:
         ids = self.encode(text)
         if len(ids) < 2:
             raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
-        windows = list(log_probabilities.windows(ids[:1], ids[1:], self.seq_len, full_last=False))
+        first, *rest = ids.tolist()
+        windows = list(log_probabilities.windows([first], rest, self.seq_len, full_last=False))
         scores = log_probabilities.score(self.params, self.config.model, windows, seq_len=self.seq_len)
         return -math.fsum(score.log_p for score in scores) / (len(ids) - 1)
 
@@ -144,8 +146,8 @@ class TrainedModel:
             UserError: if an argument is out of the range in lm/generation/options.py, or if the tokenizer does not know
                 a character of a prompt, or encodes it to no tokens.
         """
-        filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        others = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
+        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        others: dict[str, Any] = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
         options.check_options({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
         return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
 
@@ -162,7 +164,7 @@ class TrainedModel:
     @functools.cached_property
     def decoder(self) -> Decoder:
         """Return the model prepared for generation; see lm/generation/decoding.py."""
-        n_ids = self.tokenizer and self.tokenizer.vocab_size
+        n_ids = self.tokenizer.vocab_size if self.tokenizer else None
         return make_decoder(self.params, self.config.model, seq_len=self.seq_len, n_ids=n_ids)
 
     @property

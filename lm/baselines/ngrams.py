@@ -103,7 +103,7 @@ def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discoun
     """
     probs = np.full(len(scored[0]), 1 / vocab_size)
     for n in range(1, order + 1):
-        keys = ngram_keys(*train, min(n + 1, order), vocab_size)
+        keys = ngram_keys(train[0], train[1], min(n + 1, order), vocab_size)
         keys = keys[keys >= 0]
         if n < order:
             keys = np.unique(keys) % vocab_size**n
@@ -112,7 +112,7 @@ def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discoun
         totals = np.add.reduceat(counts, first) if len(first) else counts
         discount = discounts[n - 1] if discounts else DISCOUNT
         backoffs = discount * np.diff(first, append=len(keys)) / totals
-        targets = ngram_keys(*scored, n, vocab_size)
+        targets = ngram_keys(scored[0], scored[1], n, vocab_size)
         complete = targets >= 0
         distinct, place = np.unique(targets[complete], return_inverse=True)  # sorted keys are found faster
         left = np.maximum(_look_up(keys, counts, distinct, 0) - discount, 0)
@@ -158,7 +158,7 @@ def _look_up(sorted_keys, values, keys, missing: float) -> np.ndarray:
 
 def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the first n tokens of a split, and their document numbers if it is packed, both (n,)."""
-    if not split.packed:
+    if split.segments is None:
         return np.asarray(split.tokens[:n]), None
     n_rows = max(1, n // split.tokens.shape[1])
     rows, segments = (np.asarray(array[:n_rows]) for array in (split.tokens, split.segments))

@@ -40,7 +40,10 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
     Raises:
         UserError: with every mistake.
     """
-    in_file, given, problems, leaves = {}, {}, {}, schema()
+    in_file: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    leaves = schema()
     try:
         in_file = _get_config(path)
     except UserError as error:
@@ -54,7 +57,8 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
         else:
             given[name] = parse(text, leaves[name][0])
     config, wrong = from_flat(in_file | given)
-    before, now, shortened, log = in_file.get("train.steps"), config.train.steps, {}, config.log
+    before, now, log = in_file.get("train.steps"), config.train.steps, config.log
+    shortened: dict[str, Any] = {}
     if "train.steps" in given and isinstance(before, int) and 0 < now < before:
         shortened = _shortened_schedule(config.optimizer, before, now, given)
         if log.every > now and "log.every" not in given:
@@ -101,6 +105,8 @@ def run_file(path: str, function: str, folder: str) -> Any:
     if not path.endswith(".py"):
         raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
     spec = importlib.util.spec_from_file_location("config_file", path)
+    assert spec, path
+    assert spec.loader, path  # it ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:

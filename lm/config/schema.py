@@ -377,7 +377,11 @@ class Config:
 
 def sections() -> dict[str, type]:
     """Return the dataclass of every section by its name."""
-    return {f.name: f.type for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.type)}
+    return {
+        f.name: f.type
+        for f in dataclasses.fields(Config)
+        if isinstance(f.type, type) and dataclasses.is_dataclass(f.type)
+    }
 
 
 def schema() -> dict[str, tuple[Any, dataclasses.Field]]:

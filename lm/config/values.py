@@ -145,9 +145,9 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
     if not isinstance(value, kind) or (kind is int and not is_int):
         article = "an" if kind.__name__[0] in "aeiou" else "a"
         raise ValueError(f"{short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
-    if kind is str and ("\0" in value or not is_text(value)):
+    if isinstance(value, str) and ("\0" in value or not is_text(value)):
         raise ValueError(f"{short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
-    if kind is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
     return value
 

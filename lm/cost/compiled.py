@@ -122,7 +122,7 @@ def slice_of(device_name: str, n_devices: int) -> str:
             raise UserError(f"--device: {n_devices} is not a multiple of the {device.per_host} GPUs of a node")
         n_hosts = max(1, n_devices // device.per_host)
         return f"1 x {n_hosts} x {n_devices // n_hosts}"
-    slices = {math.prod(map(int, text.split("x"))): text for text in device.gke.topologies}
+    slices = {math.prod(map(int, text.split("x"))): text for text in (device.gke.topologies if device.gke else ())}
     if n_devices not in slices:
         raise UserError(f"--device: there is no {device_name} slice of {n_devices} chips; there are {list(slices)}")
     return f"{device_name}:{slices[n_devices]}"
@@ -174,10 +174,11 @@ def _compile(job: dict) -> Compiled:
         start = time.monotonic()
         program = lowered.compile()
         seconds = time.monotonic() - start
-    text, memory = program.as_text(), program.memory_analysis()
+    text, memory = program.as_text() or "", program.memory_analysis()
+    assert memory, platform
     if job["dump"]:
         Path(job["dump"], "step.hlo").write_text(text, encoding="utf-8")
-    sent = {}
+    sent: dict[tuple, float] = {}
     for c in parse_collectives(text):
         key = c.kind, c.axes(sizes), c.overlapped
         sent[key] = sent.get(key, 0.0) + c.sent

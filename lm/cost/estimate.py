@@ -107,13 +107,14 @@ def search_meshes(config: Resolved, device_name: str, n_devices: int) -> list[Es
     Raises:
         UserError: there is no such mesh; the error lists the problems of pure data parallelism.
     """
-    found, first_error = [], None
+    found = []
+    first_error: UserError | None = None
     for sizes in factorizations(n_devices, len(MESH_AXES)):
         try:
             found.append(estimate(dataclasses.replace(config, mesh=MeshConfig(*sizes)), device_name, n_devices))
         except UserError as error:
             first_error = first_error or error
-    if not found:
+    if first_error and not found:
         raise first_error
     return sorted(found, key=lambda e: (not e.fits, e.seconds if e.fits else 0.0, e.memory.total))
 

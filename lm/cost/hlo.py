@@ -103,7 +103,8 @@ def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
     """Return how often a loop runs, None if it is not known. XLA:TPU states the limit in the loop's condition only."""
     if known := _TRIPS.search(line):
         return int(known[1])
-    condition = bodies.get(re.search(r"condition=%?([\w.-]+)", line)[1], [])
+    named = re.search(r"condition=%?([\w.-]+)", line)
+    condition = bodies.get(named[1], []) if named else []
     limits = [int(n) for text in condition for n in re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)]
     return limits[0] if len(limits) == 1 and any("direction=LT" in text for text in condition) else None
 
@@ -151,4 +152,5 @@ def _group(line: str) -> tuple[int, ...]:
 
 
 def _itemsize(dtype: str) -> int:
-    return 1 if dtype == "pred" else max(1, int(re.search(r"\d+", dtype)[0]) // 8)
+    bits = re.search(r"\d+", dtype)  # none in pred
+    return max(1, int(bits[0]) // 8) if bits else 1

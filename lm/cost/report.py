@@ -162,17 +162,17 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
         planned[transfer.kind, transfer.axes] += transfer.sent
     sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations
     for kind, axes, overlapped, n_bytes in c.sent:
-        total = sent.setdefault((kind, tuple(axes)), [0.0, 0.0])
-        total[0] += n_bytes
-        total[1] += n_bytes * overlapped
+        sums = sent.setdefault((kind, tuple(axes)), [0.0, 0.0])
+        sums[0] += n_bytes
+        sums[1] += n_bytes * overlapped
     in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
     lines = [
         f"Compiled for {_devices(e)} in {c.seconds:.0f} s{'':<21}{'compiler':>10}{'plan':>10}",
         f"  {'largest use of memory per device':<54}{si(c.peak, 'B'):>10}{si(e.memory.total, 'B'):>10}",
         f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}",
     ]
-    for (kind, axes), (total, overlapped) in sent.items():
+    for (kind, axes), (total, hidden) in sent.items():
         what = f"sent per device and step: {kind} over {' x '.join(axes)}"
-        share = f"  {overlapped / total:.0%} overlapped" if total else ""
+        share = f"  {hidden / total:.0%} overlapped" if total else ""
         lines.append(f"  {what:<54}{si(total, 'B'):>10}{si(planned[kind, axes], 'B'):>10}{share}")
     return "\n".join(lines)

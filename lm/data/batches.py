@@ -16,7 +16,7 @@ number of processes, sees the same batches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -167,7 +167,7 @@ def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, 
     return np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
 
 
-def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Iterator:
+def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Generator:
     """Yield function(item) for each item in order, computed by one background thread up to `depth` items ahead.
 
     The order and the values do not depend on timing. An exception in `function` is raised where its result would have

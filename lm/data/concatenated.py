@@ -12,11 +12,12 @@ class ConcatenatedArray:
     the full array into memory.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray]):
-        nested = [part.parts if isinstance(part, ConcatenatedArray) else [part] for part in parts]
-        parts = [part for group in nested for part in group]
+    def __init__(self, parts: "Sequence[np.ndarray | ConcatenatedArray]"):
+        flat: list[np.ndarray] = []
+        for part in parts:
+            flat += part.parts if isinstance(part, ConcatenatedArray) else [part]
         # As plain arrays, because np.memmap is slow to index; the file stays mapped.
-        self.parts = [np.asarray(part) for part in parts if len(part)] or [np.asarray(parts[0])]
+        self.parts: list[np.ndarray] = [np.asarray(part) for part in flat if len(part)] or [np.asarray(flat[0])]
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.dtype = np.result_type(*self.parts)
         self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])

@@ -82,12 +82,13 @@ class Corpus:
         parts = [self.splits[part] for part in name.split("+")]
         if len(parts) == 1:
             return parts[0]
+        sizes = [part.n_bytes for part in parts]
         return Split(
             name,
             ConcatenatedArray([part.tokens for part in parts]),
             sum(part.n_tokens for part in parts),
-            None if any(part.n_bytes is None for part in parts) else sum(part.n_bytes for part in parts),
-            ConcatenatedArray([part.segments for part in parts]) if self.packed else None,
+            None if None in sizes else sum(size for size in sizes if size),
+            ConcatenatedArray([part.segments for part in parts if part.segments is not None]) if self.packed else None,
             parts[0].surprisal,
             parts[0].surprisal_in_windows,
         )

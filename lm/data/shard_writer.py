@@ -149,7 +149,7 @@ def _prepare_tokenizer(o: Options, units: list[Unit], manifest: dict, say) -> to
             f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the finished shards; restore "
             f"it, or delete {o.output}"
         )
-    if kind != "byte":
+    if isinstance(tokenizer, hf_tokenizer.HFTokenizer):
         write_text(path, tokenizer.json)
     manifest["tokenizer"] = tokenizer.fingerprint
     _save(o, manifest)

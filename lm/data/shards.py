@@ -231,11 +231,11 @@ def _map_npy(path: Path) -> np.ndarray:
 def _map_bin(path: Path) -> np.ndarray:
     size = path.stat().st_size
     header = np.fromfile(path, "<i4", LLMC_HEADER)
-    if (dtype := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
-        return cache.map_tokens(path, dtype, (int(header[2]),), 4 * LLMC_HEADER)
+    if (llmc := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
+        return cache.map_tokens(path, llmc, (int(header[2]),), 4 * LLMC_HEADER)
     if problem := _foreign_header(header):
         raise ValueError(problem)
-    dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
+    dtype: np.dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
         raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
     tokens = cache.map_tokens(path, dtype, (size // dtype.itemsize,))

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -33,11 +33,11 @@ class Source:
 
     name: str
     digest: str
-    read: Callable[[], dict[str, Iterable[str]]]
+    read: Callable[[], Mapping[str, Iterable[str]]]
     chain: MarkovChain | None = None
 
     @cached_property
-    def documents(self) -> dict[str, Iterable[str]]:
+    def documents(self) -> Mapping[str, Iterable[str]]:
         """Return the documents of each split, read at first use."""
         return self.read()
 
@@ -224,9 +224,10 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
 def _feature_names(features: dict) -> list[str]:
     """Return the names in features.json; an empty list if the dataset is not a dictionary of features."""
     for key in ("featuresDict", "features"):
-        features = features.get(key)
-        if not isinstance(features, dict):
+        found = features.get(key)
+        if not isinstance(found, dict):
             return []
+        features = found
     return sorted(features)
 
 

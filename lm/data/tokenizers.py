@@ -10,7 +10,8 @@ the token.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -160,7 +161,7 @@ def is_lossy(tokenizer: Tokenizer) -> bool:
 
 def from_json(text: str) -> Tokenizer:
     """Load a tokenizer from its `to_json`; raises UserError if the text is not one."""
-    kinds = {
+    kinds: dict[str, tuple[Callable[..., Tokenizer], dict[str, Any]]] = {
         "byte": (ByteTokenizer, {}),
         "char": (CharTokenizer, {"chars": str, "unk": bool}),
         "word": (WordTokenizer, {"words": [str], "unk": bool}),

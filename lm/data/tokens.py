@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lm.data import cache, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split
 from lm.data.markov import LETTERS, MarkovChain
-from lm.data.tokenizers import Tokenizer, UnknownText
+from lm.data.tokenizers import CharTokenizer, Tokenizer, UnknownText
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_json
 
@@ -62,7 +63,7 @@ def open_corpus(
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
         splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, say, warn)
     floor = None
-    if source.chain and tokenizer.kind == "char" and set(LETTERS) <= set(tokenizer.chars):
+    if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
         splits = {name: _with_surprisal(split, source.chain, tokenizer) for name, split in splits.items()}
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
@@ -148,7 +149,7 @@ def _learn_tokenizer(config, source, say) -> Tokenizer:
     """Learn a vocabulary: bpe from the train split, char and word from all splits unless others become <unk>."""
     kind, splits = config.tokenizer.partition(":")[0], source.documents
 
-    def learn(selected) -> Tokenizer:
+    def learn(selected) -> Any:
         documents = chain.from_iterable(map(_with_newlines, selected))
         return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
 
@@ -213,7 +214,7 @@ def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) 
                     raise
                 for text, ids in zip(texts, encoded, strict=True):
                     if lengths:
-                        file.write(np.array(separator, tokenizer.dtype))
+                        file.write(np.array(separator, tokenizer.dtype).tobytes())
                         lengths[-1] += 1
                         n_bytes += end is None
                     file.write(ids)
@@ -258,7 +259,8 @@ def _report_corruption(directory: Path) -> Iterator[None]:
 
 def _batch_documents(documents: Iterable[str]) -> Iterator[list[str]]:
     """Yield lists of consecutive documents of at most MAX_BATCH_CHARACTERS in total, or of one longer document."""
-    batch, size = [], 0
+    batch: list[str] = []
+    size = 0
     for document in documents:
         if batch and (len(batch) == MAX_BATCH_DOCUMENTS or size + len(document) > MAX_BATCH_CHARACTERS):
             yield batch

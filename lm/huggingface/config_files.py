@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, Resolved, ResolvedModel, checks, flatten, layer_windows, to_dict
+from lm.config import Config, Resolved, ResolvedModel, as_resolved, checks, flatten, layer_windows, to_dict
 from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
@@ -130,12 +130,13 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
         problems += [text.partition(": ")[2] for _, text in found]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
-    return config
+    return as_resolved(config)
 
 
 def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the model section by dotted name, and the problems of the fields."""
-    problems, ours = [], USUAL | family.fixed
+    problems: list[str] = []
+    ours: dict[str, Any] = USUAL | family.fixed
     if ours["positions"] != "rope":
         del ours["rope_pairing"]
     for name, supported in (family.requires | {"quantization_config": (None,)}).items():

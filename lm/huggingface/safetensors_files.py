@@ -65,12 +65,12 @@ class TensorFiles:
         """Return the names of the files, with the tensors that an index places in each."""
         if index := find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES):
             places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
-            found: dict[str, list[str]] = {}
+            found: dict[str, set[str]] = {}
             for tensor, name in places.items():
                 if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
                 found.setdefault(name, set()).add(tensor)
-            return found
+            return dict(found)
         if find_file(self._directory, SINGLE):
             return {SINGLE: None}
         if pickles := sorted(path.name for pattern in PICKLES for path in self._directory.glob(pattern)):
@@ -140,7 +140,8 @@ def write_tensors(
 
 
 def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]) -> None:
-    header, end = {"__metadata__": {"format": "pt"}}, 0  # transformers refuses files without a format
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without a format
+    end = 0
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     for tensor in planned:
         start, end = end, end + tensor.n_bytes
@@ -153,4 +154,4 @@ def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]
             value = next(values)
             if value.shape != tensor.shape or value.dtype != tensor.dtype:
                 raise ValueError(f"{tensor.name}: {value.shape} {value.dtype}, planned {tensor.shape} {tensor.dtype}")
-            file.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+            file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

@@ -29,6 +29,7 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
     if path is None:
         return None
     tokenizer = make(f"hf:{path}", (), special_tokens=config.data.special_tokens)
+    assert isinstance(tokenizer, HFTokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise UserError(
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
@@ -101,7 +102,8 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
         return model.to_str()
-    pattern = {CharTokenizer: r"[\s\S]", WordTokenizer: WORD}[type(tokenizer)]
+    assert isinstance(tokenizer, CharTokenizer | WordTokenizer)
+    pattern = r"[\s\S]" if isinstance(tokenizer, CharTokenizer) else WORD
     unknown = {"unk_token": "<unk>"} if tokenizer.unk else {}
     model = Model(models.WordLevel({piece: i for i, piece in enumerate(tokenizer.pieces)}, **unknown))
     model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")

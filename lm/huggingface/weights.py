@@ -147,7 +147,7 @@ def _match(directory: str | Path, family: Family, c: ResolvedModel, files: Tenso
     if problems:
         more = [f"{len(problems) - MAX_SHOWN} more"] if len(problems) > MAX_SHOWN else []
         raise UserError(*(f"{directory}: {problem}" for problem in problems[:MAX_SHOWN] + more))
-    return names
+    return {name: found for name, found in names.items() if found is not None}
 
 
 def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> list[str]:

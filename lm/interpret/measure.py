@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.data.tokenizers import Tokenizer
+from lm.data.tokenizers import HFTokenizer, Tokenizer
 from lm.errors import UserError
 from lm.interpret.intermediates import capture, logit_lens, names
 from lm.trained_model import TrainedModel
@@ -84,6 +84,7 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     if not jnp.isfinite(logits_TV).all():
         raise UserError(f"{run.path}, step {run.step}: the logits are not finite; choose another --step")
 
+    assert run.tokenizer  # it has encoded the prompt
     rows = {"embedding": "embedding"} | {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
     ranking = _rank(logits_TV, ids_T, N_NEXT)
     lens = {row: _rank(logit_lens(run, acts[name]), ids_T, N_LENS) for row, name in rows.items()}
@@ -141,7 +142,7 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
     if token_id >= tokenizer.vocab_size:  # the model may have more ids than its tokenizer
         return f"<{token_id}>"
     text = tokenizer.decode([token_id])
-    token = tokenizer.model.id_to_token(token_id) or "" if tokenizer.kind == "hf" else ""
+    token = tokenizer.model.id_to_token(token_id) or "" if isinstance(tokenizer, HFTokenizer) else ""
     if "\ufffd" in text:  # part of a character
         return token or (f"<0x{token_id:02X}>" if tokenizer.kind == "byte" else text)
     if token.startswith("▁") and not text.startswith(" "):  # SentencePiece drops the space before the first word

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 
-_target = contextvars.ContextVar("platform", default=None)
+_target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
 
 def target() -> str:

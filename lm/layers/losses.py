@@ -72,7 +72,8 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
     (2.0794, 2.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
-    return Sums(*_sums(logits_BTV, targets_BT, weights_BT, z_loss)[0], jnp.sum(weights_BT))
+    objective, nll, square_log_z = _sums(logits_BTV, targets_BT, weights_BT, z_loss)[0]
+    return Sums(objective, nll, square_log_z, jnp.sum(weights_BT))
 
 
 def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0) -> Sums:

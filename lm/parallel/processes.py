@@ -59,7 +59,7 @@ def connect(
         address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
     except Exception as error:  # each cluster raises its own exceptions
         raise _not_found(str(error).partition("\n")[0] or type(error).__name__) from None
-    if None in (address, n, i):
+    if address is None or n is None or i is None:
         raise _not_found("JAX recognizes no cluster here")
     if i == 0:
         print(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)", flush=True)

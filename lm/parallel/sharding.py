@@ -78,7 +78,7 @@ def shard_examples(mesh, shape: tuple[int, ...], axis: int, rows):
     if mesh is None:
         return rows((slice(None),) * (axis + 1))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
-    return jax.make_array_from_callback(shape, sharding, lambda index: rows(index[: axis + 1]))
+    return jax.make_array_from_callback(shape, sharding, lambda index: rows((index or ())[: axis + 1]))
 
 
 def replicate(mesh, array):

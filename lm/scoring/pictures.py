@@ -1,6 +1,7 @@
 """The picture of an evaluation, as a PNG file."""
 
 import io
+from typing import Any
 
 import matplotlib.backends.backend_agg
 import matplotlib.figure
@@ -28,7 +29,7 @@ def context_png(results: list[TextResult], seq_len: int) -> bytes:
         # The middle of a bin on the logarithmic axis.
         middles = [(b.first * b.last) ** 0.5 for b in bins]
         again, color = divmod(i, len(COLORS))
-        look = {"color": COLORS[color], "marker": MARKERS[(i + again) % len(MARKERS)]}
+        look: dict[str, Any] = {"color": COLORS[color], "marker": MARKERS[(i + again) % len(MARKERS)]}
         errors = [b.loss.error or 0.0 for b in bins]
         axes.errorbar(
             middles, [b.loss.value for b in bins], errors, label=name, markersize=5, capsize=2, linewidth=1.4, **look

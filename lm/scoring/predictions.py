@@ -45,7 +45,7 @@ def score_split(
         weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
-        for i, values_BT in enumerate((1, losses_BT, hits_BT)):
+        for i, values_BT in enumerate((np.ones_like(losses_BT), losses_BT, hits_BT)):
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
     return Scores(sums, T, windows.stride, split.bytes_per_token)

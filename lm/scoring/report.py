@@ -15,7 +15,7 @@ def short_names(results: list[TextResult]) -> list[str]:
 
 def losses_table(results: list[TextResult]) -> str:
     """Return a table of the scores of all texts, with a row for each kind of windows."""
-    rows = [("text", "predicted by", "tokens", LOSS, "perplexity", "bits per byte", ACCURACY)]
+    rows: list[tuple[str, ...]] = [("text", "predicted by", "tokens", LOSS, "perplexity", "bits per byte", ACCURACY)]
     for name, result in zip(short_names(results), results, strict=True):
         rows.append((name, f"model, windows of {result.plain.seq_len:,}", *_cells(result.plain)))
         if result.sliding:

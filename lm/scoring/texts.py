@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lm.baselines.ngrams import ngram_losses
 from lm.config import DataConfig, Resolved
@@ -185,7 +186,7 @@ def _data_here(run: TrainedModel) -> DataConfig:
     """Return config.data without directories that do not exist on this machine."""
     config = run.config.data
     directories = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(config, name))}
-    missing = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
+    missing: dict[str, Any] = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
     return dataclasses.replace(config, **missing)
 
 

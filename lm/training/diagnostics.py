@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ class Diagnostics:
 
     def __init__(self, run: Run, source: BatchSource, workdir: Path, progress: Progress):
         self._run, self._source, self._workdir, self._progress = run, source, workdir, progress
-        self._program = None  # the compiled `_measure`
+        self._program: Any = None  # the compiled `_measure`
         self._profiling = False
 
     def details(self, state: TrainState) -> dict:
@@ -68,7 +69,7 @@ class Diagnostics:
     def profile_changes_at(self, step: int) -> bool:
         """Return whether the trace of train.profile starts or stops after `step` steps."""
         profile = self._run.config.train.profile
-        return bool(profile) and step in (profile[0] - 1, profile[1])
+        return profile is not None and step in (profile[0] - 1, profile[1])
 
     def start_or_stop_profile(self, state: TrainState, step: int) -> None:
         """Start or stop the trace of train.profile if this is the step for it."""
@@ -89,7 +90,7 @@ class Diagnostics:
         jax.block_until_ready(state.step)
         jax.profiler.stop_trace()
         self._profiling = False
-        first, last = self._run.config.train.profile
+        first, last = self._run.config.train.profile or ()
         self._progress.say(f"profile of steps {first} to {last}: {self._workdir / 'profile'}")
 
 

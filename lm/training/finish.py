@@ -4,6 +4,7 @@ import math
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
+from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
@@ -20,7 +21,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
     """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
     step = int(state.step)
-    lines: dict[str, dict | None] = {}
+    lines: dict[str, dict] = {}
     if config.eval.every and not loop.evaluate_split(state, step, "validation", config.eval.max_batches):
         return "interrupted"  # this score is comparable with those of the steps before
     for name in config.eval.final_splits:
@@ -30,9 +31,9 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
         parts = [lines[part] for part in name.split("+") if part in lines]
         if len(parts) > 1 and len(parts) == name.count("+") + 1:
             lines[name] = loop.write_evaluation({"step": step, "split": name} | joined(parts))
+        elif line := loop.evaluate_split(state, step, name):
+            lines[name] = line
         else:
-            lines[name] = loop.evaluate_split(state, step, name)
-        if lines[name] is None:
             return "interrupted"
     loop.save(state, step)
     loop.outputs.checkpoints.wait()
@@ -41,7 +42,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
     if config.eval.sample_tokens and corpus.tokenizer is not None:
         try:
-            text = sample_text(loop, state)
+            text = sample_text(loop, state, corpus.tokenizer)
             workdir.write_text(f"samples/step_{step}.txt", text)
             say(f"---- a sample ----\n{for_terminal(text.strip())}\n-----------------")
         except UserError as error:
@@ -70,9 +71,9 @@ def joined(parts: list[dict]) -> dict:
     return line
 
 
-def sample_text(loop: Loop, state: TrainState) -> str:
+def sample_text(loop: Loop, state: TrainState, tokenizer: Tokenizer) -> str:
     """Return config.eval.sample_prompt and its continuation."""
-    config, tokenizer = loop.run.config, loop.run.corpus.tokenizer
+    config = loop.run.config
     limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
     decoder = make_decoder(state.params, config.model, **limits)
     prompt = known_prompt(config.eval.sample_prompt, tokenizer)

@@ -76,7 +76,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             if record:
                 progress.say(f"resuming at step {resumed_at}")
             with closing(open_metrics(run, workdir, resumed_at)) as writer:
-                if record and (warning := writer.missing_lines(resumed_at, record["config"]["log"]["every"])):
+                every = record["config"]["log"]["every"] if record else 0
+                if resumed_at and (warning := writer.missing_lines(resumed_at, every)):
                     progress.say(warning)
                     checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
                 # ---- The steps -----------------------------------------------------------------------------------

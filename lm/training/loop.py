@@ -30,7 +30,7 @@ class Outputs:
 
     writer: MetricsWriter
     progress: Progress
-    checkpoints: Checkpoints | None
+    checkpoints: Checkpoints
     signals: Signals
 
 

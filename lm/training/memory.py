@@ -81,7 +81,7 @@ def state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, float]:
     """Return the bytes of parameters, gradients and optimizer state on one device, by use (a key of _KEYS)."""
     least = least_state_bytes(config, sizes)
     params, optimizer = train_state_bytes(config, sizes)
-    total = params + optimizer
+    total: float = params + optimizer
     if config.train.steps:
         summed = micro_batches_per_step(config, sizes) > 1  # a float32 sum of gradients
         n_params = params / jnp.dtype(config.model.param_dtype).itemsize

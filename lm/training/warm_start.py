@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from lm import parameters
-from lm.config import ModelConfig, Resolved, init_run, saved_config
+from lm.config import Resolved, ResolvedModel, init_run, saved_config
 from lm.data import Corpus, tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
@@ -66,7 +66,7 @@ class _Other(NamedTuple):
     """The other model: its parameters or their shapes by path, its config, and its tokenizer (None: unknown)."""
 
     stored: dict[str, Any]
-    model: ModelConfig
+    model: ResolvedModel
     tokenizer: Tokenizer | None
 
 
@@ -109,7 +109,7 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
 
 def _read_run(directory: str, config: Resolved, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
     """Return what was read, the fitting parameters by path, and the other model."""
-    other = None
+    other: _Other | None = None
 
     def choose(params: dict, meta: dict) -> dict:
         nonlocal other
@@ -122,6 +122,7 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table) -> tuple[
 
     step, params, _ = restore_params(directory, "best", choose=choose)
     values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
+    assert other, directory  # `choose` was called
     return f"{directory}, step {step}", values, other
 
 
@@ -167,10 +168,10 @@ def _put(x: np.ndarray, place) -> jax.Array:
     return jax.make_array_from_callback(x.shape, place.sharding, lambda index: x[index])
 
 
-def _differences(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
+def _differences(theirs: ResolvedModel, ours: ResolvedModel) -> list[str]:
     """Return the keys of config.model by which two models compute different functions, with both values."""
 
-    def effective(c: ModelConfig) -> dict[str, Any]:
+    def effective(c: ResolvedModel) -> dict[str, Any]:
         return normalized(c) | ({"rope_pairing": c.rope_pairing} if c.positions == "rope" else {})
 
     before, now = effective(theirs), effective(ours)

@@ -32,7 +32,7 @@ class Step(NamedTuple):
     """What a rule knows of a step: the learning rate, and how many updates were made before it."""
 
     rate: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # tuples have a method of this name
 
 
 class State(NamedTuple):
@@ -42,7 +42,7 @@ class State(NamedTuple):
     replicated (lm/parallel/sharding.py).
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # tuples have a method of this name
     matrices: dict
     adam: Any
 

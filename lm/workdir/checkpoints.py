@@ -369,7 +369,8 @@ def _in_all(read: Callable[[], Any]) -> Any:
 
     So all processes fall back to the same step, or none does.
     """
-    failure = result = None
+    failure: Corrupted | TemporaryError | None = None
+    result = None
     try:
         result = read()
     except (Corrupted, TemporaryError) as error:
@@ -377,7 +378,7 @@ def _in_all(read: Callable[[], Any]) -> Any:
     kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
     worst = max(map(int, gather(str(kind))))
     if worst > kind:
-        failure = (None, Corrupted, TemporaryError)[worst]("another process cannot read the checkpoint")
+        failure = (Corrupted if worst == 1 else TemporaryError)("another process cannot read the checkpoint")
     if failure:
         raise failure
     return result

@@ -45,7 +45,9 @@ class Workdir:
     """
 
     def __init__(self, path: str | Path):
-        self.path, self.experiment_digest, self._lock = Path(path), None, None
+        self.path = Path(path)
+        self.experiment_digest: str | None = None
+        self._lock: contextlib.ExitStack | None = None
 
     def start(
         self, config, *, data: dict | None = None, resume: bool = False, devices: dict | None = None

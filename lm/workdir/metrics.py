@@ -165,7 +165,8 @@ class MetricsWriter:
         last = lines[-1]["step"] if lines else None
         self._last_step = [line for line in lines if line["step"] == last]
         self._evaluations = [line for line in lines if "split" in line]
-        self._file = self._tensorboard = self._open_tensorboard = self._wandb = None
+        self._file = self._wandb = None
+        self._tensorboard: EventFile | None = None
         if not writes:
             return
         self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb)

@@ -28,14 +28,14 @@ from lm.config import ResolvedModel
 from lm.declarations import Parameter, Table
 from lm.layers.variants import glu, head_gate, mlp, residual_sum, value_residual
 
-EMBEDDING = {}  # x_BTD, the stream before the first block
-BLOCK_INPUT = {}  # x_BTD, at the start of each block
-QUERIES_KEYS = {}  # (q_BTHK, k_BTGK), after the rotation
+EMBEDDING: dict[str, ModuleType] = {}  # x_BTD, the stream before the first block
+BLOCK_INPUT: dict[str, ModuleType] = {}  # x_BTD, at the start of each block
+QUERIES_KEYS: dict[str, ModuleType] = {}  # (q_BTHK, k_BTGK), after the rotation
 VALUES = {"value_residual": value_residual}  # v_BTGK
-SCORES = {}  # options of attend: softcap, scale
+SCORES: dict[str, ModuleType] = {}  # options of attend: softcap, scale
 HEADS = {"attn_gate": head_gate}  # o_BTHK, the output of the heads; and v_BTGK
-LAST_HIDDEN = {}  # x_BTD, after the final norm
-LOSSES = {}  # ideas with `losses`, and no `apply`
+LAST_HIDDEN: dict[str, ModuleType] = {}  # x_BTD, after the final norm
+LOSSES: dict[str, ModuleType] = {}  # ideas with `losses`, and no `apply`
 
 # Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
 # layer, by config.model.ffn.
@@ -112,7 +112,8 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     Raises:
         ValueError: two ideas declare a parameter of the same name.
     """
-    found, owners = {}, {}
+    found: dict[str, Parameter] = {}
+    owners: dict[str, ModuleType] = {}
     for idea in active(c, module):
         for name, p in (idea.table(c) if hasattr(idea, "table") else {}).items():
             if owners.setdefault(name, idea) is not idea:
