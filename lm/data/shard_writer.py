@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from lm.files import lock, read_json, to_json, write_bytes, write_text
 FORMAT = 4  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 PIECE = 2**20  # characters encoded at once, and the rest of a line
-CACHE = cache.user_cache(None)  # of the digests of large input files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,13 @@ def _open_manifest(o: Options, files: list[Path], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
     options = dataclasses.asdict(o)
     job = {"format": FORMAT} | {name: options[name] for name in options if name not in ("output", "workers")}
-    found = [{"file": str(file), "size": file.stat().st_size, "sha256": cache.digest_of(file, CACHE)} for file in files]
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(lambda file: cache.digest_of(file, cache.user_cache(None)), files)
+        digests = list(tqdm(digests, "hashing the input", len(files), disable=None))
+    found = [
+        {"file": str(file), "size": file.stat().st_size, "sha256": digest}
+        for file, digest in zip(files, digests, strict=True)
+    ]
     try:
         manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
     except FileNotFoundError:
