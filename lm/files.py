@@ -69,18 +69,19 @@ def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete
         raise UserError(f"{path} is corrupted: {error}; {advice}") from None
 
 
-def read_bytes(path: str | Path, at_most: int = LARGEST) -> bytes:
+def read_bytes(path: str | Path, at_most: int | None = None) -> bytes:
     """Read a file.
 
     Raises:
-        ValueError: it is a pipe or a device, from which reading could wait forever, or has more than `at_most` bytes.
+        ValueError: it is a pipe or a device, from which reading could wait forever, or has more than `at_most` bytes
+            (None: LARGEST).
         OSError: it is missing or cannot be read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is a directory, a pipe or a device")
-        if status.st_size > at_most:
+        if status.st_size > (at_most := at_most or LARGEST):
             raise ValueError(f"it has {status.st_size:,} bytes; at most {at_most:,} are expected")
         return file.read()
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from lm import files
 from lm.errors import UserError
 from lm.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
 
@@ -16,38 +17,40 @@ def test_json_of_the_expected_shape_is_returned(tmp_path):
     assert read_json(tmp_path / "good.json", SHAPE)["losses"] == {"3": 1.5, "4": "NaN"}
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "it is empty"),
-        (b"\0" * 20, "Expecting value"),
-        (GOOD.encode()[:-4], "Expecting"),
-        (b'{"name": "\xff"}', "can't decode byte 0xff"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b"9" * 5000, "digits"),
-        (b"[1]", "its content is a list, not an object"),
-        (b"null", "its content is null, not an object"),
-        (GOOD.replace('"name"', '"nom"').encode(), "its content has no 'name'"),
-        (GOOD.replace('"a"', "7").encode(), "name is 7, not a string"),
-        (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number or 'NaN' or"),
-        (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
-        (GOOD.replace('"a"', '"\\ud800"').encode(), "surrogates not allowed"),
-        (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),
-        (GOOD.replace('"size": 1', '"size": -1').encode(), "shards[0].size is -1, not an integer of at least 0"),
-        (GOOD.replace('"split": null', '"split": 1').encode(), "shards[0].split is 1, not a string or null"),
-    ],
-)
-def test_a_corrupted_file_is_an_error_of_one_line_that_names_it(tmp_path, content, reason):
+CORRUPTED = [
+    (b"", "it is empty"),
+    (b"\0" * 20, "Expecting value"),
+    (GOOD.encode()[:-4], "Expecting"),
+    (b'{"name": "\xff"}', "can't decode byte 0xff"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b"9" * 5000, "digits"),
+    (b"[1]", "its content is a list, not an object"),
+    (b"null", "its content is null, not an object"),
+    (GOOD.replace('"name"', '"nom"').encode(), "its content has no 'name'"),
+    (GOOD.replace('"a"', "7").encode(), "name is 7, not a string"),
+    (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number or 'NaN' or"),
+    (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
+    (GOOD.replace('"a"', '"\\ud800"').encode(), "surrogates not allowed"),
+    (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),
+    (GOOD.replace('"size": 1', '"size": -1').encode(), "shards[0].size is -1, not an integer of at least 0"),
+    (GOOD.replace('"split": null', '"split": 1').encode(), "shards[0].split is 1, not a string or null"),
+    (b"{}" + b" " * 99, "it has 101 bytes; at most 100"),
+]
+
+
+def test_a_corrupted_file_is_an_error_of_one_line_that_names_it(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read_json(path, SHAPE, "delete it")
-    message = str(error.value)
-    assert message.startswith(f"{path} is corrupted: ")
-    assert reason in message
-    assert message.endswith("; delete it")
-    assert "\n" not in message
-    assert len(message) < 400
+    for content, reason in CORRUPTED:
+        path.write_bytes(content)
+        monkeypatch.setattr(files, "LARGEST", 100 if "at most" in reason else 2**30)
+        with pytest.raises(UserError) as error:
+            read_json(path, SHAPE, "delete it")
+        message = str(error.value)
+        assert message.startswith(f"{path} is corrupted: ")
+        assert reason in message
+        assert message.endswith("; delete it")
+        assert "\n" not in message
+        assert len(message) < 400
 
 
 def test_a_file_that_cannot_be_read_is_not_called_corrupted(tmp_path):

@@ -92,13 +92,14 @@ def test_free_blocks_between_others_are_occupied():
     assert bytes_after < 0.05 * bytes_before  # what is left are blocks of less than 8 KiB
 
 
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_the_environment_takes_precedence(mallopt_calls, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
-    assert not malloc.can_set_malloc()
-    malloc.retain_freed_memory()
-    malloc.occupy_fragments()
-    assert mallopt_calls == {}
+def test_the_environment_takes_precedence(mallopt_calls, monkeypatch):
+    for name in ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            assert not malloc.can_set_malloc()
+            malloc.retain_freed_memory()
+            malloc.occupy_fragments()
+        assert mallopt_calls == {}
 
 
 def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
@@ -108,11 +109,11 @@ def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
     malloc.occupy_fragments()
 
 
-@pytest.mark.parametrize("single_arena", [True, False])
-def test_a_single_arena_is_optional(mallopt_calls, single_arena):
-    malloc.retain_freed_memory(single_arena=single_arena)
-    assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
-    assert mallopt_calls[malloc.MMAP_MAX] == 0
+def test_a_single_arena_is_optional(mallopt_calls):
+    for single_arena in (False, True):
+        malloc.retain_freed_memory(single_arena=single_arena)
+        assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
+        assert mallopt_calls[malloc.MMAP_MAX] == 0
 
 
 @pytest.mark.parametrize(("name", "single_arena"), [("shakespeare_small", False), ("shakespeare_gpu", True)])

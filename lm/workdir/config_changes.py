@@ -21,19 +21,10 @@ def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[t
             yield here, json.loads(to_json(value)), marked
 
 
-def _digest(config, execution: bool) -> str:
-    kept = {path: value for path, value, marked in _leaves(config) if marked == execution}
-    return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
-
-
 def experiment_digest(config) -> str:
     """Return the sha256 of the keys that decide what is computed; runs with equal digests train the same model."""
-    return _digest(config, execution=False)
-
-
-def execution_digest(config) -> str:
-    """Return the sha256 of the keys that decide only how it is computed and recorded."""
-    return _digest(config, execution=True)
+    kept = {path: value for path, value, execution in _leaves(config) if not execution}
+    return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
 
 
 def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lm.errors import UserError
 from lm.files import check_in_place, lock, to_json, write_bytes
-from lm.workdir.config_changes import execution_digest, experiment_digest
+from lm.workdir.config_changes import experiment_digest
 from lm.workdir.metrics import checksum
 from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import check_workdir
@@ -83,7 +83,7 @@ class Workdir:
     def _record_start(self, config, data: dict | None, resume: bool, devices: dict) -> list[str]:
         saved = check_workdir(self.path, config, resume=resume, data=data)
         notices, starts = (saved.changed_settings(config), saved.starts) if saved else ([], [])
-        this_start = describe_start() | {"execution_digest": execution_digest(config), "devices": devices}
+        this_start = describe_start() | {"devices": devices}
         if starts:
             notices += compare_starts(starts[-1], this_start)
         self.write_json("config.json", dataclasses.asdict(config))

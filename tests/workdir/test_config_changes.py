@@ -36,12 +36,9 @@ def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_digests_are_over_sorted_json_of_their_keys():
+def test_the_digest_is_over_sorted_json_of_the_keys_that_decide_what_is_computed():
     # The JSON is written out, because a digest must not depend on the version of Python or on this code's details.
     assert config_changes.experiment_digest(Whole()) == sha256('{"config.part.width": 3, "config.rates": [0.5, 1.0]}')
-    assert config_changes.execution_digest(Whole()) == sha256(
-        '{"config.logs.every": 7, "config.logs.width": 3, "config.part.every": 7}'
-    )
 
 
 CHANGES = {
@@ -55,12 +52,11 @@ CHANGES = {
 }  # fmt: skip
 
 
-def test_each_key_changes_one_digest_and_one_list_of_differences():
+def test_each_key_changes_the_digest_or_not_and_one_list_of_differences():
     for execution, keys in CHANGES.items():
         for key, value in keys.items():
             old, new = Config(), with_keys(Config(), **{key: value})
             assert (config_changes.experiment_digest(old) == config_changes.experiment_digest(new)) is execution
-            assert (config_changes.execution_digest(old) == config_changes.execution_digest(new)) is not execution
             differences = config_changes.compare_configs(as_saved(old), new)
             before = getattr(getattr(old, key.split("_")[0]), key.split("_", 1)[1])
             shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
