@@ -51,7 +51,9 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 
 def _collect(address: str, n: int, timeout: float) -> UserError | None:
     """Return the problem that process 0 finds, after all processes that connected have got it."""
-    deadline, problem, connections = time.monotonic() + timeout, None, {}  # connections by process id
+    deadline = time.monotonic() + timeout
+    problem: UserError | None = None
+    connections: dict[int, socket.socket] = {}  # by process id
     with _listen(address) as server, contextlib.ExitStack() as opened:
         while not problem and (missing := sorted(set(range(1, n)) - connections.keys())):
             if time.monotonic() > deadline:
@@ -110,7 +112,7 @@ def _listen(address: str) -> socket.socket:
         name = "" if all_interfaces else host.strip("[]")
         return socket.create_server((name, int(port)), family=family, dualstack_ipv6=dual, backlog=1024)
     except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if getattr(error, "errno", None) else error
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
         raise TemporaryError(
             f"process 0 cannot listen on port {port} ({reason}); choose another port, end the program that uses it, "
             "or give each process its own --process_id"
@@ -140,8 +142,8 @@ def _report(address: str, n: int, process_id: int, timeout: float) -> UserError 
                 f"{reason}; see the output of process 0, and check --coordinator_address"
             )
         time.sleep(RETRY_SECONDS)
-    error = TemporaryError if answer["temporary"] else UserError
-    return error(*answer["problems"]) if answer["problems"] else None
+    kind = TemporaryError if answer["temporary"] else UserError
+    return kind(*answer["problems"]) if answer["problems"] else None
 
 
 def _list(ids: list[int]) -> str:
