@@ -135,7 +135,7 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     print_line(f"written: {name}{{.json,_context.png}}")
 
 
-def file_name(step: int, split: str, texts: list[str], **windows: int | None) -> str:
+def file_name(step: int | str, split: str, texts: list[str], **windows: int | None) -> str:
     """Return the name of the files of an evaluation, without extension.
 
     >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)

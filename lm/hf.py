@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 
-from lm.command_line.checkpoint import parse_step
+from lm.command_line.checkpoint import STEP, parse_step
 from lm.config.values import MAX_INT, short
 from lm.errors import UserError, with_exit_code
 
@@ -57,7 +57,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
     add("--workdir", required=True, metavar="DIR", help="the directory of the run")
     add("--output", required=True, metavar="DIR", help="the directory to write")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint (default: best, by validation loss)")
+    add("--step", **STEP)
     add(
         "--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (default: 5)"
     )
@@ -65,7 +65,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
     add("directory", metavar="DIR", help="the directory of the checkpoint")
     add("--workdir", metavar="RUN", help="compare the weights of this run (default: those of DIR)")
-    add("--step", default="best", metavar="N|best|latest", help="checkpoint of the run (default: best)")
+    add("--step", **STEP)
     add("--prompt", metavar="TEXT", help="the text to compare on (default: random ids)")
     add("--ids", metavar="N,N,...", help="the token ids to compare on (default: random ids)")
     add(

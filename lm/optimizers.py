@@ -11,6 +11,9 @@ from lm import parameters
 from lm.config import OptimizerConfig
 from lm.update_rules.matrices import for_matrices
 from lm.update_rules.muon import MUON
+from lm.update_rules.muon_hyperball import MUON_HYPERBALL
+from lm.update_rules.normuon import NORMUON
+from lm.update_rules.soap import SOAP
 
 
 def _constant(o: OptimizerConfig, peak, end: int, length: int):
@@ -64,7 +67,25 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
         "bias": o.decay_biases,
         "embedding": o.decay_embeddings,
     }
-    return parameters.nest({path: decays[p.kind] for path, p in table.items()})
+
+    def on_sphere(p) -> bool:
+        return o.name == "muonh" and MUON_HYPERBALL.takes(p)
+
+    return parameters.nest({path: decays[p.kind] and not on_sphere(p) for path, p in table.items()})
+
+
+def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return a weight decay that only applies where the update does not increase the size of a number.
+
+    x <- x - rate (u + weight_decay 1[u x >= 0] x) (Chen et al. 2025, arXiv:2510.12402); updates are -rate u.
+    """
+
+    def update(updates, state, params):
+        decays, state = decay.update(jax.tree.map(jnp.zeros_like, updates), state, params)
+        add = lambda u, d, x: u + jnp.where(u * x <= 0, d, 0)  # noqa: E731
+        return jax.tree.map(add, updates, decays, params), state
+
+    return optax.GradientTransformation(decay.init, update)
 
 
 def _adamw(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
@@ -79,13 +100,25 @@ def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
 
 
+def _schedule_free(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
+    rms = optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)
+    return optax.chain(rms, optax.scale_by_learning_rate(schedule))
+
+
+MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
+
 # Updates without clipping and weight decay, scaled by minus the learning rate.
 UPDATE_RULES: dict[str, Callable] = {
     "adamw": _adamw,
     "sgd": _sgd,
-    "muon": functools.partial(for_matrices, MUON),
     "lion": _lion,
-}
+    "schedule_free": _schedule_free,  # make_optimizer averages its steps
+} | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
+
+
+def _no_width_scales(factor: float):
+    raise ValueError("muP defines no learning rates for this rule")
+
 
 # muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
 # Rules whose updates do not scale with the gradient follow Adam's column of the table. An orthogonalized update has
@@ -94,7 +127,11 @@ WIDTH_SCALES = {
     "adamw": lambda factor: (1 / factor, 1.0),
     "lion": lambda factor: (1 / factor, 1.0),
     "muon": lambda factor: (1.0, 1.0),
+    "normuon": lambda factor: (factor**-0.5, 1.0),  # its Frobenius norm grows with the width
+    "muonh": lambda factor: (1.0, 1.0),
     "sgd": lambda factor: (1.0, factor),
+    "schedule_free": lambda factor: (1 / factor, 1.0),
+    "soap": _no_width_scales,  # lm/config/checks.py refuses it
 }
 WIDTHS = set("DHGKF")  # axes that grow with the width
 
@@ -132,13 +169,30 @@ def make_optimizer(
         factor: parameters.width_factor of the model; 1 except under muP.
     """
     schedule = learning_rate_schedule(o, steps)
-    chain = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
-    chain.append(UPDATE_RULES[o.name](o, schedule, table))
+    clip = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
+    chain = [UPDATE_RULES[o.name](o, schedule, table)]
     if factor != 1:
         scales = width_scales(o, table, factor)
         chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
     if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/training/stacked.py
-        chain.append(
-            optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
-        )
-    return optax.chain(*chain)
+        decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
+        chain.append(cautious(decay) if o.cautious_decay else decay)
+    if o.name == "schedule_free":
+        chain = [optax.contrib.schedule_free(optax.chain(*chain), schedule, b1=o.b1)]
+    return optax.chain(*clip, *chain)
+
+
+def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
+    """Return the parameters to evaluate, keep and sample: those that are trained, or their average if schedule-free.
+
+    Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682) takes gradients at y = (1 - b1) z + b1 x, where z makes
+    Adam's steps, and x is the average of z, weighted by the squared learning rate. A train state holds y and z.
+    """
+    if o.name != "schedule_free":
+        return params
+    return jax.tree.map(lambda y, z: average_of(y, z, o.b1), params, opt_state[-1].z)
+
+
+def average_of(y, z, b1: float):
+    """Return x of y = (1 - b1) z + b1 x."""
+    return (y - (1 - b1) * z) / b1

@@ -9,6 +9,7 @@ parameters.resolve). A batch is a dict of arrays:
 """
 
 import functools
+import math
 from typing import Any
 
 import flax.struct
@@ -21,7 +22,7 @@ from lm.config import Resolved
 from lm.config.values import divisors
 from lm.data.batches import gather
 from lm.layers import losses, variants
-from lm.optimizers import learning_rate_schedule, make_optimizer
+from lm.optimizers import averaged, learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
 _DROPOUT = 0x64726F70  # separates the keys of dropout from those of the initial values, which use the same seed
@@ -36,6 +37,7 @@ class TrainState(flax.struct.PyTreeNode):
     seed: jax.Array  # uint32
     skipped: jax.Array  # int32: updates rejected because they were not finite (on_nonfinite = "skip")
     halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
+    ema: dict | None = None  # with config.train.ema: the average of the parameters, at least float32
 
 
 def optimizer(config: Resolved) -> optax.GradientTransformation:
@@ -47,9 +49,35 @@ def optimizer(config: Resolved) -> optax.GradientTransformation:
 
 def init_state(config: Resolved, seed) -> TrainState:
     """Return the state of step 0. seed: an integer or a traced uint32 scalar."""
-    params = parameters.init_params(config.model, seed)
+    return state_of_step_0(config, parameters.init_params(config.model, seed), seed)
+
+
+def state_of_step_0(config: Resolved, params: dict, seed) -> TrainState:
+    """Return the state of step 0 with these parameters."""
     counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
-    return TrainState(params=params, opt_state=optimizer(config).init(params), seed=jnp.uint32(seed), **counters)
+    opt_state, ema = optimizer(config).init(params), None
+    if config.train.ema is not None:
+        ema = jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params)
+    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(seed), ema=ema, **counters)
+
+
+def evaluated_params(state: TrainState, config: Resolved) -> dict:
+    """Return the parameters to evaluate and to sample from: those of the state, or schedule-free's average."""
+    return averaged(state.params, state.opt_state, config.optimizer)
+
+
+def ema_params(state: TrainState) -> dict:
+    """Return the average of config.train.ema in the dtype of the parameters."""
+    return jax.tree.map(lambda a, p: a.astype(p.dtype), state.ema, state.params)
+
+
+def _next_ema(ema: dict, params: dict, n, decay: float) -> dict:
+    """Return the mean of the parameters after updates i = 1 ... n, with weights decay^(n - i).
+
+    This is the exponential moving average with Adam's bias correction: the initial values have no weight.
+    """
+    weight = (1 - decay) / -jnp.expm1(n * math.log(decay))  # (1 - d) / (1 - d^n)
+    return jax.tree.map(lambda a, p: a + weight * (p - a), ema, params)
 
 
 def target_weights(batch: dict):
@@ -230,16 +258,22 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
     means, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
-    new = (optax.apply_updates(state.params, updates), opt_state)
+    n_updates = state.step - state.skipped
+    params, ema = optax.apply_updates(state.params, updates), None
+    if config.train.ema is not None and state.ema is not None:
+        ema = _next_ema(state.ema, params, n_updates + 1, config.train.ema)
+    new = params, opt_state, ema
     # Finite gradients can still overflow a moment or a parameter.
     finite = jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm) & _all_finite(new)
     accepted = finite & ~state.halted
-    params, opt_state = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, (state.params, state.opt_state))
-    rate = jnp.float32(learning_rate(state.step - state.skipped))  # the optimizer counts its updates
+    old = state.params, state.opt_state, state.ema
+    params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
+    rate = jnp.float32(learning_rate(n_updates))  # the optimizer counts its updates
     metrics = means | {"grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
     step, skipped = state.step + (accepted | (not stop)), state.skipped + (~finite & (not stop))
     halted = state.halted | (~finite & stop)
-    return state.replace(step=step, params=params, opt_state=opt_state, skipped=skipped, halted=halted), metrics
+    changed = {"params": params, "opt_state": opt_state, "ema": ema, "skipped": skipped, "halted": halted}
+    return state.replace(step=step, **changed), metrics
 
 
 def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:

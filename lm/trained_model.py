@@ -35,14 +35,14 @@ class TrainedModel:
 
     Attributes:
         path: the directory of the run, or of the checkpoint of Hugging Face.
-        step: the step of the run's checkpoint; 0 for one of Hugging Face.
+        step: the step of the run's checkpoint, or a text that says what was averaged; 0 for one of Hugging Face.
         config: the resolved config.
         params: parameters, as nested dicts; see lm/parameters.py.
         tokenizer: None if the run trained on token ids, or if the checkpoint has no tokenizer.json.
     """
 
     path: Path
-    step: int
+    step: int | str
     config: Resolved
     params: dict
     tokenizer: Tokenizer | None
@@ -179,7 +179,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
 
     Args:
         path: the directory of the run or of the checkpoint.
-        step: a step of the run, "latest", or "best" by validation loss.
+        step: a step of the run, "latest", "best" by validation loss, or an average; see `checkpoints.restore_params`.
 
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted or not supported.

@@ -148,9 +148,9 @@ def apply(text: str, place: str, code: str) -> str:
         end = text.index(")", text.index("choices=(", start.end()))
         return f"{text[:end]}, {code}{text[end:]}"
     if dictionary := re.fullmatch(r"in ([A-Z_]+)", place):
-        line = f"\n{dictionary[1]} = {{"
-        assert text.count(line) == 1, f"there is no dictionary {dictionary[1]}"
-        return text.replace(line, f"{line}\n    {code},".replace(",,", ","))
+        lines = re.findall(rf"\n{dictionary[1]}(?:: .*)? = {{", text)
+        assert len(lines) == 1, f"there is no dictionary {dictionary[1]}"
+        return text.replace(lines[0], f"{lines[0]}\n    {code},".replace(",,", ","))
     if beside := re.fullmatch(r'(before|in place of) "(.*)"', place):
         lines = [line for line in text.splitlines() if line.strip().startswith(beside[2])]
         assert len(lines) == 1, f"{len(lines)} lines start with {beside[2]!r}"

@@ -1,6 +1,7 @@
 """Schedules and update rules: against Optax, formulas from the papers, and values computed by hand."""
 
 import dataclasses
+import functools
 import math
 
 import chex
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from references import update_rules
 from tiny import redrawn, tiny, unstack_layers
 
 from lm.config import OptimizerConfig
-from lm.optimizers import decay_mask, learning_rate_schedule, make_optimizer
+from lm.declarations import Parameter
+from lm.optimizers import averaged, decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 
 # One parameter of each kind, because compiling all of them takes several times as long.
@@ -181,52 +184,83 @@ def test_muon_updates_a_stack_as_separate_layers():
     chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
-def orthogonalized(g: np.ndarray) -> np.ndarray:
-    """Return five steps x <- a x + b (x x^T) x + c (x x^T)^2 x from x = g / |g| (Jordan et al. 2024)."""
-    x = g / (np.linalg.norm(g) + 1e-7)
-    for _ in range(5):
-        x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
-    return x
-
-
-def muon_by_hand(w: np.ndarray, grads: list[np.ndarray], rate: float, nesterov: bool) -> np.ndarray:
-    """Return a matrix after Jordan's updates: momentum.lerp(g, 1 - beta), g.lerp(momentum, beta), scaled by shape."""
-    m = np.zeros_like(w)
-    for g in grads:
-        m += (g - m) * 0.05
-        u = g + (m - g) * 0.95 if nesterov else m
-        w = w - rate * max(1, w.shape[1] / w.shape[0]) ** 0.5 * orthogonalized(u)  # his matrices are transposed
-    return w
-
-
-def adam_by_hand(w: np.ndarray, grads: list[np.ndarray], rate: float) -> np.ndarray:
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(grads, 1):
-        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
-        w = w - rate * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
-    return w
-
-
 def matrices_of(p, x) -> list[np.ndarray]:
     """Return the matrices, inputs x outputs, of a parameter whose layers are stacked and whose inputs come first."""
     assert p.axes.startswith("N" + p.contract)
     return [np.float64(layer).reshape(p.fan_in, -1) for layer in x]
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_muon_is_that_of_its_author(nesterov):
-    """No bias correction of the momentum, and AdamW without Nesterov for embeddings, head, gains and biases."""
-    config = tiny(model=EVERYTHING)
-    params, grads = parameters_of(config), gradients(config)
+MATRIX_RULES = {
+    "muon": ({}, update_rules.muon),
+    "muon without Nesterov": ({"nesterov": False}, functools.partial(update_rules.muon, nesterov=False)),
+    "normuon": ({"name": "normuon"}, update_rules.normuon),
+    "muonh": ({"name": "muonh"}, update_rules.muonh),
+    "soap": ({"name": "soap", "soap_every": 2}, functools.partial(update_rules.soap, every=2)),
+}
+
+
+@pytest.mark.parametrize("rule", MATRIX_RULES)
+def test_rules_of_matrices_follow_their_papers(rule):
+    """Muon is its author's: no bias correction of the momentum, and AdamW without Nesterov for all else.
+
+    In float64, because SOAP's statistics square the condition of a gradient; and for SOAP with square matrices, because
+    the eigenvectors of the eigenvalue 0 are arbitrary.
+    """
+    keys, theirs_of_matrix = MATRIX_RULES[rule]
+    config = tiny(model=EVERYTHING | {"d_ff": 16 if rule == "soap" else 24})
+    with jax.enable_x64(True):
+        params, *grads = jax.tree.map(np.float64, [parameters_of(config), *gradients(config, n=4)])
+        after = flat(updates(dataclasses.replace(MUON, **keys), config, grads, params))
     p, g = flat(params), [flat(g) for g in grads]
-    after = flat(updates(dataclasses.replace(MUON, nesterov=nesterov), config, grads, params))
     for path, parameter in table_of(config).items():
         if parameter.kind == "weight" and not path.startswith("head"):
             ours, before, *gs = (matrices_of(parameter, x[path]) for x in (after, p, *g))
-            theirs = [muon_by_hand(w, list(by_step), 0.1, nesterov) for w, *by_step in zip(before, *gs, strict=True)]
+            theirs = [theirs_of_matrix(w, by_step, 0.1) for w, *by_step in zip(before, *gs, strict=True)]
         else:
-            ours, theirs = after[path], adam_by_hand(np.float64(p[path]), [np.float64(x[path]) for x in g], 0.01)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5, err_msg=path)
+            ours, theirs = after[path], update_rules.adam(p[path], [x[path] for x in g], 0.01)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6, err_msg=path)
+
+
+def test_muonh_keeps_the_norm_of_matrices_and_leaves_those_that_start_at_0_to_adam():
+    config = tiny(model={"zero_init_residual": True})
+    params, grads = parameters_of(config), gradients(config)
+    o = dataclasses.replace(MUON, name="muonh", weight_decay=0.5)
+    after, p = flat(updates(o, config, grads, params)), flat(params)
+    norms = lambda x: np.sqrt(np.sum(np.square(np.float64(x)), axis=tuple(range(1, x.ndim))))  # noqa: E731
+    kept = {path for path in p if np.allclose(norms(after[path]), norms(p[path]), rtol=1e-6)}
+    assert kept == {"layers/attention/w_q_DHK", "layers/ffn/w_up_DF"}
+
+
+def test_schedule_free_follows_its_paper():
+    """It trains at y, and `averaged` returns x; the gradient is that of a parabola for each number."""
+    table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
+    o = OptimizerConfig(name="schedule_free", learning_rate=0.1, schedule="constant", weight_decay=0.3, clip_norm=None)
+    tx, params = make_optimizer(o, 100, table), {"w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)}
+    y, x = update_rules.schedule_free_adam(
+        np.float64(params["w"]), [lambda y, i=i: 2 * y - i for i in range(5)], 0.1, decay=0.3
+    )
+    state = tx.init(params)
+    for i in range(5):
+        change, state = jax.jit(tx.update)({"w": 2 * params["w"] - i}, state, params)
+        params = optax.apply_updates(params, change)
+    np.testing.assert_allclose(params["w"], y, atol=1e-5)
+    np.testing.assert_allclose(averaged(params, state, o)["w"], x, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "muonh"])
+def test_cautious_decay_applies_where_the_update_does_not_increase_a_number(name):
+    """Chen et al. 2025: x <- x - rate (u + lambda 1[u x >= 0] x)."""
+    config = tiny(model={"n_layers": 1})
+    params, grads = parameters_of(config), gradients(config, n=1)
+    keys = {"name": name, "learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
+    plain = flat(updates(OptimizerConfig(**keys, weight_decay=0.0), config, grads, params))
+    after = flat(updates(OptimizerConfig(**keys, weight_decay=0.5, cautious_decay=True), config, grads, params))
+    for path, parameter in table_of(config).items():
+        x = np.float64(flat(params)[path])
+        u = (x - plain[path]) / 0.1
+        decays = parameter.kind == "weight" and (name == "sgd" or path.startswith("head"))
+        expected = x - 0.1 * (u + 0.5 * decays * (u * x >= 0) * x)
+        np.testing.assert_allclose(after[path], expected, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
 def test_muons_adam_learning_rate_follows_the_schedule():

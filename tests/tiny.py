@@ -9,7 +9,7 @@ import numpy as np
 
 from lm import parameters, step
 from lm.config import Config, ModelConfig
-from lm.step import TrainState, optimizer
+from lm.step import TrainState
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "vocab_size": 19}
 TRAIN = {"steps": 20, "batch_size": 4, "seq_len": 8}
@@ -53,9 +53,7 @@ def unstack_layers(params: dict) -> dict:
 def state_of(config: Config, params: dict | None = None) -> TrainState:
     """Return the state of step 0 with these parameters (None: `redrawn`), without compiling the initialization."""
     params = redrawn(config.model) if params is None else params
-    counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
-    opt_state = optimizer(config).init(params)
-    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(config.train.seed), **counters)
+    return step.state_of_step_0(config, params, config.train.seed)
 
 
 def with_keys(config, **changes):

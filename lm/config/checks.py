@@ -222,6 +222,30 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 # ---- Training --------------------------------------------------------------------------------------------------
 
 
+def update_rule(config: Config) -> Iterator[Problem]:
+    o, m = config.optimizer, config.model
+    if o.name == "soap" and m.parametrization == "mup":
+        yield problem(
+            "optimizer.name model.parametrization", "muP defines no learning rates for soap; use adamw, muon or muonh"
+        )
+    if o.name != "schedule_free":
+        return
+    if o.schedule != "constant" and config.train.steps:
+        yield problem(
+            "optimizer.schedule optimizer.name",
+            f"{o.schedule}, but schedule_free averages instead of a decay; use constant",
+        )
+    if config.train.ema is not None:
+        yield problem("train.ema optimizer.name", f"{config.train.ema}, but schedule_free is an average; use none")
+    if o.b1 == 0:
+        yield problem("optimizer.b1 optimizer.name", "0.0, but schedule_free takes gradients near its average; use 0.9")
+    if m.param_dtype != "float32":
+        yield problem(
+            "model.param_dtype optimizer.name",
+            f"{m.param_dtype} is too coarse for the average of schedule_free; use float32",
+        )
+
+
 def schedule(config: Config) -> Iterator[Problem]:
     o, steps = config.optimizer, config.train.steps
     decay_steps = o.decay_steps or steps
@@ -297,5 +321,5 @@ def packages(config: Config) -> Iterator[Problem]:
 
 CHECKS = (
     heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width,
-    source_and_tokenizer, splits, order_and_packing, schedule, debugging, mesh, final_evaluation, packages,
+    source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip

@@ -223,7 +223,10 @@ class DataConfig:
 class OptimizerConfig:
     """The update rule, the learning-rate schedule, weight decay and clipping."""
 
-    name: str = key("adamw", "update rule", choices=("adamw", "sgd", "muon", "lion"))
+    name: str = key(
+        "adamw", "update rule; muon, normuon, muonh (Muon on a sphere) and soap update matrices between features, and "
+        "adamw all else", choices=("adamw", "sgd", "lion", "muon", "normuon", "muonh", "soap", "schedule_free"),
+    )  # fmt: skip
     learning_rate: float = key(1e-3, "peak learning rate", above=0.0)
     schedule: str = key(
         "cosine", "course of the learning rate after the warm-up (wsd: warm-up, stable, decay)",
@@ -241,23 +244,27 @@ class OptimizerConfig:
     decay_fraction: float = key(0.2, "wsd: fraction of decay_steps that decays, at the end", above=0.0, high=1.0)
     final_fraction: float = key(0.1, "final learning rate / peak learning rate", low=0.0, high=1.0)
     b1: float = key(
-        0.9, "adamw, muon's adamw: decay rate of the first moment; lion: weight of the momentum in an update",
-        low=0.0, below=1.0,
+        0.9, "adamw, soap: decay rate of the first moment; lion: weight of the momentum in an update; schedule_free: "
+        "weight of the average where gradients are taken", low=0.0, below=1.0,
     )  # fmt: skip
     b2: float = key(
-        0.95, "adamw, muon's adamw: decay rate of the second moment; lion: of the momentum", low=0.0, below=1.0
-    )
-    eps: float = key(1e-8, "adamw, muon's adamw: epsilon added to the denominator", above=0.0)
+        0.95, "adamw, soap, normuon, schedule_free: decay rate of the second moment; soap: of its statistics; lion: of "
+        "the momentum", low=0.0, below=1.0,
+    )  # fmt: skip
+    eps: float = key(1e-8, "adamw, soap, normuon, schedule_free: epsilon added to the denominator", above=0.0)
     momentum: float = key(0.0, "sgd: decay rate of the momentum; 0: no momentum", low=0.0, below=1.0)
-    nesterov: bool = key(True, "sgd with momentum, muon: use Nesterov momentum")
-    muon_beta: float = key(0.95, "muon: decay rate of the momentum", low=0.0, below=1.0)
+    nesterov: bool = key(True, "sgd with momentum, muon, muonh: use Nesterov momentum")
+    muon_beta: float = key(0.95, "muon, normuon, muonh: decay rate of the momentum", low=0.0, below=1.0)
+    soap_every: int = key(10, "soap: steps between two updates of the eigenvectors", low=1)
     adam_learning_rate: float | None = key(
-        None, "muon: peak learning rate of embeddings, head, gains and biases, which adamw updates; none: "
-        "learning_rate", above=0.0,
+        None, "muon, normuon, muonh, soap: peak learning rate of embeddings, head, gains and biases, which adamw "
+        "updates; none: learning_rate", above=0.0,
     )  # fmt: skip
     weight_decay: float = key(
-        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate (for muon's adamw too)", low=0.0
-    )
+        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, for all parameters alike; muonh: not "
+        "of matrices on a sphere", low=0.0,
+    )  # fmt: skip
+    cautious_decay: bool = key(False, "apply weight decay only where the update does not increase a number's size")
     decay_norms: bool = key(False, "apply weight decay to the gains of norms")
     decay_biases: bool = key(False, "apply weight decay to biases")
     decay_embeddings: bool = key(False, "apply weight decay to token and position embeddings")
@@ -272,6 +279,10 @@ class TrainConfig:
     batch_size: int = key(32, "sequences per step, over all devices", low=1)
     seq_len: int = key(256, "tokens per sequence", low=1)
     seed: int = key(0, "seed of initial values, data order and dropout", low=0, high=2**32 - 1)
+    ema: float | None = key(
+        None, "decay of an average of the parameters by step (0.999, for example), which is evaluated beside them; "
+        "none: no average", above=0.0, below=1.0,
+    )  # fmt: skip
     z_loss: float = key(0.0, "weight of the squared log-partition function in the loss, as in PaLM", low=0.0)
     micro_batch_size: int | None = key(
         None, "sequences per device at once, at most; gradients are summed over the micro-batches of a step; none: all",

@@ -10,6 +10,7 @@ from lm.cost.compiled import Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, search_meshes
 from lm.cost.memory import micro_batches_per_step
 from lm.cost.units import duration, si
+from lm.optimizers import MATRIX_RULES
 
 SHOWN = 5  # meshes
 
@@ -111,8 +112,8 @@ def _communication_lines(e: Estimate) -> list[str]:
         time = seconds(s, e.device, e.sizes)
         how = f"{s.kind} over {' x '.join(s.axes)}"
         lines.append(f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {time:.3g} s at {si(s.sent / time, 'B/s')}")
-    if e.config.optimizer.name == "muon" and e.n_devices > 1:
-        lines.append("  Muon's own communication is not counted.")
+    if e.config.optimizer.name in MATRIX_RULES and e.n_devices > 1:
+        lines.append(f"  The communication of {e.config.optimizer.name}'s matrices is not counted.")
     return lines or ["  nothing"]
 
 

@@ -9,7 +9,7 @@ from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import for_terminal, generate_texts, known_prompt
-from lm.step import TrainState
+from lm.step import TrainState, evaluated_params
 from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
@@ -75,7 +75,7 @@ def sample_text(loop: Loop, state: TrainState, tokenizer: Tokenizer) -> str:
     """Return config.eval.sample_prompt and its continuation."""
     config = loop.run.config
     limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
-    decoder = make_decoder(state.params, config.model, **limits)
+    decoder = make_decoder(evaluated_params(state, config), config.model, **limits)
     prompt = known_prompt(config.eval.sample_prompt, tokenizer)
     (row,) = generate_texts(
         decoder, tokenizer, [prompt], config.eval.sample_tokens, Sampling(temperature=0.8), seed=config.train.seed

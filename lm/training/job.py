@@ -16,7 +16,7 @@ from lm.cost.units import si
 from lm.parallel import processes
 from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state
-from lm.step import TrainState, init_state
+from lm.step import TrainState, init_state, state_of_step_0
 from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
@@ -167,7 +167,8 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(run.config.train.seed)  # sharded from the start
     if loaded:
-        state = state.replace(params=loaded.into(state.params))
+        start = jax.jit(functools.partial(state_of_step_0, run.config), out_shardings=shardings)
+        state = start(loaded.into(state.params), run.config.train.seed)
     return state, {}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from lm.parallel import sharding
 from lm.parallel.mesh import current_mesh
-from lm.step import TrainState, train_steps
+from lm.step import TrainState, ema_params, evaluated_params, train_steps
 from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import Diagnostics
 from lm.training.dispatch import Dispatch, dispatches, pipeline
@@ -130,7 +130,11 @@ class Loop:
         for line in writer.lines_of(step):
             if what.items() <= line.items():
                 return line
-        found = evaluate(state.params, source, max_batches=max_batches, stop=self.outputs.signals.to_stop)
+        stop = self.outputs.signals.to_stop
+        found = evaluate(evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop)
+        if found and state.ema is not None:
+            average = evaluate(ema_params(state), source, max_batches=max_batches, stop=stop)
+            found = average and found | {"ema_loss": average["loss"]}
         if found is None:
             return None
         return self.write_evaluation({"step": step, **what, "data": self.run.corpus.name, **found})

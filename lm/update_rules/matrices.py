@@ -20,12 +20,16 @@ class MatrixRule(NamedTuple):
         init: (w_NIO) -> state, a dict of arrays.
         update: (o, g_NIO, state, w_NIO, step) -> (update_NIO, state). o is the optimizer section of the config, g the
             gradient, and step a `Step`.
-        updates: whether it updates a hidden parameter; Adam updates the others.
+        from_zeros: whether it can update matrices that start at 0.
     """
 
     init: Callable
     update: Callable
-    updates: Callable[[Parameter], bool] = lambda p: True
+    from_zeros: bool = True
+
+    def takes(self, p: Parameter) -> bool:
+        """Return whether the rule updates a parameter: a matrix between features. Adam updates all others."""
+        return p.hidden and bool(p.contract) and (self.from_zeros or p.init != "zeros")
 
 
 class Step(NamedTuple):
@@ -62,7 +66,7 @@ def for_matrices(
     """
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     adam = optax.adam(lambda step: ratio * schedule(step), b1=o.b1, b2=o.b2, eps=o.eps)
-    hidden = {path: p for path, p in table.items() if p.hidden and p.contract and rule.updates(p)}
+    hidden = {path: p for path, p in table.items() if rule.takes(p)}
 
     def others(tree: dict) -> dict:
         return parameters.nest({path: x for path, x in parameters.flat(tree).items() if path not in hidden})
@@ -106,6 +110,12 @@ def as_matrices(p: Parameter, x):
         return x
     n_in, n_out = (math.prod(p.shape[i] for i in axes) for axes in (p.rows, p.columns))
     return x.transpose(_axes(p)).reshape(-1, n_in, n_out)
+
+
+def norm(x_NIO):
+    """Return the Frobenius norm of each matrix, at least float32 (N, 1, 1)."""
+    x = x_NIO.astype(jnp.promote_types(x_NIO.dtype, jnp.float32))
+    return jnp.sqrt(jnp.sum(x * x, axis=(1, 2), keepdims=True))
 
 
 def from_matrices(p: Parameter, x):

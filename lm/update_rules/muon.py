@@ -9,20 +9,20 @@ spectral norm of an update does not depend on the width, as muP requires (Yang e
 import jax.numpy as jnp
 
 from lm.config import OptimizerConfig
-from lm.update_rules.matrices import MatrixRule, Step
+from lm.update_rules.matrices import MatrixRule, Step, norm
 
-COEFFICIENTS = 3.4445, -4.7750, 2.0315
+COEFFICIENTS, EPS = (3.4445, -4.7750, 2.0315), 1e-7
 
 
 def orthogonalize(x_NIO):
     """Return U S V^T for x = U D V^T, where all S are near 1: five Newton-Schulz steps of Jordan's polynomial.
 
-    Most S are within 0.7 and 1.2; those of very small D stay smaller.
+    Most S are within 0.7 and 1.2; those of small D stay smaller.
     """
     a, b, c = COEFFICIENTS
     tall = x_NIO.shape[-2] > x_NIO.shape[-1]
     x = x_NIO.mT if tall else x_NIO  # the products with x x^T are then the smaller ones
-    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-7)
+    x = (x / (norm(x) + EPS)).astype(x.dtype)
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x

@@ -24,8 +24,9 @@ from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import COUNT, appears, files_below, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.optimizers import average_of
 from lm.parallel.processes import from_first, gather
-from lm.parameters import nest
+from lm.parameters import flat, nest
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
@@ -207,30 +208,74 @@ class Checkpoints:
 
 def restore_params(
     workdir: str | Path, step: int | str = "latest", *, choose: Callable[[dict, dict], dict] | None = None
-) -> tuple[int, dict, dict]:
-    """Restore the parameters of one checkpoint. Nothing in the workdir is changed: its run may be in progress.
+) -> tuple[int | str, dict, dict]:
+    """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may be in progress.
 
     Args:
         workdir: the run's directory.
-        step: a step, "latest", or "best" by validation loss (the latest if none was evaluated).
+        step: a step, "latest", or "best" by validation loss (the latest if none was evaluated); "ema": the average of
+            config.train.ema at the latest step; "mean:N": the mean of the newest N checkpoints.
         choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of
             `jax.ShapeDtypeStruct`. None: read all onto the first device.
 
     Returns:
-        (step, params, meta); params are nested dicts.
+        (step, params, meta); the step is a text if these are not the parameters of one step; params are nested dicts.
 
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
-    directory = _directory(workdir)
-    chosen = from_first(lambda: _choose(directory, step))
+    directory, (kind, _, n) = _directory(workdir), str(step).partition(":")
+    if kind == "mean":
+        steps = from_first(lambda: _newest(directory, int(n)))
+        sums: dict[str, Any] = {}
+        for one in steps:
+            params, meta = _evaluated(directory, one, choose)
+            sums = {path: sums.get(path, 0) + x.astype(jax.numpy.float32) for path, x in params.items()}
+        params = {path: (sums[path] / len(steps)).astype(x.dtype) for path, x in params.items()}
+        return f"mean_{'_'.join(map(str, steps))}", nest(params), meta
+    chosen = from_first(lambda: _choose(directory, "latest" if kind == "ema" else step))
+    params, meta = _evaluated(directory, chosen, choose, ema=kind == "ema")
+    return f"ema_{chosen}" if kind == "ema" else chosen, nest(params), meta
 
-    def params_of(record: dict, leaves: dict) -> dict:
+
+def _newest(directory: Path, n: int) -> list[int]:
+    steps = _steps_on_disk(directory)
+    if not 0 < n <= len(steps):
+        raise UserError(
+            f"--step mean:{n}: {directory} holds {len(steps)} checkpoints; use at most as many (a run keeps "
+            "config.checkpoint.keep of them)"
+        )
+    return steps[-n:]
+
+
+def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[dict[str, Any], dict]:
+    """Return the parameters by path that a run evaluates, or those of its EMA, and the checkpoint's `meta`."""
+    chosen, parts = {}, ["ema" if ema else "params"]
+
+    def wanted(record: dict, leaves: dict) -> dict:
         params = nest(leaves)["params"]
-        return leaves_by_path({"params": choose(params, record["meta"]) if choose else params})
+        chosen.update(flat(choose(params, record["meta"]) if choose else params))
+        if ema and not any(path.startswith("ema/") for path in leaves):
+            raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
+        if _optimizer(record).get("name") == "schedule_free":  # then params are y, and its average needs z
+            first = next(iter(chosen))
+            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}"))
+        return {f"{part}/{path}": _like(leaves[f"{part}/{path}"], x) for part in parts for path, x in chosen.items()}
 
-    record, leaves = _read(directory, chosen, params_of)
-    return chosen, nest(leaves)["params"], record["meta"]
+    record, leaves = _read(directory, step, wanted)
+    found, *z = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
+    if z:
+        found = {path: average_of(y, z[0][path], _optimizer(record)["b1"]) for path, y in found.items()}
+    return {path: x.astype(chosen[path].dtype) for path, x in found.items()}, record["meta"]
+
+
+def _optimizer(record: dict) -> dict:
+    return record["meta"].get("config", {}).get("optimizer", {})
+
+
+def _like(leaf, place) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a leaf with the sharding of another."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place.sharding)
 
 
 def verify(workdir: str | Path, step: int) -> None:

@@ -44,7 +44,9 @@ MODELS = {
         }
     },
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
-    "muon": {"optimizer": {"name": "muon"}},
+    **{name: {"optimizer": {"name": name}} for name in ("muon", "normuon", "muonh")},
+    "soap": {"optimizer": {"name": "soap", "soap_every": 2}, "model": {"n_kv_heads": 4, "d_ff": 16}},  # see soap.py
+    "schedule_free": {"optimizer": {"name": "schedule_free", "schedule": "constant", "cautious_decay": True}},
     "packed": {"data": {"packing": "documents"}},
 }  # fmt: skip
 MESHES = [
@@ -75,12 +77,14 @@ def on_devices(tmp_path, n: int, cases: list[dict], environment: dict | None = N
     return found, [text.read_text() if text.exists() else "" for text in texts]
 
 
-def assert_equal(found: dict, reference: dict) -> None:
+def assert_equal(found: dict, reference: dict, tolerance: float = 1e-5, any_sign: str = "no name") -> None:
     assert found.keys() == reference.keys()
     for name, array in reference.items():
+        if re.search(any_sign, name):
+            found, array = found | {name: np.abs(found[name])}, np.abs(array)
         largest = np.abs(array).max()  # gradients may be small; parameters and losses are about 1
         scale = (largest or 1.0) if name.startswith("first/") else max(1.0, largest)
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
 def meshes_of(model: str) -> list[list[int]]:
@@ -96,7 +100,8 @@ def test_ten_steps_on_a_mesh_equal_ten_steps_on_one_device(tmp_path, model):
     (reference,), _ = on_devices(tmp_path, 1, [{"mesh": None, "sections": MODELS[model]}])
     for case, found in zip(cases, on_devices(tmp_path, 8, cases)[0], strict=True):
         try:
-            assert_equal(found, reference)
+            # SOAP's eigenvectors have any sign, and amplify rounding where eigenvalues are close.
+            assert_equal(found, reference, *([1e-3, r"/q_(left|right)/"] if model == "soap" else []))
         except AssertionError as error:
             raise AssertionError(f"mesh {case['mesh']}: {error}") from error
 

@@ -11,7 +11,10 @@ HYPERPARAMETERS = {
     "weight decay": ("optimizer.weight_decay",),
     "batch size": ("train.batch_size",),
 }
-UNUSED = {"adamw": {"momentum"}, "lion": {"momentum"}, "sgd": {"b2"}, "muon": set()}  # by config.optimizer.name
+UNUSED = {  # by config.optimizer.name; Muon and its variants use all
+    **{name: {"momentum"} for name in ("adamw", "lion", "soap", "schedule_free")},
+    "sgd": {"b2"},
+}
 
 
 def describe_scope(a: dict, b: dict, search: dict | None = None) -> str:

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lm.config import Config
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
-from lm.step import eval_step, init_state, train_steps
+from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps.training import cpu_memory
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
@@ -211,7 +211,9 @@ class StackedRuns:
             return checkpoints.restore(abstract)
         states = self._programs.init(seeds)
         if self._warm_starts:
-            states = states.replace(params=self._warm_started(states.params))
+            params = self._warm_started(states.params)
+            start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=self._programs.by_run)
+            states = states.replace(params=params, opt_state=start(params))
         return None, states, {}
 
     def _warm_started(self, params):
@@ -305,7 +307,8 @@ class StackedRuns:
             inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
             self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
-        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, inputs)
+        params = evaluated_params(states, self.config)
+        found = self._call(f"{split} {max_batches}", self._programs.evaluate, params, resident, inputs)
         with self._timed("evaluation"):
             sums, counts = jax.device_get(found)
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]

@@ -1,0 +1,56 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321, algorithm 3).
+
+    g' = q_l^T g q_r,   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g'^2
+    w <- w - rate q_l [(q_l^T m q_r) / (sqrt(v) + eps)] q_r^T,   with Adam's bias corrections
+    l <- b2 l + (1 - b2) g g^T,   r <- b2 r + (1 - b2) g^T g
+    every soap_every steps: q_l <- QR(l q_l), q_r <- QR(r q_r)
+
+As in the authors' code, the first step changes no weight: q_l and q_r become the eigenvectors of the first l and r. The
+code also sorts the columns of q before QR; the paper, which does not, is followed. Embeddings and head, of which the
+paper rotates one side, are updated by AdamW.
+
+The basis of directions without any gradient is arbitrary, so results depend on rounding where the first gradient of a
+matrix does not have full rank. A matrix has 2 I^2 + 2 O^2 numbers of state beside Adam's 2 I O, which all devices hold.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lm.config import OptimizerConfig
+from lm.update_rules.matrices import MatrixRule, Step
+
+
+def init(w_NIO) -> dict:
+    """Return the state: Adam's moments, the statistics of both sides, and their eigenvectors."""
+    (n, n_in, n_out), dtype = w_NIO.shape, jnp.promote_types(w_NIO.dtype, jnp.float32)
+    state = {name: jnp.zeros_like(w_NIO, dtype) for name in ("momentum", "mean_square")}
+    for name, size in (("left", n_in), ("right", n_out)):
+        state[name] = state[f"q_{name}"] = jnp.zeros((n, size, size), dtype)
+    return state
+
+
+def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
+    """Return the change of w_NIO, and the state."""
+    g_NIO, q_l, q_r = g_NIO.astype(state["momentum"].dtype), state["q_left"], state["q_right"]
+    first = step.count == 0
+    m_NIO = o.b1 * state["momentum"] + (1 - o.b1) * g_NIO
+    v_NIO = o.b2 * state["mean_square"] + (1 - o.b2) * (q_l.mT @ g_NIO @ q_r) ** 2
+    n_before = jnp.maximum(step.count, 1)  # updates of the moments; the first step is not counted
+    m_hat, v_hat = (q_l.mT @ m_NIO @ q_r) / (1 - o.b1**n_before), v_NIO / (1 - o.b2**n_before)
+    u_NIO = q_l @ (m_hat / (jnp.sqrt(v_hat) + o.eps)) @ q_r.mT
+    new = {"momentum": m_NIO, "mean_square": v_NIO}
+    new = jax.tree.map(lambda x: jnp.where(first, 0, x), new)
+    for name, gram in (("left", g_NIO @ g_NIO.mT), ("right", g_NIO.mT @ g_NIO)):
+        new[name] = o.b2 * state[name] + (1 - o.b2) * gram
+        new[f"q_{name}"] = rotated(new[name], state[f"q_{name}"], first, step.count % o.soap_every == 0)
+    return jnp.where(first, 0, -step.rate * u_NIO), new
+
+
+def rotated(l_NII, q_NII, first, due):
+    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of power iteration."""
+    eigenvectors = lambda: jnp.linalg.eigh(l_NII)[1][..., ::-1]  # noqa: E731
+    power_step = lambda: jnp.linalg.qr(l_NII @ q_NII)[0]  # noqa: E731
+    return jax.lax.cond(first, eigenvectors, lambda: jax.lax.cond(due, power_step, lambda: q_NII))
+
+
+SOAP = MatrixRule(init, update)

@@ -1,0 +1,72 @@
+"""Averages of parameters: what is evaluated, saved and loaded is what the equations say."""
+
+import jax
+import numpy as np
+import pytest
+from running import metrics_of
+from tiny import jit_step, state_of, tiny
+
+import lm
+from lm.errors import UserError
+from lm.parameters import flat
+from lm.step import ema_params
+from lm.workdir.checkpoints import Checkpoints
+
+TOKENS = {"tokens": np.random.default_rng(0).integers(0, 19, (4, 9))}
+RULES = {
+    "muon": {},
+    "normuon": {},
+    "muonh": {"cautious_decay": True},
+    "soap": {"soap_every": 2},
+    "schedule_free": {"schedule": "constant"},
+}
+
+
+def test_the_ema_is_the_mean_of_the_parameters_after_each_step_with_geometric_weights():
+    config = tiny(train={"ema": 0.8})
+    states = [state_of(config)]
+    for _ in range(4):
+        states.append(jit_step(states[-1], TOKENS, config)[0])
+    weights = 0.8 ** np.arange(3, -1, -1)
+    average, after = flat(ema_params(states[-1])), [flat(state.params) for state in states[1:]]
+    for path, x in average.items():
+        np.testing.assert_allclose(x, np.average([p[path] for p in after], 0, weights), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r == "soap" else pytest.mark.slow) for r in RULES])
+def test_every_rule_resumes_to_the_same_bits_and_compiles_once(tmp_path, rule):
+    config = tiny(optimizer={"name": rule, **RULES[rule]}, train={"ema": 0.9}, model={"n_layers": 1})
+    step = jax.jit(lambda state: jit_step(state, TOKENS, config)[0])
+    states = [state_of(config)]
+    for _ in range(4):
+        states.append(step(states[-1]))
+    assert step._cache_size() == 1
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, states[2], {})
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path)
+    _, state, _ = checkpoints.restore(jax.eval_shape(lambda: states[0]))
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, step(step(state)), states[4])
+
+
+def test_runs_evaluate_save_and_load_their_averages(train, tmp_path):
+    """Evaluating the loaded average gives the loss in the metrics."""
+    ema, free = tmp_path / "ema", tmp_path / "free"
+    assert train(ema, "--config.train.ema=0.9", "--config.checkpoint.keep=3")[0] == 0
+    rule = ("--config.optimizer.name=schedule_free", "--config.optimizer.schedule=constant", "--config.model.dropout=0")
+    once = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
+    assert train(free, *rule)[0] == 0
+    assert train(tmp_path / "again", *once, f"--config.init_from={free}")[0] == 0
+    last = {d: [line for line in metrics_of(d) if "split" in line][-1] for d in (ema, free, tmp_path / "again")}
+    assert last[tmp_path / "again"]["loss"] == pytest.approx(last[free]["loss"], rel=1e-5)
+    steps = [flat(lm.load(ema, step).params) for step in (8, 12)]
+    for path, x in flat(lm.load(ema, "mean:2").params).items():
+        np.testing.assert_allclose(x, (steps[0][path] + steps[1][path]) / 2, rtol=1e-6, atol=1e-7)
+    average = lm.load(ema, "ema")
+    assert average.step == "ema_12"
+    assert last[ema]["ema_loss"] != last[ema]["loss"]
+    with pytest.raises(UserError, match="--step ema"):
+        lm.load(free, "ema")
+    with pytest.raises(UserError, match="--step mean:9"):
+        lm.load(ema, "mean:9")
