@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from products import forward_flops
-from tiny import redrawn, tiny
+from tiny import redrawn, state_of, tiny
 
 from lm import layer_stack, model, parameters
 from lm.cost import flops
@@ -27,8 +27,9 @@ from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
 from lm.layers import variants
-from lm.layers.variants import OFF
+from lm.layers.variants import OFF, head_gate
 from lm.past import Past
+from lm.training.layer_statistics import layer_statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +259,21 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
     assert np.abs(found[0][1]["layers"]["attention"]["some_scale_GK"]).min(axis=(1, 2)).min() > 0
     split = layer_stack.split_layers(params, scanned)
     chex.assert_trees_all_equal(layer_stack.merge_layers(split, scanned), params)
+
+
+def test_statistics_of_a_weight_that_some_layers_have(fresh_tables, monkeypatch):
+    """The root mean square of all weights of a layer counts those that it has."""
+    monkeypatch.setattr(head_gate, "layers", lambda c: (1,), raising=False)
+    config = tiny(model={"attn_gate": "head"})
+    fresh_tables()
+    state = state_of(config)
+    found = jax.jit(layer_statistics, static_argnames="config")(state, {"tokens": TOKENS}, config)["parameters"]
+    flat, table = parameters.flat(state.params), parameters.parameter_table(config.model)
+    for layer in (0, 1):
+        own = [p for p in table if p.startswith("layers/") and table[p].kind == "weight" and layer in table[p].layers]
+        assert ("layers/attention/w_gate_DH" in own) == (layer == 1)
+        values = np.concatenate([np.ravel(flat[path][table[path].layers.index(layer)]) for path in own])
+        np.testing.assert_allclose(found["layers"][layer], np.sqrt(np.mean(values**2)), rtol=1e-5)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from lm import layer_stack, model, parameters
 from lm.config import Resolved
+from lm.declarations import Parameter
 from lm.parallel import collectives
 from lm.past import Past
 from lm.step import TrainState, batch_fields, gradients, optimizer
@@ -57,10 +58,18 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
         mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axes)
         found[path] = jnp.sqrt(mean_square)
         if stacked and table[path].kind == "weight":
-            weights.append((table[path].size, mean_square))
-    if total := sum(size for size, _ in weights):
-        found["layers"] = jnp.sqrt(sum(size / total * mean_square for size, mean_square in weights))
+            weights.append((table[path], mean_square))
+    if weights:
+        n_layers = max(len(p.layers) for p, _ in weights)
+        sizes = [_by_layer(p, p.size / len(p.layers), n_layers) for p, _ in weights]
+        squares = (_by_layer(p, mean_square, n_layers) for p, mean_square in weights)
+        found["layers"] = jnp.sqrt(sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True)))
     return found
+
+
+def _by_layer(p: Parameter, values, n_layers: int):
+    """Return the values of the layers that have a parameter, and 0 for all other layers."""
+    return values if len(p.layers) == n_layers else jnp.zeros(n_layers).at[jnp.asarray(p.layers)].set(values)
 
 
 def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
