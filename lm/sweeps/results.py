@@ -1,0 +1,264 @@
+"""The runs of a sweep: one line each in runs.jsonl, or one row each in the runs.csv of a published page.
+
+A line has the columns of `Run`, with every tuned value in a column named by its config key, and a checksum. pandas and
+polars read the file (`pandas.read_json(path, lines=True)`). A damaged line costs its run alone. This module does not
+import jax.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm.config.values import short
+from lm.errors import UserError
+from lm.files import COUNT, name_errors, parse_json, refuse_links, to_json, without_links, write_text
+from lm.sweeps.tuning import LEARNING_RATE, Choice, choose, outcome
+
+STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
+RUNS = "runs.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        phase: "tuning" or "final".
+        variant: the variant's name, with its size or text.
+        point: its value of every tuned config key.
+        seed: train.seed.
+        status: "finished" or "diverged".
+        diverged_at: the step of the first update that was not finite; None if it finished.
+        steps, tokens: the updates, and the tokens of the whole run; 0 tokens on pages published before they were kept.
+        val_loss, test_loss: over the whole splits, in nats per token; None if it diverged.
+        curve: the validation losses during training, (step, loss).
+        seconds: its share of the time of the runs that trained at once, with compilation and evaluation.
+        tokens_per_second: of all runs that trained at once, without compilation and evaluation; None if not measured.
+        at_once: how many trained at once.
+        processor, device, commit: where it was trained, and with which code; "" if not known.
+    """
+
+    phase: str
+    variant: str
+    point: dict[str, Any]
+    seed: int
+    status: str
+    diverged_at: int | None
+    steps: int
+    tokens: int = 0
+    val_loss: float | None = None
+    test_loss: float | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+    seconds: float = 0.0
+    tokens_per_second: float | None = None
+    at_once: int = 1
+    processor: str = ""
+    device: str = ""
+    commit: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, tuple, int]:
+        """Return what identifies the run in its sweep: phase, variant, tuned values, seed."""
+        return self.phase, self.variant, tuple(self.point.values()), self.seed
+
+    def row(self) -> dict[str, Any]:
+        """Return its columns, those of the tuned values after the variant."""
+        fields = dataclasses.asdict(self)
+        point = fields.pop("point")
+        return {"phase": fields.pop("phase"), "variant": fields.pop("variant"), **point, **fields}
+
+
+_ROW = {
+    "phase": ("tuning", "final"),
+    "variant": str,
+    "seed": COUNT,
+    "status": ("finished", "diverged"),
+    "diverged_at": (COUNT, None),
+    "steps": COUNT,
+    "tokens": COUNT,
+    "val_loss": (float, None),
+    "test_loss": (float, None),
+    "curve": [[float]],
+    "seconds": float,
+    "tokens_per_second": (float, None),
+    "at_once": COUNT,
+    "processor": str,
+    "device": str,
+    "commit": str,
+}
+_FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "point"]
+
+
+def to_line(run: Run) -> str:
+    """Return the line of a run, without the line break."""
+    row = run.row()
+    return to_json(row | {"checksum": _checksum(row)})
+
+
+def from_line(line: str | bytes) -> Run:
+    """Return the run of a line; raises ValueError if the line is damaged."""
+    row = parse_json(line, _ROW | {"checksum": str})
+    if row.pop("checksum") != _checksum(row):
+        raise ValueError("its content differs from its checksum")
+    complete = [row[key] is not None for key in ("val_loss", "test_loss")] == [row["status"] == "finished"] * 2
+    if not complete or any(len(point) != 2 for point in row["curve"]):
+        raise ValueError("its losses are incomplete")
+    point = {key: value for key, value in row.items() if key not in _FIELDS}
+    curve = tuple((int(step), float(loss)) for step, loss in row["curve"])
+    return Run(point=point, **{key: row[key] for key in _FIELDS} | {"curve": curve})
+
+
+def _checksum(row: dict) -> str:
+    return hashlib.sha256(to_json(row).encode()).hexdigest()[:16]
+
+
+def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[Run]:
+    """Return the finished runs of a sweep's directory, in the order in which they finished.
+
+    Args:
+        workdir: the directory.
+        warn: called with a message for each damaged line, which is left out; None: print it to standard error.
+
+    Raises:
+        UserError: the file is a link or no file.
+    """
+    runs, damaged = _read_lines(workdir / RUNS)
+    for number, error in damaged.items():
+        message = f"WARNING: {workdir / RUNS}, line {number}: the run is lost ({error}); rerun the sweep to train it"
+        print(message, file=sys.stderr) if warn is None else warn(message)
+    return list({run.key: run for run in runs.values()}.values())
+
+
+def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
+    """Return the runs by line number, and the errors of damaged lines by theirs."""
+    refuse_links([path])
+    runs, damaged = {}, {}
+    content = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            runs[number] = from_line(line)
+        except ValueError as error:
+            damaged[number] = str(error)
+    return runs, damaged
+
+
+def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
+    """Append finished runs to a sweep's file; the caller holds the lock of the directory."""
+    path = workdir / RUNS
+    refuse_links([path])
+    lines = "".join(f"{to_line(run)}\n" for run in runs)
+    with name_errors(path), open(path, "a+b", opener=without_links) as file:
+        file.seek(max(0, file.tell() - 1))
+        torn = file.read() not in (b"", b"\n")  # by a process that died in the middle of a line
+        file.write(b"\n" * torn + lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def drop_damaged_lines(workdir: Path) -> None:
+    """Move damaged lines from a sweep's file to runs.jsonl.damaged; the caller holds the lock of the directory."""
+    path = workdir / RUNS
+    runs, damaged = _read_lines(path)
+    if not damaged:
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    with open(workdir / f"{RUNS}.damaged", "ab", opener=without_links) as file:
+        file.writelines(lines[number - 1] for number in damaged)
+    write_text(path, "".join(f"{to_line(run)}\n" for run in runs.values()))
+
+
+def runs_to_csv(runs: Iterable[Run]) -> str:
+    """Return runs as the text of runs.csv, without the curves; missing values are empty."""
+    rows = [run.row() for run in runs]
+    for row in rows:
+        row.pop("curve")
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def runs_from_csv(path: Path) -> list[Run]:
+    """Read the runs.csv of a published page.
+
+    The column `learning_rate` of earlier pages is `optimizer.learning_rate`; columns that they lack have defaults.
+
+    Raises:
+        UserError: the file is not such a table.
+    """
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        return [_from_row(row) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}") from None
+
+
+def _from_row(row: dict[str, str]) -> Run:
+    if "learning_rate" in row:
+        row = {LEARNING_RATE if key == "learning_rate" else key: value for key, value in row.items()}
+    optional = lambda kind, key: kind(row[key]) if row.get(key) else None  # noqa: E731
+    return Run(
+        phase=row["phase"],
+        variant=row["variant"],
+        point={key: _value(text) for key, text in row.items() if key not in _FIELDS},
+        seed=int(row["seed"]),
+        status=row["status"],
+        diverged_at=optional(int, "diverged_at"),
+        steps=int(row["steps"]),
+        tokens=int(row.get("tokens") or 0),
+        val_loss=optional(float, "val_loss"),
+        test_loss=optional(float, "test_loss"),
+        seconds=float(row.get("seconds") or 0),
+        tokens_per_second=optional(float, "tokens_per_second"),
+        at_once=int(row.get("at_once") or 1),
+        **{key: row.get(key) or "" for key in ("processor", "device", "commit")},
+    )
+
+
+def _value(text: str) -> Any:
+    """Return a tuned value of a table: a number, or text.
+
+    >>> _value("0.008"), _value("muon"), _value("")
+    (0.008, 'muon', None)
+    """
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text or None
+
+
+def stuck_above(record: dict, variant: str, split: str) -> float:
+    """Return the loss on "validation" or "test" above which a run of the variant counts as stuck."""
+    return STUCK * record["variants"][variant]["data"]["unigram"][split]
+
+
+def choice_of(record: dict, runs: Sequence[Run], variant: str) -> Choice:
+    """Return which values a variant's tuning runs chose, or which points they lack; see `lm.sweeps.tuning.choose`."""
+    about, losses = record["variants"][variant], {}
+    for run in runs:
+        if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
+            losses.setdefault(_point(about, run), {})[run.seed] = run.val_loss
+    limit, n = stuck_above(record, variant, "validation"), len(about["tuning_seeds"])
+    complete = {point: outcome(tuple(found.values()), limit) for point, found in losses.items() if len(found) == n}
+    return choose(about["tune"], complete)
+
+
+def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:
+    """Return a variant's finished runs at the chosen values by fresh seed, in the order of the seeds."""
+    about, chosen = record["variants"][variant], choice_of(record, runs, variant).point
+    own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
+    found = {run.seed: run for run in own if _point(about, run) == chosen}
+    return {seed: found[seed] for seed in about["seeds"] if seed in found}
+
+
+def _point(about: dict, run: Run) -> tuple:
+    return tuple(run.point[key] for key in about["tune"])
