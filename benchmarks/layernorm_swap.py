@@ -153,12 +153,12 @@ def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
 
 
 def draw(found: list[dict]):
-    from lm.sweeps.report.figure_parts import COLOURS, STYLES, plt
+    from lm.sweeps.figures import COLORS, STYLES, plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for i, a in enumerate(ALGORITHMS[1:]):
         errors = np.array([f[a]["layers"] for f in found])
-        look = {"marker": "os^"[i], "linestyle": STYLES[i], "color": COLOURS[i], "markerfacecolor": "none"}
+        look = {"marker": "os^"[i], "linestyle": STYLES[i], "color": COLORS[i], "markerfacecolor": "none"}
         axes.plot(range(errors.shape[1]), errors.mean(axis=0), label=a, **look)
     axes.set(yscale="log", xlabel="layer", ylabel="relative error of its output", xticks=range(errors.shape[1]))
     axes.legend(frameon=False)

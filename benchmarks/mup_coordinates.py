@@ -113,13 +113,13 @@ def table(found: dict) -> list[list[str]]:
 
 
 def draw(found: dict):
-    from lm.sweeps.report.figure_parts import COLOURS, plt
+    from lm.sweeps.figures import COLORS, plt
 
     figure, pictures = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
     for axes, what in zip(pictures, found["mup"][0], strict=True):
         for i, (name, by_width) in enumerate(found.items()):
             changes = [moves[what] for moves in by_width]
-            axes.plot(WIDTHS, changes, marker="os"[i], linestyle=("-", "--")[i], color=COLOURS[i], label=name)
+            axes.plot(WIDTHS, changes, marker="os"[i], linestyle=("-", "--")[i], color=COLORS[i], label=name)
         axes.set(xscale="log", yscale="log", xlabel="width (d_model)", title=what)
         axes.minorticks_off()
         axes.set_xticks(WIDTHS, map(str, WIDTHS))

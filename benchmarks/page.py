@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from lm.files import write_text
-from lm.sweeps.report.tables import code
+from lm.sweeps.report import code_lines
 from lm.text_tables import markdown_table
 from lm.workdir.provenance import describe_start
 
@@ -30,7 +30,7 @@ def publish(directory: Path, name: str, about: str, commands: list[str], table: 
         "To reproduce it:",
         "```",
         *commands,
-        *code(here),
+        *code_lines(here),
         f"{here['processor']}, {time.strftime('%Y-%m-%d')}",
         "```",
     ]

@@ -1,16 +1,19 @@
 """Write the report of a sweep: python -m lm.report sweeps/swiglu_vs_silu-full"""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
-from lm.errors import with_exit_code
-from lm.sweeps.analysis.analyze_sweep import analyze
-from lm.sweeps.report.pages import check_publishable, publish, write_report
+from lm.errors import UserError, with_exit_code
+from lm.sweeps.analysis import Analysis, analyze
+from lm.sweeps.record import read_failures, read_record
+from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,
-variants.csv, runs.csv and claims.csv. docs/reports.md explains how to read it.
+claims.csv, runs.csv and report.json. Given a published page's folder (docs/results/NAME), write that page again from
+its sweep.json and runs.csv. docs/sweeps.md explains how to read it.
 """
 
 
@@ -32,21 +35,53 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--publish",
         metavar="DIR",
         type=Path,
-        help="also copy the Markdown, the figures, runs.csv and claims.csv to DIR (docs/results); needs a complete "
-        "full budget",
+        help="also write the page NAME.md and NAME/ with its tables and figures into DIR (docs/results); needs a "
+        "complete full budget",
     )
     return parser.parse_args(argv)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Write the report, publish it if asked to, and return the exit code."""
-    analysis = analyze(arguments.sweep)
+    from lm.sweeps.report import publish, read_page, write_page, write_report  # imports matplotlib
+
+    directory = arguments.sweep
+    if is_page(directory):
+        if arguments.publish:
+            raise UserError(f"{directory} is published already; leave out --publish")
+        print(write_page(read_page(directory), directory.parent))
+        return 0
+    a = read_finished(directory)
+    print("\n".join(map(str, write_report(a, directory))))
     if arguments.publish:
-        check_publishable(analysis)
-    write_report(analysis, arguments.sweep)
-    if arguments.publish:
-        publish(analysis, arguments.sweep, arguments.publish)
+        print(publish(a, arguments.publish))
     return 0
+
+
+def is_page(directory: Path) -> bool:
+    """Return whether a directory is the folder of a published page, and not that of a sweep."""
+    return (directory / "runs.csv").is_file() and not (directory / RUNS).exists()
+
+
+def read_finished(directory: Path) -> Analysis:
+    """Analyze the finished sweep of a directory.
+
+    Raises:
+        UserError: the directory holds no sweep, or runs are missing that did not fail.
+    """
+    record, runs, failed = read_record(directory), read_runs(directory), read_failures(directory)
+    unfinished = [
+        name
+        for name, about in record["variants"].items()
+        if name not in failed
+        and (choice_of(record, runs, name).missing or len(final_runs(record, runs, name)) < len(about["seeds"]))
+    ]
+    if unfinished:
+        command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
+        raise UserError(f"{directory} is not finished: {', '.join(unfinished)} lack runs; resume with {command}")
+    if failed.keys() >= record["variants"].keys():
+        raise UserError(f"{directory}: every variant has runs that failed ({next(iter(failed.values()))})")
+    return analyze(record, runs, failed)
 
 
 if __name__ == "__main__":

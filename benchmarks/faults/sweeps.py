@@ -102,14 +102,14 @@ def _rerun(bench: Bench, workdir: Path) -> Outcome:
 def _analyzed(workdir: Path) -> tuple[Outcome, str]:
     """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the report."""
     from lm.errors import with_exit_code
-    from lm.sweeps.analysis.analyze_sweep import analyze
+    from lm.report import read_finished
 
     found = []
 
     @with_exit_code
     def analyzing(_) -> int:
-        analysis = analyze(workdir)
-        found.append(f"{analysis.comparisons} {analysis.warnings} {analysis.failed} {analysis.variants}")
+        analysis = read_finished(workdir)
+        found.append(f"{analysis.claims} {analysis.warnings} {analysis.failed} {analysis.variants}")
         return 0
 
     return call(analyzing, []), "".join(found)

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.sweeps.statistics.inference import sampling_error
-
 MAX_BLOCKS = 30
 MIN_BLOCKS = 8  # with fewer blocks, no standard error is reported
 
@@ -145,6 +143,20 @@ def bin_edges(seq_len: int) -> list[int]:
     [1, 2, 4, 8, 12]
     """
     return [2**i for i in range((seq_len - 1).bit_length())] + [seq_len]
+
+
+def sampling_error(sums_B, counts_B) -> float:
+    """Return the standard error of r = sum(sums) / sum(counts) over n blocks of text, taken as independent.
+
+    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4): for blocks i of
+    count c_i and sum s_i, error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2.
+
+    >>> round(sampling_error([205, 192, 103], [100, 100, 50]), 4)
+    0.0485
+    """
+    s, c = np.asarray(sums_B, float), np.asarray(counts_B, float)
+    residuals, n = s - s.sum() / c.sum() * c, len(s)
+    return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
 
 
 def ratio(sums_B, counts_B) -> Estimate:

@@ -1,0 +1,326 @@
+"""Analyze the finished runs of a sweep. Everything here returns numbers; `report.md.jinja` makes the sentences.
+
+The claims of a sweep are its comparisons. With several cells (sizes or texts) they are the means over the cells, and
+the comparisons within a cell are secondary. Holm's correction is over the claims, and separately over the secondary
+comparisons; a placebo is not corrected.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lm.sweeps import statistics
+from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
+from lm.sweeps.statistics import LEVEL, Estimate
+from lm.sweeps.tuning import Choice, outcome
+
+CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
+MEAN = "mean"  # the cell of a mean over the cells
+SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
+NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """The final runs of a variant.
+
+    Attributes:
+        name: with its cell.
+        about: its entry in sweep.json.
+        point: the value of each tuned config key in the final runs.
+        best: the best point of the grid in the tuning runs.
+        at_edge: the keys whose best value is at the edge of its list.
+        runs: by seed.
+        losses: test losses by seed; nan if the run diverged.
+        n_stuck: runs that ended near the loss of the unigram baseline.
+        tokens_per_second: the median over the runs; nan if it was not measured.
+    """
+
+    name: str
+    about: dict
+    point: dict[str, Any]
+    best: dict[str, Any]
+    at_edge: tuple[str, ...]
+    runs: dict[int, Run]
+    losses: dict[int, float]
+    n_stuck: int
+    tokens_per_second: float
+
+    @property
+    def n_diverged(self) -> int:
+        return sum(map(math.isnan, self.losses.values()))
+
+    @property
+    def loss(self) -> Estimate | None:
+        """Return the mean test loss; None if a run diverged."""
+        return None if self.n_diverged else statistics.estimate(list(self.losses.values()))
+
+    @property
+    def bits_per_byte(self) -> float:
+        bytes_per_token = self.about["data"].get("test_bytes_per_token")
+        return self.loss.mean / math.log(2) / bytes_per_token if self.loss and bytes_per_token else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A comparison of two variants: the difference in test loss of the first minus the second, in nats per token.
+
+    Attributes:
+        kind: CLAIM, CELL or PLACEBO.
+        variant, against: names without the cell.
+        cell: the size or text, MEAN, or "" without cells.
+        difference: the mean difference; None if there is none: see `missing`.
+        differences: of each seed; of each cell for a mean.
+        p_holm: the p-value after Holm's correction; nan for a placebo.
+        holm_low, holm_high: the interval at the level at which it excludes 0 if and only if p_holm is below 0.05.
+        verdict: one of statistics.VERDICTS, NO_CONCLUSION or NO_RESULT.
+        missing: why there is no difference, "" if there is one.
+        tau, prediction: of a mean, see `statistics.MeanOverCells`.
+        log_multiplier: with sizes, ln of the training compute that `against` needs for the same loss, as a multiple.
+    """
+
+    kind: str
+    variant: str
+    against: str
+    cell: str
+    difference: Estimate | None = None
+    differences: tuple[float, ...] = ()
+    p_holm: float = math.nan
+    holm_low: float = -math.inf
+    holm_high: float = math.inf
+    verdict: str = NO_RESULT
+    missing: str = ""
+    tau: float = math.nan
+    prediction: tuple[float, float] = (-math.inf, math.inf)
+    log_multiplier: Estimate | None = None
+
+    @property
+    def p(self) -> float:
+        return self.difference.p if self.difference else math.nan
+
+    @property
+    def is_significant(self) -> bool:
+        return (self.p if self.kind == PLACEBO else self.p_holm) < 1 - LEVEL
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """Everything that a report shows.
+
+    Attributes:
+        record: sweep.json.
+        runs: all finished runs.
+        variants: by name, those with final runs.
+        claims: all comparisons, in the order of the record: means first, then cell by cell, then placebos.
+        warnings: by kind, what a reader should know: names of variants, or of pairs.
+        failed: by name, the error of each variant without final runs.
+    """
+
+    record: dict
+    runs: list[Run]
+    variants: dict[str, Variant]
+    claims: list[Claim]
+    warnings: dict[str, list[str]]
+    failed: dict[str, str]
+
+    def of_kind(self, *kinds: str) -> list[Claim]:
+        return [claim for claim in self.claims if claim.kind in kinds]
+
+
+def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None = None) -> Analysis:
+    """Analyze a sweep.
+
+    Args:
+        record: sweep.json.
+        runs: its finished runs.
+        failed: by variant, the error of runs that failed.
+    """
+    failed = dict(failed or {})
+    variants = {name: _variant(record, runs, name) for name in record["variants"] if name not in failed}
+    comparisons = [_comparison(record, variants, pair, bool(record["axis"])) for pair in record["comparisons"]]
+    if record["axis"] == "size":
+        comparisons = [c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)]
+    placebos = [dataclasses.replace(c, kind=PLACEBO) for c in
+                (_comparison(record, variants, pair, False) for pair in record["placebos"])]  # fmt: skip
+    claims = []
+    if record["axis"]:
+        claims += _judged(record, [_mean(record, group) for group in _by_arms(comparisons)])
+        placebos += [dataclasses.replace(_mean(record, group), kind=PLACEBO)
+                     for group in _by_arms(placebos) if len(group) > 1]  # fmt: skip
+    claims += _judged(record, comparisons) + [_judge(record, placebo, 1.0) for placebo in placebos]
+    order = list(record["variants"])
+    runs = sorted(runs, key=lambda r: (order.index(r.variant), r.phase == "final", tuple(r.point.values()), r.seed))
+    return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
+
+
+def _variant(record: dict, runs: Sequence[Run], name: str) -> Variant:
+    about = record["variants"][name]
+    if record.get("design") == "grid":
+        choice, final = _at_best_of_grid(record, runs, name)
+    else:
+        choice, final = choice_of(record, runs, name), final_runs(record, runs, name)
+    limit = stuck_above(record, name, "test")
+    losses = {seed: math.nan if run.test_loss is None else run.test_loss for seed, run in final.items()}
+    speeds = [run.tokens_per_second for run in final.values() if run.tokens_per_second]
+    return Variant(
+        name=name,
+        about=about,
+        point=dict(zip(about["tune"], choice.point, strict=True)),
+        best=dict(zip(about["tune"], choice.best, strict=True)),
+        at_edge=choice.at_edge,
+        runs=final,
+        losses=losses,
+        n_stuck=sum(loss > limit for loss in losses.values()),
+        tokens_per_second=float(np.median(speeds)) if speeds else about.get("tokens_per_second", math.nan),
+    )
+
+
+def _at_best_of_grid(record: dict, runs: Sequence[Run], name: str) -> tuple[Choice, dict[int, Run]]:
+    """Return the best point of the grid, and by seed the final runs there.
+
+    This is the design of the pages that were published before final runs were trained at the vertex.
+    """
+    ((key, values),) = record["variants"][name]["tune"].items()
+    limit = stuck_above(record, name, "validation")
+    tuned: dict[float, list] = {}
+    for run in runs:
+        if (run.phase, run.variant) == ("tuning", name):
+            tuned.setdefault(run.point[key], []).append(run.val_loss)
+    best = min(tuned, key=lambda value: outcome(tuned[value], limit).rank) if tuned else values[0]
+    final = [run for run in runs if (run.phase, run.variant) == ("final", name)]
+    final = {run.seed: run for run in final if math.isclose(run.point[key], best, rel_tol=1e-6)}
+    at_edge = (key,) if len(values) > 1 and best in (values[0], values[-1]) else ()
+    return Choice({key: tuple(values)}, (), (best,), (best,), at_edge), dict(sorted(final.items()))
+
+
+def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[str], in_cell: bool) -> Claim:
+    first, second = (record["variants"][name] for name in pair)
+    claim = Claim(CELL if in_cell else CLAIM, first["arm"], second["arm"], first["cell"])
+    if lost := [name for name in pair if name not in variants]:
+        return dataclasses.replace(claim, missing=f"runs of {' and '.join(lost)} failed")
+    if first["data"]["fingerprint"] != second["data"]["fingerprint"]:
+        return dataclasses.replace(claim, missing="different data or tokens")
+    a, b = (variants[name] for name in pair)
+    if a.n_diverged or b.n_diverged:
+        n = f"{a.n_diverged} of {len(a.losses)} and {b.n_diverged} of {len(b.losses)}"
+        return dataclasses.replace(claim, missing=f"{n} runs diverged")
+    if a.n_stuck == len(a.losses) or b.n_stuck == len(b.losses):
+        return dataclasses.replace(claim, missing="all runs of a variant got stuck")
+    differences = tuple(a.losses[seed] - b.losses[seed] for seed in a.losses if seed in b.losses)
+    if not differences:
+        return dataclasses.replace(claim, missing="no common seeds")
+    return dataclasses.replace(claim, difference=statistics.estimate(differences), differences=differences)
+
+
+def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
+    """Group comparisons of the same two arms."""
+    groups: dict[tuple, list[Claim]] = {}
+    for claim in claims:
+        groups.setdefault((claim.variant, claim.against), []).append(claim)
+    return list(groups.values())
+
+
+def _mean(record: dict, group: Sequence[Claim]) -> Claim:
+    """Return the mean of a comparison over its cells."""
+    claim = Claim(CLAIM, group[0].variant, group[0].against, MEAN)
+    if lost := [c.cell for c in group if c.difference is None]:
+        return dataclasses.replace(claim, missing=f"no result at {', '.join(lost)}")
+    if len(group) < 2:
+        return dataclasses.replace(claim, missing="one cell only")
+    found = statistics.mean_over_cells([c.difference for c in group])
+    multipliers = [c.log_multiplier for c in group]
+    return dataclasses.replace(
+        claim,
+        difference=found.mean,
+        differences=tuple(c.difference.mean for c in group),
+        tau=found.tau,
+        prediction=found.prediction,
+        log_multiplier=statistics.mean_over_cells(multipliers).mean if all(multipliers) else None,
+    )
+
+
+def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -> list[Claim]:
+    """Add the compute multipliers to a comparison at several sizes, if there is a difference at each, on one text."""
+    if any(c.difference is None for c in group):
+        return list(group)
+    at = {(v.about["arm"], v.about["cell"]): v for v in variants.values()}
+    pairs = [(at[c.variant, c.cell], at[c.against, c.cell]) for c in group]
+    compute_S2 = np.array([[v.about["flops_per_token"] * v.about["tokens"] for v in pair] for pair in pairs], float)
+    if len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1 or not compute_S2.all():
+        return list(group)
+    losses_S2N = [[[v.losses[seed] for seed in a.losses if seed in b.losses] for v in (a, b)] for a, b in pairs]
+    found = statistics.log_multipliers(compute_S2, losses_S2N) or [None] * len(group)
+    return [dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)]
+
+
+def _judged(record: dict, claims: Sequence[Claim]) -> list[Claim]:
+    """Give the claims of one family their corrected p-values and verdicts."""
+    factors = statistics.holm_factors([claim.p for claim in claims])
+    judged = [_judge(record, claim, factor) for claim, factor in zip(claims, factors, strict=True)]
+    p_values = statistics.holm([claim.p for claim in claims])
+    return [dataclasses.replace(claim, p_holm=p) for claim, p in zip(judged, p_values, strict=True)]
+
+
+def _judge(record: dict, claim: Claim, factor: float) -> Claim:
+    """Give a claim its verdict, from the interval at the level that Holm's factor asks for."""
+    if claim.difference is None:
+        return claim
+    level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
+    low, high = claim.difference.interval(level)
+    verdict = NO_CONCLUSION if record["budget"] != "full" else statistics.verdict(low, high, record["margin"])
+    return dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict)
+
+
+# ---- Warnings --------------------------------------------------------------------------------------------------
+
+
+def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return what a reader should know before trusting the numbers, by kind, without empty kinds."""
+    pairs = [pair for pair in [*record["comparisons"], *record["placebos"]] if set(pair) <= variants.keys()]
+    named = {" and ".join(pair): [variants[name] for name in pair] for pair in pairs}
+    found = {
+        "failed": [f"{name} ({error})" for name, error in failed.items()],
+        "diverged": [f"{v.name} ({v.n_diverged} of {len(v.losses)})" for v in variants.values() if v.n_diverged],
+        "stuck": [f"{v.name} ({v.n_stuck} of {len(v.losses)})" for v in variants.values() if v.n_stuck],
+        "edge": [f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.at_edge)})"
+                 for v in variants.values() if v.at_edge],
+        "tokens": [name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]],
+        "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
+        "identical": [" and ".join(group) for group in _identical(list(variants.values()))],
+        "data": list(dict.fromkeys(note for v in record["variants"].values() for note in v["data"]["notices"])),
+    }  # fmt: skip
+    return {kind: names for kind, names in found.items() if names}
+
+
+def _on_several_machines(a: Variant, b: Variant) -> bool:
+    """Return whether the two runs of a seed are from different processors or devices, which may change losses."""
+    machines = [{(r.processor, r.device) for r in (a.runs[seed], b.runs[seed]) if r.processor}
+                for seed in a.runs.keys() & b.runs.keys()]  # fmt: skip
+    return any(len(found) > 1 for found in machines)
+
+
+def _identical(variants: Sequence[Variant]) -> list[list[str]]:
+    """Return groups of variants whose losses are the same for all common seeds, up to rounding."""
+    groups: list[list[Variant]] = []
+    for v in variants:
+        group = next((group for group in groups if _same_losses(group[0], v)), None)
+        groups.append([v]) if group is None else group.append(v)
+    return [[v.name for v in group] for group in groups if len(group) > 1]
+
+
+def _same_losses(a: Variant, b: Variant) -> bool:
+    shared = [(a.losses[seed], b.losses[seed]) for seed in a.losses.keys() & b.losses.keys()]
+    return bool(shared) and all(math.isclose(x, y, rel_tol=SAME_LOSS) for x, y in shared)
+
+
+def curve(runs: Sequence[Run]) -> tuple[list[int], np.ndarray]:
+    """Return the evaluated steps and the validation losses (runs, steps), nan after a run diverged."""
+    steps = sorted({step for run in runs for step, _ in run.curve})
+    losses = np.full((len(runs), len(steps)), np.nan)
+    for (i, run), (j, step) in itertools.product(enumerate(runs), enumerate(steps)):
+        losses[i, j] = dict(run.curve).get(step, np.nan)
+    return steps, losses

@@ -1,1 +1,0 @@
-"""From the finished runs of a sweep to its answers."""

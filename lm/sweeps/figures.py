@@ -1,0 +1,267 @@
+"""The figures of a report: the forest plot of the comparisons, the tuning runs, and the curves.
+
+The colors remain distinct for color-blind readers (Okabe and Ito 2008) and in gray. All figures are WIDTH inches wide,
+panels below each other and the legend below its panel, so that the text is legible on a screen of 400 pixels.
+"""
+
+import io
+import math
+import textwrap
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from lm.sweeps import statistics
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
+WIDTH = 4.8  # inches
+LETTERS = 58  # in a line of this width
+LOSS = "validation loss (nats per token)"
+ROW = 0.4  # inches below the text of a comparison
+MAX_BANDS = 5  # in one panel; more would hide each other
+
+plt.rcParams |= {
+    "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "legend.fontsize": 9, "axes.titlesize": 10, "axes.titlelocation": "left",
+    "figure.dpi": 110, "savefig.dpi": 150, "svg.fonttype": "none", "text.parse_math": False,
+    "svg.hashsalt": "lm.report",  # else element ids differ from one report to the next
+}  # fmt: skip
+
+
+def figures(a: Analysis) -> dict[str, Figure]:
+    """Return the figures by name; without comparisons no "differences", without curves in the runs no "curves"."""
+    drawn = {"differences": differences(a)} if a.claims else {}
+    if any(len(values) > 1 for v in a.variants.values() for values in v.about["tune"].values()):
+        drawn["learning_rates"] = tuning(a)
+    if any(run.curve for v in a.variants.values() for run in v.runs.values()):
+        drawn["curves"] = curves(a)
+    return drawn
+
+
+def to_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as "png" or "svg", the same bytes every time."""
+    buffer = io.BytesIO()
+    figure.draw_without_rendering()  # the first layout changes the tick labels, and the second makes room for them
+    figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
+# ---- Differences -----------------------------------------------------------------------------------------------
+
+
+def differences(a: Analysis) -> Figure:
+    """Draw each comparison below its name: seeds, mean, 95 % interval and the interval of Holm's level.
+
+    A diamond is a mean over cells, its ticks are the cells, and its dotted line is the prediction interval.
+    """
+    claims = a.of_kind(CLAIM, CELL) + a.of_kind(PLACEBO)
+    labels = [_label(claim) for claim in claims]
+    heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
+    figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + ROW * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    limits, top = _limits(claims), 0.0
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    for claim, label, height in zip(claims, labels, heights, strict=True):
+        axes.text(0.0, top, label, transform=axes.get_yaxis_transform(), va="top", fontsize=9, bbox=white)
+        top -= height + ROW
+        if claim.difference:
+            _draw_claim(axes, claim, top + 0.65 * ROW, limits)
+    margin = a.record["margin"]
+    axes.axvspan(-margin, margin, color="#eeeeee", linewidth=0, zorder=-1)
+    axes.axvline(0, color="black", linewidth=0.8, zorder=0)
+    axes.set(yticks=[], ylim=(top, 0), xlim=limits, xlabel="difference in test loss (nats per token)")
+    axes.spines["left"].set_visible(False)
+    axes.locator_params(axis="x", nbins=6)
+    return figure
+
+
+def _label(claim: Claim) -> str:
+    at = {"": "", MEAN: " (mean)"}.get(claim.cell, f" at {claim.cell}")
+    names = f"{claim.variant} − {claim.against}{at}:"
+    if claim.difference is None:
+        numbers = claim.missing
+    else:
+        numbers = "{} [{}, {}]".format(*map(nats, (claim.difference.mean, *claim.difference.interval())))
+    one_line = f"{names} {numbers}"
+    return (
+        one_line if len(one_line) <= LETTERS else f"{textwrap.fill(names, LETTERS)}\n{textwrap.fill(numbers, LETTERS)}"
+    )
+
+
+def nats(x: float) -> str:
+    """Format a difference of losses with its sign and four decimals, or with one digit where these would all be 0.
+
+    >>> nats(0.25), nats(-4e-6), nats(float("inf"))
+    ('+0.2500', '-4e-06', '∞')
+    """
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    return f"{x:+.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:+.0e}"
+
+
+def _limits(claims: list[Claim]) -> tuple[float, float]:
+    """Return the limits of an axis that shows 0 and all comparisons but outliers.
+
+    An outlier reaches more than 4 times as far from 0 as the median of the comparisons.
+    """
+    found = [c for c in claims if c.difference]
+    ends = [(0.0, *c.differences, *(c.difference.interval() if len(c.differences) > 2 else ())) for c in found]
+    reach = [max(map(abs, values)) for values in ends]
+    shown = [v for v, far in zip(ends, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]
+    low, high = min(map(min, shown)), max(map(max, shown))
+    margin = 0.06 * (high - low) or 1e-3
+    return low - margin, high + margin
+
+
+def _draw_claim(axes, claim: Claim, y: float, limits: tuple[float, float]) -> None:
+    (low, high), mean = limits, claim.difference.mean
+    color = "#777777" if claim.kind == PLACEBO else COLORS[0]
+    axes.plot(np.clip(claim.differences, low, high), [y] * len(claim.differences), "|", color="#555555", markersize=9)
+    lines = [((claim.holm_low, claim.holm_high), 1.2, "-"), (claim.difference.interval(), 3.5, "-")]
+    if claim.cell == MEAN:
+        lines.append((claim.prediction, 0.9, ":"))
+    for ends, width, style in lines:
+        axes.plot(np.clip(ends, low, high), [y, y], style, color=color, linewidth=width, solid_capstyle="butt")
+    if low <= mean <= high:
+        axes.plot(mean, y, "D" if claim.cell == MEAN else "o", color=color, markersize=6)
+    for leaves, x, mark in ((claim.holm_low < low, low, "<"), (claim.holm_high > high, high, ">")):
+        if leaves:
+            axes.plot(x, y, mark, color=color, clip_on=False)
+
+
+# ---- Tuning ----------------------------------------------------------------------------------------------------
+
+
+def groups(a: Analysis) -> list[list[Variant]]:
+    """Return the variants that share a panel: those on one text with the same lists, or with nothing to tune."""
+    found: dict[tuple, list[Variant]] = {}
+    for v in a.variants.values():
+        lists = tuple((key, tuple(values)) for key, values in v.about["tune"].items() if len(values) > 1)
+        found.setdefault((v.about["data"]["fingerprint"], lists), []).append(v)
+    return list(found.values())
+
+
+def tuning(a: Analysis) -> Figure:
+    """Draw the validation loss over each tuned value: means of the tuning seeds, and the runs on fresh seeds.
+
+    The other tuned values are the best ones.
+    """
+    panels = [
+        (key, variants)
+        for variants in groups(a)
+        for key, values in variants[0].about["tune"].items()
+        if len(values) > 1
+    ]
+    figure, all_axes = _panels(len(panels), sum(len(variants) for _, variants in panels))
+    for (key, variants), axes in zip(panels, all_axes, strict=True):
+        lines = {v.name: _tuning_line(a, v, key) for v in variants}
+        values = sorted({x for line in lines.values() for x in line} | {v.point[key] for v in variants}, key=_order)
+        is_scale = all(type(x) is float and x > 0 for x in values)
+        at = {x: x if is_scale else i for i, x in enumerate(values)}
+        fresh = {v.name: [run.val_loss for run in v.runs.values() if run.val_loss is not None] for v in variants}
+        low, high = _loss_limits(a, variants, [*lines.values(), *({0: x} for xs in fresh.values() for x in xs)])
+        for i, v in enumerate(variants):
+            look, line = _look(i), lines[v.name]
+            xs, ys = [at[x] for x in line], np.array(list(line.values()))
+            axes.plot(xs, np.clip(ys, None, high), label=textwrap.fill(v.name, LETTERS - 8), **look)
+            dots = np.clip(fresh[v.name], None, high)
+            axes.plot([at[v.point[key]]] * len(dots), dots, ".", alpha=0.4, color=look["color"])
+            above = [x for x, y in zip(xs, ys, strict=True) if y > high]
+            if above:  # an empty line that is not clipped spoils the layout
+                axes.plot(above, [high] * len(above), "^", color=look["color"], clip_on=False)
+        axes.set(xscale="log" if is_scale else "linear", ylim=(low, high), xlabel=_words(key), ylabel=LOSS)
+        _label_values(axes, [at[x] for x in values], values)
+        _add_legend(axes)
+    return figure
+
+
+def _tuning_line(a: Analysis, v: Variant, key: str) -> dict:
+    """Return by value of a key the mean validation loss of the tuning runs, infinite where one diverged."""
+    found: dict = {}
+    for run in a.runs:
+        others = all(run.point[k] == x for k, x in v.best.items() if k != key)
+        if (run.phase, run.variant) == ("tuning", v.name) and others:
+            found.setdefault(run.point[key], []).append(math.inf if run.val_loss is None else run.val_loss)
+    return {x: float(np.mean(found[x])) for x in sorted(found, key=_order)}
+
+
+def _loss_limits(a: Analysis, variants: list[Variant], lines: list[dict]) -> tuple[float, float]:
+    """Return the limits of an axis for most losses; it ends not far above the loss of the unigram baseline."""
+    losses = [y for line in lines for y in line.values() if math.isfinite(y)] or [0.0, 1.0]
+    unigram = max(v.about["data"]["unigram"]["validation"] for v in variants)
+    low, high = min(losses), min(max(losses), max(1.1 * unigram, float(np.percentile(losses, 75))))
+    return low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
+
+
+def _label_values(axes, positions: list[float], values: list) -> None:
+    """Label those of the values on the x axis that do not overlap."""
+    axes.minorticks_off()
+    scale = np.log if axes.get_xscale() == "log" else np.asarray
+    low, high = scale(axes.get_xlim())
+    shown: list[tuple[float, str]] = []
+    for x, value in zip(positions, values, strict=True):
+        if not shown or scale(x) - scale(shown[-1][0]) > 0.11 * (high - low):
+            shown.append((x, f"{value:.3g}" if isinstance(value, float) else str(value)))
+    axes.set_xticks([x for x, _ in shown], [text for _, text in shown])
+
+
+def _order(value):
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
+
+
+def _words(key: str) -> str:
+    return key.rpartition(".")[2].replace("_", " ")
+
+
+# ---- Curves ----------------------------------------------------------------------------------------------------
+
+
+def curves(a: Analysis) -> Figure:
+    """Draw the validation loss of the final runs during training, and the second half enlarged."""
+    drawn = [[v for v in variants if not v.n_diverged and any(r.curve for r in v.runs.values())]
+             for variants in groups(a)]  # fmt: skip
+    drawn = [variants for variants in drawn if variants]
+    figure, panels = _panels(2 * len(drawn), sum(map(len, drawn)))
+    for variants, whole, end in zip(drawn, panels[::2], panels[1::2], strict=True):
+        found = {v.name: curve(list(v.runs.values())) for v in variants}
+        half = max((steps[-1] for steps, _ in found.values()), default=0) / 2
+        for axes, first, title in ((whole, 0, "whole training"), (end, half, "second half")):
+            for i, v in enumerate(variants):
+                steps, losses = np.array(found[v.name][0]), found[v.name][1]
+                part, look = steps >= first, _look(i)
+                axes.plot(steps[part], losses.mean(0)[part], label=textwrap.fill(v.name, LETTERS - 8), **look)
+                if len(variants) <= MAX_BANDS and len(losses) > 2 and not v.n_stuck:
+                    ends = [statistics.estimate(column).interval() for column in losses[:, part].T]
+                    axes.fill_between(steps[part], *zip(*ends, strict=True), color=look["color"], alpha=0.15, lw=0)
+            means = np.concatenate([found[v.name][1].mean(0)[np.array(found[v.name][0]) >= first] for v in variants])
+            margin = 0.12 * np.ptp(means) or 0.1
+            axes.set(xlabel="step", ylabel=LOSS, title=title, ylim=(means.min() - margin, means.max() + margin))
+        _add_legend(end)
+    return figure
+
+
+# ---- Parts -----------------------------------------------------------------------------------------------------
+
+
+def _panels(n: int, n_labels: int):
+    """Return a figure of n panels below each other, and its axes, with room for n_labels entries in all legends."""
+    figure = Figure(figsize=(WIDTH, 2.9 * n + 0.2 * n_labels), layout="constrained")
+    return figure, list(figure.subplots(n, 1, squeeze=False)[:, 0])
+
+
+def _look(i: int) -> dict:
+    """Return the style of the i-th line of a panel; lines of the same color have another style and marker."""
+    again, i = divmod(i, len(COLORS))
+    marker = MARKERS[(i + again) % len(MARKERS)]
+    return {"color": COLORS[i], "linestyle": STYLES[(i + again) % len(STYLES)], "marker": marker, "markersize": 3.5}
+
+
+def _add_legend(axes) -> None:
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.18), borderaxespad=0)

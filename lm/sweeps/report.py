@@ -1,0 +1,355 @@
+"""Write the report of a sweep: Markdown from one template, HTML from the Markdown, tables and JSON from the analysis.
+
+A sweep's directory may come from somebody else. Every value is escaped before it reaches the Markdown, and no file is
+written through a link.
+"""
+
+import base64
+import collections
+import csv
+import html
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markdown
+from markupsafe import Markup
+
+from lm.errors import UserError
+from lm.files import read_json, refuse_links, to_json, write_bytes, write_text
+from lm.sweeps import statistics
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, NO_CONCLUSION, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.figures import figures, nats, to_bytes
+from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
+from lm.sweeps.statistics import BETTER, DIFFERENT, NOT_SHOWN, SAME, VERDICTS, WORSE, Estimate
+from lm.workdir.provenance import format_command
+
+# By figure, its name and its caption.
+CAPTIONS = {
+    "differences": (
+        "differences in test loss",
+        "Ticks: single seeds, or cells for a mean (diamond). Thick bars: 95 % intervals. Thin bars: intervals at "
+        "Holm's level, from which the verdict is read. Dotted: prediction interval. Shaded: the margin. Gray: "
+        "placebo. Left of 0 the first variant is better.",
+    ),
+    "learning_rates": (
+        "validation loss over tuned values",
+        "Lines: mean validation loss of the tuning runs, with a triangle above the axis. Dots: runs on fresh seeds.",
+    ),
+    "curves": (
+        "validation loss during training",
+        "Mean validation loss of the final runs; bands: 95 % intervals over seeds, in panels of at most 5 variants.",
+    ),
+}
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { overflow-wrap: anywhere; } h2 { margin: 2.5rem 0 0.5rem; font-size: 1.25rem; }
+p, li { max-width: 46rem; overflow-wrap: anywhere; } img { width: 100%; max-width: 36rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; margin: 1rem 0; }
+th, td { padding: 0.35rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th { vertical-align: bottom; } td { white-space: nowrap; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child, td:last-child { text-align: left; }
+td:first-child, td:last-child { white-space: normal; min-width: 9rem; }
+pre { background: #f5f5f5; padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.8rem; }
+"""
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------
+
+
+def escape(value: Any) -> Markup:
+    r"""Return a value as text of one line that is neither Markdown nor HTML.
+
+    >>> print(escape("a|b <img src=x> [x](y)\n# c"))
+    a\|b &lt;img src=x&gt; \[x\](y) # c
+    """
+    if isinstance(value, Markup):
+        return value
+    text = html.escape(re.sub(r"\s+", " ", str(value)), quote=False)
+    return Markup(re.sub(r"([\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text))
+
+
+def block(text: str) -> Markup:
+    """Return lines of text as a Markdown code block by indentation, which no line can end."""
+    lines = re.split(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", text)
+    return Markup("\n".join(f"    {line}" for line in lines))
+
+
+def format_p(p: float) -> Markup:
+    """Format a p-value; none below 1e-4 is printed, because the simulations go no further.
+
+    >>> print(format_p(0.0312), format_p(1e-9), format_p(math.nan))
+    0.031 < 1e-4 –
+    """
+    return Markup("–" if math.isnan(p) else "< 1e-4" if p < 1e-4 else f"{p:.2g}")
+
+
+def _equals_p(p: float) -> Markup:
+    return Markup(f"{'' if p < 1e-4 else '= '}{format_p(p)}")
+
+
+def _ends(interval: tuple[float, float]) -> Markup:
+    return Markup("[{}, {}]".format(*map(nats, interval)))
+
+
+def _losses(interval: tuple[float, float]) -> Markup:
+    return Markup("[{:.4f}, {:.4f}]".format(*interval))
+
+
+def _saved(log_m: Estimate | None) -> Markup:
+    """Format the training compute that a multiplier saves, with its interval."""
+    if log_m is None:
+        return Markup("–")
+    ends = (100 * statistics.compute_saved(x) for x in (log_m.mean, *log_m.interval()))
+    return Markup("{:.0f} % [{:.0f}, {:.0f}]".format(*ends))
+
+
+def _share(log_m: Estimate) -> Markup:
+    """Format the training compute that is saved, or the additional compute that is needed, as a positive share."""
+    if log_m.mean > 0:
+        return _saved(log_m)
+    ends = (100 * math.expm1(-x) for x in (log_m.mean, *log_m.interval()[::-1]))
+    return Markup("an additional {:.0f} % [{:.0f}, {:.0f}]".format(*ends))
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _changes(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in changes.items()) or "nothing"
+
+
+def _decimals(x: float) -> str:
+    return "–" if math.isnan(x) else f"{x:.4f}"
+
+
+def _significant(x: float) -> str:
+    """Format with two significant digits, or as an integer.
+
+    >>> _significant(3.69), _significant(0.235), _significant(123.4)
+    ('3.7', '0.23', '123')
+    """
+    return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
+
+
+def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
+    """Return the report as Markdown; drawn: the paths of its figures by name."""
+    costs = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
+
+    def both(claim: Claim, field: str) -> str:
+        """Return a number of both variants of a claim, once if it is the same."""
+        pair = [costs.get((arm, claim.cell)) for arm in (claim.variant, claim.against)]
+        if None in pair:
+            return "–"
+        numbers = [v.tokens_per_second if field == "tokens_per_second" else v.about[field] for v in pair]
+        return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in numbers))
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("lm.sweeps", "."),
+        autoescape=True,
+        finalize=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "share": _share,
+        "both": both, "words": lambda key: key.rpartition(".")[2].replace("_", " "), "value": _value,
+        "changes": _changes, "losses": _losses, "decimals": _decimals, "significant": _significant, "block": block,
+    }  # fmt: skip
+    margin, claims = f"{a.record['margin']:g}", a.of_kind(CLAIM)
+    text = environment.get_template("report.md.jinja").render(
+        r={"design": "", **a.record},
+        claims=claims,
+        by_verdict={verdict: [c for c in claims if c.verdict == verdict] for verdict in VERDICTS},
+        cells=a.of_kind(CELL),
+        placebos=a.of_kind(PLACEBO),
+        n_tests=sum(not math.isnan(claim.p) for claim in claims),
+        variants=a.variants.values(),
+        warnings=a.warnings,
+        figures={name: Markup(path) for name, path in drawn.items()},
+        captions=CAPTIONS,
+        scope=_scope(a),
+        reproduction=_reproduction(a),
+        stuck=STUCK,
+        words={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}", DIFFERENT: "different",
+               SAME: f"the same within {margin}", NOT_SHOWN: NOT_SHOWN, NO_CONCLUSION: NO_CONCLUSION},
+        MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
+    )  # fmt: skip
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _scope(a: Analysis) -> str:
+    """Return the sentence that limits the answers: size, training tokens, text and tuning."""
+    variants = list(a.variants.values())
+    texts = dict.fromkeys(v.about["data"]["name"] for v in variants)
+    tuned = [key for key in a.record["tune"] if any(len(v.about["tune"][key]) > 1 for v in variants)]
+    return (
+        f"This holds at {_range([v.about['n_params'] for v in variants], '{:,}'.format)} parameters and "
+        f"{_range([v.about['tokens'] / v.about['n_params'] for v in variants], _significant)} training tokens per "
+        f"parameter, on {' and '.join(texts)}. "
+        + (f"Tuned: {', '.join(tuned)}; all else is fixed." if tuned else "Nothing was tuned.")
+    )
+
+
+def _range(numbers: Iterable[float], show) -> str:
+    numbers = list(numbers)
+    return " to ".join(dict.fromkeys(map(show, (min(numbers), max(numbers)))))
+
+
+def code_lines(start: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the commit and the versions of one start of a command, see `lm.workdir.provenance.describe_start`."""
+    git = start["git"]
+    commit = f"{git['commit']}{' with uncommitted changes' * git['dirty']}" if git else "unknown"
+    return f"commit {commit}", "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
+
+
+def _reproduction(a: Analysis) -> str:
+    """Return what is needed to repeat the sweep, a line each: every commit and machine once."""
+    starts, variants = a.record["starts"], a.record["variants"].values()
+    lengths = collections.Counter(a.record["variants"][run.variant]["tokens"] for run in a.runs)
+    data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
+    seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
+    minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
+    lines = [
+        format_command("lm.sweep", starts[-1]["argv"][1:]),
+        *(line for start in starts for line in code_lines(start)),
+        *(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in starts),
+        "data " + ", ".join(f"{name} (fingerprint {digest})" for name, digest in data),
+        *(f"{n} runs of {tokens:,} tokens" for tokens, n in lengths.items()),
+        *(f"{cell}: {text}" if cell else text for cell, text in seeds.items()),
+        f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training",
+    ]
+    return "\n".join(dict.fromkeys(lines))
+
+
+def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
+    """Return a report in Markdown as one page that needs no other file; svgs: the figures by their paths."""
+    body = markdown.markdown(text, extensions=["tables"])
+    body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+    for path, svg in svgs.items():
+        body = body.replace(f'src="{path}"', f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"')
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------
+
+
+def claim_rows(a: Analysis) -> list[dict]:
+    """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is none."""
+
+    def ends(name: str, interval: tuple[float, float]) -> dict:
+        return dict(zip((f"{name}low", f"{name}high"), interval, strict=True))
+
+    rows = []
+    for c in a.claims:
+        d, m = c.difference or Estimate(math.nan, math.nan, 0, 0), c.log_multiplier
+        row = {"kind": c.kind, "variant": c.variant, "against": c.against, "cell": c.cell, "n": d.n, "mean": d.mean}
+        row |= ends("", d.interval()) | {"se": d.se, "df": d.df, "p": c.p, "p_holm": c.p_holm}
+        row |= ends("holm_", (c.holm_low, c.holm_high)) | {"verdict": c.verdict, "missing": c.missing, "tau": c.tau}
+        row |= ends("prediction_", c.prediction) | {"log_multiplier": m.mean if m else math.nan}
+        row |= ends("log_multiplier_", m.interval() if m else (math.nan, math.nan))
+        rows.append({k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()})
+    return rows
+
+
+def variant_rows(a: Analysis) -> list[dict]:
+    """Return the variants of report.json, with unrounded numbers."""
+    fields = ("arm", "cell", "changes", "n_params", "flops_per_token", "tokens")
+    return [{"name": v.name, **{key: v.about[key] for key in fields}, "tuned": v.point, "at_edge": v.at_edge,
+             "test_losses": {str(seed): loss for seed, loss in v.losses.items()}, "bits_per_byte": v.bits_per_byte,
+             "n_diverged": v.n_diverged, "n_stuck": v.n_stuck, "tokens_per_second": v.tokens_per_second}
+            for v in a.variants.values()]  # fmt: skip
+
+
+def to_csv(rows: list[dict]) -> str:
+    """Return rows as CSV; the columns are those of the first row. Floats have 10 significant digits."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: f"{x:.10g}" if isinstance(x, float) else x for k, x in row.items()} for row in rows)
+    return file.getvalue()
+
+
+def to_report_json(a: Analysis) -> str:
+    """Return the numbers of the report as strict JSON."""
+    about = {key: a.record[key] for key in ("name", "budget", "question", "margin", "axis", "cells", "tune", "starts")}
+    found = {"claims": claim_rows(a), "variants": variant_rows(a), "warnings": a.warnings, "failed": a.failed}
+    return to_json(about | found, indent=1) + "\n"
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------
+
+
+def write_report(a: Analysis, directory: Path) -> list[Path]:
+    """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the paths."""
+    written = [directory / name for name in ("report.html", "report.md", "claims.csv", "runs.csv", "report.json")]
+    refuse_links([directory / "figures", *written])
+    drawn = figures(a)
+    _write_figures(drawn, directory / "figures")
+    paths = {name: f"figures/{name}.png" for name in drawn}
+    text = to_markdown(a, paths)
+    svgs = {paths[name]: to_bytes(figure, "svg") for name, figure in drawn.items()}
+    contents = (to_html(text, a.record["name"], svgs), text, to_csv(claim_rows(a)), runs_to_csv(a.runs))
+    for path, content in zip(written, (*contents, to_report_json(a)), strict=True):
+        write_text(path, content)
+    return written
+
+
+def publish(a: Analysis, directory: Path) -> Path:
+    """Write a finished sweep as a page into a directory such as docs/results; return the path of the page.
+
+    Raises:
+        UserError: the sweep is not complete, its budget supports no conclusions, its name is not that of a file, or
+            a link is in the way.
+    """
+    name, page = a.record["name"], directory / a.record["name"]
+    if a.record["budget"] != "full":
+        raise UserError(f"--publish: the budget {a.record['budget']} supports no conclusions; run --budget full")
+    if a.failed:
+        raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
+    refuse_links([page])
+    page.mkdir(parents=True, exist_ok=True)
+    variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
+    write_text(page / "sweep.json", to_json(a.record | {"variants": variants}, indent=1) + "\n")
+    write_text(page / "runs.csv", runs_to_csv(a.runs))
+    return write_page(a, directory)
+
+
+def read_page(page: Path) -> Analysis:
+    """Analyze a published page again, from its sweep.json and runs.csv."""
+    refuse_links([page])
+    return analyze(read_json(page / "sweep.json"), runs_from_csv(page / "runs.csv"))
+
+
+def write_page(a: Analysis, directory: Path) -> Path:
+    """Write directory/NAME.md, and the figures, claims.csv and report.json into directory/NAME; return the page.
+
+    Published runs have no curves, so that a figure of them stays as it is.
+    """
+    name = a.record["name"]
+    page = directory / name
+    refuse_links([directory / f"{name}.md", page])
+    _write_figures(figures(a), page)
+    paths = {figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()}
+    write_text(page / "claims.csv", to_csv(claim_rows(a)))
+    write_text(page / "report.json", to_report_json(a))
+    write_text(directory / f"{name}.md", to_markdown(a, paths))
+    return directory / f"{name}.md"
+
+
+def _write_figures(drawn: Mapping[str, Any], directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        write_bytes(directory / f"{name}.png", to_bytes(figure, "png"))

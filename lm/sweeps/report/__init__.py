@@ -1,1 +1,0 @@
-"""The report of a sweep: its tables, its figures, and the pages that contain them."""

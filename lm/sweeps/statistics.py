@@ -1,0 +1,162 @@
+"""Statistics of paired differences over seeds: t intervals, Holm's correction, verdicts, means over cells, compute.
+
+Everything here is plain and returns numbers. `benchmarks/calibration` measures how often the answers are wrong.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95  # of intervals; 1 - LEVEL is the bound on p
+BETTER, WORSE, DIFFERENT, SAME, NOT_SHOWN = VERDICTS = ("better", "worse", "different", "the same", "not shown")
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard error and degrees of freedom, so that every interval and the p-value follow."""
+
+    mean: float
+    se: float
+    df: float
+    n: int  # pairs of runs, or cells
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Return the t interval, infinite without degrees of freedom."""
+        if not self.df > 0:
+            return -math.inf, math.inf
+        half = float(stats.t.ppf(0.5 + level / 2, self.df)) * self.se
+        return self.mean - half, self.mean + half
+
+    @property
+    def p(self) -> float:
+        """Return the two-sided p-value of "the mean is 0"; nan if nothing varies, because there is no test then."""
+        return float(2 * stats.t.sf(abs(self.mean) / self.se, self.df)) if self.se > 0 and self.df > 0 else math.nan
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of at least one value. Differences of two variants, paired by seed, give the paired t test.
+
+    >>> e = estimate([0.1, 0.2, 0.6])
+    >>> [round(x, 4) for x in (e.mean, e.se, e.p, *e.interval())]
+    [0.3, 0.1528, 0.1885, -0.3572, 0.9572]
+    """
+    values = np.asarray(values, float)
+    n = len(values)
+    se = float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return Estimate(float(values.mean()), se, n - 1, n)
+
+
+def holm_factors(p_values: Sequence[float]) -> list[float]:
+    """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for a p-value that is nan.
+
+    The factor is not cut at 1 / p, so that 1 - (1 - LEVEL) / factor is the level at which an interval excludes 0 if
+    and only if the corrected p-value is below 1 - LEVEL. A p-value that is nan is not a test and is not counted.
+
+    >>> [round(k, 4) for k in holm_factors([0.02, 0.001, math.nan, 0.03])]
+    [2.0, 3.0, nan, 1.3333]
+    """
+    p = np.asarray(p_values, float)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    corrected = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
+    factors = np.full(len(p), math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = corrected / p[order]
+    factors[order] = np.where(p[order] > 0, ratio, np.arange(len(order), 0, -1))  # p = 0: underflow
+    return factors.tolist()
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values after Holm's correction.
+
+    >>> holm([0.02, 0.001, math.nan, 0.03])
+    [0.04, 0.003, nan, 0.04]
+    """
+    corrected = np.asarray(p_values, float) * holm_factors(p_values)
+    return np.minimum(1.0, corrected).tolist()
+
+
+def verdict(low: float, high: float, margin: float) -> str:
+    """Return what an interval of a difference in loss shows.
+
+    BETTER or WORSE by more than the margin, DIFFERENT (not 0), the SAME within the margin, or NOT_SHOWN. An interval
+    inside the margin that excludes 0 is the same: a difference too small to matter.
+
+    >>> [verdict(*ends, 0.005) for ends in ((-0.02, -0.006), (0.006, 0.02), (0.001, 0.02), (-0.004, -1e-9), (-1, 1))]
+    ['better', 'worse', 'different', 'the same', 'not shown']
+    """
+    if high < -margin:
+        return BETTER
+    if low > margin:
+        return WORSE
+    if -margin < low and high < margin:
+        return SAME
+    return DIFFERENT if low > 0 or high < 0 else NOT_SHOWN
+
+
+class MeanOverCells(NamedTuple):
+    """The mean of an effect over cells (texts or sizes), and how much it varies from cell to cell.
+
+    Attributes:
+        mean: over these cells. Its variance comes from the seeds of each cell.
+        tau: the standard deviation of the true effects over cells (method of moments, at least 0).
+        prediction: the 95 % prediction interval for the true effect in another cell of the same kind.
+    """
+
+    mean: Estimate
+    tau: float
+    prediction: tuple[float, float]
+
+
+def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
+    """Return the unweighted mean of independent estimates, one per cell; at least 2 cells.
+
+    Degrees of freedom: Satterthwaite 1946. Prediction: Higgins, Thompson and Spiegelhalter 2009, with one degree of
+    freedom fewer than cells.
+    """
+    k = len(cells)
+    effects, variances = (np.array([getattr(c, name) for c in cells], float) for name in ("mean", "se"))
+    variances = variances**2
+    total = float(variances.sum())
+    parts = [v**2 / c.df for v, c in zip(variances, cells, strict=True) if c.df > 0]
+    df = float(total**2 / sum(parts)) if total > 0 and len(parts) == k else 0.0
+    mean = Estimate(float(effects.mean()), math.sqrt(total) / k, df, k)
+    between = float(effects.var(ddof=1))
+    tau2 = max(0.0, between - total / k)
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(tau2 + (tau2 + total / k) / k)
+    return MeanOverCells(mean, math.sqrt(tau2), (mean.mean - half, mean.mean + half))
+
+
+def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] | None:
+    """Return ln m at each size: the second variant needs m times the training compute of the first for its loss.
+
+    ln m = (loss of the second - loss of the first) / slope + ln(compute of the second / that of the first). The slope
+    is the fall of the mean loss of both variants with ln(compute): the mean of the secants to the next smaller and the
+    next larger size. Its own error is not in the interval.
+
+    Args:
+        compute_S2: training FLOPs per run at each size, of the two variants.
+        losses_S2N: test losses by size, variant and seed; the seeds of a size are paired.
+
+    Returns:
+        None if there are fewer than 2 sizes, or if the loss does not fall from each size to the next.
+    """
+    if len(compute_S2) < 2:
+        return None
+    x_S2 = np.log(np.asarray(compute_S2, float))
+    means_S = np.array([np.mean(pair) for pair in losses_S2N])
+    secants = -np.diff(means_S) / np.diff(x_S2.mean(axis=1))
+    if not (secants > 0).all():
+        return None
+    slopes = [np.mean(secants[max(0, i - 1) : i + 1]) for i in range(len(means_S))]
+    return [
+        estimate((np.asarray(b) - np.asarray(a)) / slope + (x[1] - x[0]))
+        for (a, b), slope, x in zip(losses_S2N, slopes, x_S2, strict=True)
+    ]
+
+
+def compute_saved(log_m: float) -> float:
+    """Return the share of the training compute that a multiplier saves: 1 - 1 / m."""
+    return 1 - math.exp(-min(max(log_m, -700.0), 700.0))

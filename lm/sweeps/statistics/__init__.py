@@ -1,1 +1,0 @@
-"""Pure functions of numbers: estimates, intervals, tests and corrections, each with its source."""
