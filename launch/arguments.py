@@ -4,7 +4,7 @@ from lm.command_line import sweeping, training
 from lm.config import Config
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
-from lm.sweeps.design.spec import load_sweep
+from lm.sweeps.plan import load_sweep
 
 # Arguments of lm.train that a launcher sets, beside --workdir.
 RESERVED = (

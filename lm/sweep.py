@@ -11,8 +11,8 @@ from lm.config import Config
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
-from lm.sweeps.design.spec import load_sweep
-from lm.sweeps.training import cpu_memory
+from lm.sweeps import cpu_memory
+from lm.sweeps.plan import load_sweep
 
 
 @with_exit_code
@@ -27,19 +27,19 @@ def sweep(arguments: argparse.Namespace) -> int:
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    step_bytes = max(map(cpu_memory.step_bytes, plan.configs.values())) * (arguments.together or 1)
-    start_jax(plan.configs[plan.sweep.baseline], arguments.platform, step_bytes)
-    from lm.sweeps.training.runner import run_sweep
+    configs = [variant.config for variant in plan.variants.values()]
+    start_jax(configs[0], arguments.platform, max(map(cpu_memory.step_bytes, configs)) * (arguments.together or 1))
+    from lm.sweeps.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
-    return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run)
+    return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run, timed=arguments.measure)
 
 
 def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:
     """Import jax, with one CPU device per core so that as many runs train at once.
 
     Args:
-        config: the config of the baseline.
+        config: of any variant.
         platform: the required platform; None: any.
         step_bytes: an estimate of the memory that a step of one device allocates.
     """

@@ -56,6 +56,16 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
             problems[name] = f"config.{name}: give its value with an equals sign, --config.{name}=VALUE"
         else:
             given[name] = parse(text, leaves[name][0])
+    return _merged(in_file, given, warn, problems)
+
+
+def load_values(path: str, values: dict[str, Any], warn: Callable[[str], None] = print_warning) -> Config:
+    """Return the config of a file with values by dotted name; see `load`. Raises UserError with every mistake."""
+    return _merged(_get_config(path), values, warn, {})
+
+
+def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: dict[str, str]) -> Config:
+    """Return the config of a file with values by dotted name, its schedule shortened if they shorten train.steps."""
     config, wrong = from_flat(in_file | given)
     before, now, log = in_file.get("train.steps"), config.train.steps, config.log
     shortened: dict[str, Any] = {}
@@ -70,13 +80,6 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
             f"config.optimizer.{name} is {value} instead of {in_file[f'optimizer.{name}']}, in proportion to the "
             f"shorter train.steps = {config.train.steps}; --config.optimizer.{name}=N sets another"
         )
-    return config
-
-
-def load_values(path: str, values: dict[str, Any]) -> Config:
-    """Return the config of a file with values by dotted name, as they are; raises UserError with every mistake."""
-    config, wrong = from_flat(_get_config(path) | values)
-    _raise_problems(config, wrong)
     return config
 
 

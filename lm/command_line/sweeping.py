@@ -6,12 +6,12 @@ from lm.config.schema import PLATFORMS
 
 BUDGETS = ("quick", "full")  # the names that a sweep file may use
 DESCRIPTION = """\
-Train the variants of an ablation: tune the learning rate of each variant, then train the best rate and its neighbors
-on fresh seeds. python -m lm.report writes the tables and figures.
+Train the variants of an ablation: tune the learning rate of each variant, then train it with fresh seeds at the tuned
+rate. python -m lm.report writes the tables and figures.
 """
 EPILOG = """\
 examples:
-  python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --dry-run
+  python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --dry-run --measure
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
 
@@ -43,7 +43,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--budget", choices=BUDGETS, default="quick", help="a budget of the file (default: %(default)s)"
     )
     parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (default: sweeps/NAME-BUDGET)")
-    parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their cost, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their FLOPs, and stop")
+    parser.add_argument(
+        "--measure", action="store_true", help="with --dry-run: also trace the variants, and estimate the time"
+    )
     parser.add_argument(
         "--together",
         type=int,

@@ -1,31 +1,16 @@
-"""Sweeps: compare variants of a config at their best learning rates. Sweep files import their names from here."""
+"""Sweeps: compare variants of a config, each tuned, on fresh seeds. Sweep files import their names from here."""
 
-from lm.sweeps.design.axes import (
-    LEARNING_RATE,
-    each,
-    match_flops,
-    match_params,
-    match_rate,
-    match_tokens,
-    product,
-    zipped,
-)
-from lm.sweeps.design.search import Search, choice, log_uniform, uniform
-from lm.sweeps.design.spec import Budget, Sweep
+from lm.sweeps.declare import Budget, Sweep, each, match_flops, match_params, match_tokens, product, zipped
+from lm.sweeps.tuning import LEARNING_RATE
 
 __all__ = [
     "LEARNING_RATE",
     "Budget",
-    "Search",
     "Sweep",
-    "choice",
     "each",
-    "log_uniform",
     "match_flops",
     "match_params",
-    "match_rate",
     "match_tokens",
     "product",
-    "uniform",
     "zipped",
 ]

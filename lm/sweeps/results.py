@@ -19,8 +19,8 @@ from typing import Any
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import COUNT, name_errors, parse_json, refuse_links, to_json, without_links, write_text
-from lm.sweeps.tuning import LEARNING_RATE, Choice, choose, outcome
+from lm.files import COUNT, name_errors, parse_json, read_json, refuse_links, to_json, without_links, write_text
+from lm.sweeps.tuning import LEARNING_RATE, Choice, Outcome, choose, outcome
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 RUNS = "runs.jsonl"
@@ -36,7 +36,7 @@ class Run:
         point: its value of every tuned config key.
         seed: train.seed.
         status: "finished" or "diverged".
-        diverged_at: the step of the first update that was not finite; None if it finished.
+        diverged_step: the step of the first update that was not finite; None if it finished.
         steps, tokens: the updates, and the tokens of the whole run; 0 tokens on pages published before they were kept.
         val_loss, test_loss: over the whole splits, in nats per token; None if it diverged.
         curve: the validation losses during training, (step, loss).
@@ -51,7 +51,7 @@ class Run:
     point: dict[str, Any]
     seed: int
     status: str
-    diverged_at: int | None
+    diverged_step: int | None
     steps: int
     tokens: int = 0
     val_loss: float | None = None
@@ -81,7 +81,7 @@ _ROW = {
     "variant": str,
     "seed": COUNT,
     "status": ("finished", "diverged"),
-    "diverged_at": (COUNT, None),
+    "diverged_step": (COUNT, None),
     "steps": COUNT,
     "tokens": COUNT,
     "val_loss": (float, None),
@@ -95,6 +95,7 @@ _ROW = {
     "commit": str,
 }
 _FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "point"]
+_EARLIER = {"learning_rate": LEARNING_RATE, "diverged_at": "diverged_step"}  # columns of earlier pages
 
 
 def to_line(run: Run) -> str:
@@ -190,7 +191,7 @@ def runs_to_csv(runs: Iterable[Run]) -> str:
 def runs_from_csv(path: Path) -> list[Run]:
     """Read the runs.csv of a published page.
 
-    The column `learning_rate` of earlier pages is `optimizer.learning_rate`; columns that they lack have defaults.
+    Two columns of earlier pages are renamed; columns that they lack have defaults.
 
     Raises:
         UserError: the file is not such a table.
@@ -204,8 +205,7 @@ def runs_from_csv(path: Path) -> list[Run]:
 
 
 def _from_row(row: dict[str, str]) -> Run:
-    if "learning_rate" in row:
-        row = {LEARNING_RATE if key == "learning_rate" else key: value for key, value in row.items()}
+    row = {_EARLIER.get(key, key): value for key, value in row.items()}
     optional = lambda kind, key: kind(row[key]) if row.get(key) else None  # noqa: E731
     return Run(
         phase=row["phase"],
@@ -213,7 +213,7 @@ def _from_row(row: dict[str, str]) -> Run:
         point={key: _value(text) for key, text in row.items() if key not in _FIELDS},
         seed=int(row["seed"]),
         status=row["status"],
-        diverged_at=optional(int, "diverged_at"),
+        diverged_step=optional(int, "diverged_step"),
         steps=int(row["steps"]),
         tokens=int(row.get("tokens") or 0),
         val_loss=optional(float, "val_loss"),
@@ -241,24 +241,40 @@ def stuck_above(record: dict, variant: str, split: str) -> float:
     return STUCK * record["variants"][variant]["data"]["unigram"][split]
 
 
-def choice_of(record: dict, runs: Sequence[Run], variant: str) -> Choice:
-    """Return which values a variant's tuning runs chose, or which points they lack; see `lm.sweeps.tuning.choose`."""
+def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, Outcome]:
+    """Return the outcome of each point of a variant all of whose tuning runs are finished."""
     about, losses = record["variants"][variant], {}
     for run in runs:
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
-            losses.setdefault(_point(about, run), {})[run.seed] = run.val_loss
+            losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
     limit, n = stuck_above(record, variant, "validation"), len(about["tuning_seeds"])
-    complete = {point: outcome(tuple(found.values()), limit) for point, found in losses.items() if len(found) == n}
-    return choose(about["tune"], complete)
+    return {point: outcome(tuple(found.values()), limit) for point, found in losses.items() if len(found) == n}
+
+
+def choice_of(record: dict, runs: Iterable[Run], variant: str) -> Choice:
+    """Return which values a variant's tuning runs chose, or which points they lack; see `lm.sweeps.tuning.choose`."""
+    return choose(record["variants"][variant]["tune"], outcomes_of(record, runs, variant))
 
 
 def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:
     """Return a variant's finished runs at the chosen values by fresh seed, in the order of the seeds."""
     about, chosen = record["variants"][variant], choice_of(record, runs, variant).point
     own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
-    found = {run.seed: run for run in own if _point(about, run) == chosen}
+    found = {run.seed: run for run in own if point_of(about, run) == chosen}
     return {seed: found[seed] for seed in about["seeds"] if seed in found}
 
 
-def _point(about: dict, run: Run) -> tuple:
+def point_of(about: dict, run: Run) -> tuple:
+    """Return a run's tuned values in the order of its variant's lists."""
     return tuple(run.point[key] for key in about["tune"])
+
+
+def read_failures(workdir: Path) -> dict[str, str]:
+    """Return by variant the error of runs that failed and are not finished; a damaged file names none."""
+    found = {}
+    for path in sorted((workdir / "failed").glob("*.json")):
+        with contextlib.suppress(UserError, OSError):
+            refuse_links([path])
+            failure = read_json(path, {"variants": [str], "error": str})
+            found |= dict.fromkeys(failure["variants"], failure["error"])
+    return found

@@ -15,11 +15,11 @@ def get_sweep():
             "glu": {"model.d_ff": match_params("mlp")},
             "wild": {
                 "optimizer.name": "sgd", "optimizer.clip_norm": None, "optimizer.weight_decay": 0.0,
-                "optimizer.learning_rate": (0.1, 1e30),
+                "optimizer.learning_rate": (0.05, 0.1, 0.2, 1e30),
             },
         },
         baseline="mlp",
         comparisons=(("glu", "mlp"), ("wild", "mlp")),
-        learning_rates=(1e-3, 1e-2),
+        learning_rates=(1e-3, 1e-2, 1e-1, 1.0),
         budgets={"quick": Budget(tuning_seeds=1, seeds=2), "full": Budget(tuning_seeds=2, seeds=5)},
     )  # fmt: skip

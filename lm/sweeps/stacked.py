@@ -3,7 +3,7 @@
 The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis letter: R, runs.
 
 A run equals the same run trained alone up to rounding, not to the bit: XLA compiles another program, whose sums may be
-in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/training/test_stacked.py).
+in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/test_stacked.py).
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lm.config import Config
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
-from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
-from lm.sweeps.training import cpu_memory
+from lm.step import eval_step, init_state, train_steps
+from lm.sweeps import cpu_memory
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
 from lm.training.progress import Progress
@@ -211,9 +211,7 @@ class StackedRuns:
             return checkpoints.restore(abstract)
         states = self._programs.init(seeds)
         if self._warm_starts:
-            params = self._warm_started(states.params)
-            start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=self._programs.by_run)
-            states = states.replace(params=params, opt_state=start(params))
+            states = states.replace(params=self._warm_started(states.params))
         return None, states, {}
 
     def _warm_started(self, params):
@@ -272,10 +270,12 @@ class StackedRuns:
         for split in ("validation", "test"):
             self._write_evaluation(writer, states, steps, split, 0)
         seconds, n_runs = seconds_before + time.monotonic() - began, len(self.configs)
-        by_task = {task: value / n_runs for task, value in self._seconds_of.items()}
-        times = {"seconds": seconds / n_runs, "seconds_of": by_task}
+        t, of_steps = self.config.train, seconds - sum(self._seconds_of.values())
+        tokens = n_runs * steps * t.batch_size * t.seq_len
+        speed = tokens / of_steps if tokens and of_steps > 0 else None
+        about = {"seconds": seconds / n_runs, "tokens_per_second": speed, "at_once": n_runs}
         lines = read_metrics(self.workdir / "metrics.jsonl")
-        return [self._result(i, int(halted_at), lines) | times for i, halted_at in enumerate(halted_at_R)]
+        return [self._result(i, int(halted_at), lines) | about for i, halted_at in enumerate(halted_at_R)]
 
     def _inputs(self, step: int, n_steps: int):
         """Return the inputs of a dispatch, stacked over the runs."""
@@ -307,8 +307,7 @@ class StackedRuns:
             inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
             self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
-        params = evaluated_params(states, self.config)
-        found = self._call(f"{split} {max_batches}", self._programs.evaluate, params, resident, inputs)
+        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, inputs)
         with self._timed("evaluation"):
             sums, counts = jax.device_get(found)
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
@@ -329,22 +328,18 @@ class StackedRuns:
                 continue
             sums, counts = line["sums"][i], line["counts"]
             if line["step"] == steps:
-                final[line["split"]] = math.fsum(sums) / sum(counts), sums, counts
+                final[line["split"]] = math.fsum(sums) / sum(counts)
             if line["split"] == "validation":  # so that every point of the curve is over the same windows
                 n = self.config.eval.max_batches or len(counts)
-                curve.append([line["step"], math.fsum(sums[:n]) / sum(counts[:n])])
-        finished = not halted_at and all(math.isfinite(loss) for loss, _, _ in final.values())
-        test_loss, test_sums, test_counts = final["test"] if finished else (None, None, None)
+                curve.append((line["step"], math.fsum(sums[:n]) / sum(counts[:n])))
+        finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",
-            "diverged_at": None if finished else halted_at or steps,
-            "train_loss": [line["loss"][i] for line in lines if isinstance(line.get("loss"), list)],
-            "validation": [point for point in curve if math.isfinite(point[1])],
-            "val_loss": final["validation"][0] if finished else None,
-            "test_loss": test_loss,
-            "test_sums": test_sums,
-            "test_counts": test_counts,
+            "diverged_step": None if finished else halted_at or steps,
             "steps": halted_at - 1 if halted_at else steps,
+            "val_loss": final["validation"] if finished else None,
+            "test_loss": final["test"] if finished else None,
+            "curve": tuple(point for point in curve if math.isfinite(point[1])),
         }
 
 
@@ -384,3 +379,26 @@ def runs_that_fit(config: Config, corpus: Corpus) -> int:
     memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
     per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
     return max(1, int(0.8 * limit / max(per_run, 1)))
+
+
+def make_timer(config: Config, corpus: Corpus, runs_per_device: int, n_devices: int) -> Callable[[], float]:
+    """Compile runs of a config; return a function that trains them for one dispatch and returns total tokens/s."""
+    program, values = split_config(config)
+    programs = make_programs(program, runs_per_device, n_devices)
+    n, t = runs_per_device * n_devices, program.train
+    source = BatchSource(corpus.split("train"), program)
+    resident = jax.device_put(source.resident, programs.replicated)
+    inputs = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, t.steps_per_dispatch))
+    values = {name: np.full(n, value, np.float32) for name, value in values.items()}
+    inputs, values, seeds = jax.device_put((inputs, values, np.zeros(n, np.uint32)), programs.by_run)
+    states = programs.init(seeds)
+
+    def dispatch() -> float:
+        nonlocal states
+        began = time.monotonic()
+        states, metrics = programs.steps(states, resident, inputs, values, np.int32(t.steps_per_dispatch))
+        jax.block_until_ready(metrics)
+        return n * t.steps_per_dispatch * t.batch_size * t.seq_len / (time.monotonic() - began)
+
+    dispatch()  # compiles
+    return dispatch

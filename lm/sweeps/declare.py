@@ -1,0 +1,214 @@
+"""What a sweep file says: `Sweep` and `Budget`, the axes of its variants, and values matched to another variant.
+
+This module does not import jax.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+from lm.sweeps.tuning import LEARNING_RATE, Lists
+
+PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
+MARGIN = 0.005  # nats per token
+MATCHED_KEYS = {"params": "model.d_ff", "flops": "model.d_ff", "tokens": "train.steps"}
+
+Values = dict[str, Any]  # dotted config keys and their values
+Variants = dict[str, Values]
+
+
+class _Declared:
+    """A dataclass that keeps unknown fields, so that they are reported together with all other mistakes."""
+
+    def __init__(self, **given):
+        for field in dataclasses.fields(self):
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            object.__setattr__(self, field.name, given.pop(field.name, default))
+        object.__setattr__(self, "unknown", self.unknown | given)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Budget(_Declared):
+    """The size of a sweep: seeds, and values of this budget.
+
+    Attributes:
+        tuning_seeds: seeds per point of the tuned lists.
+        seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
+        values: config values for all runs of this budget (`train.steps`, for example).
+        learning_rates, tune: lists of this budget, instead of the sweep's.
+        unknown: fields that do not exist, which `load_sweep` reports.
+    """
+
+    tuning_seeds: int = None  # None: missing, which `load_sweep` reports
+    seeds: int = None
+    values: Values = dataclasses.field(default_factory=dict)
+    learning_rates: tuple[float, ...] | None = None
+    tune: Lists = dataclasses.field(default_factory=dict)
+    unknown: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def lists(self) -> dict[str, Any]:
+        return lists_of(self)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Sweep(_Declared):
+    """One ablation.
+
+    Attributes:
+        question: what the sweep should answer, in one sentence.
+        base: the path of the config file that all variants start from.
+        variants: by name, the config values that each variant changes. The value of a tuned key is the variant's own
+            list, and that of `model.d_ff` may be `match_params` or `match_flops`.
+        baseline: the variant that the placebo changes, and whose parameters `match_tokens` counts.
+        comparisons: pairs (variant, against). p-values are corrected for their number. May be empty if there are sizes.
+        learning_rates: the list from which each variant takes its best learning rate, in ascending order.
+        tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
+            (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.
+        budgets: "quick", "full" or both.
+        values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
+        sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
+            compared at every size. The value of a tuned key is the size's own list.
+        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
+            tuned, trained and compared on every text.
+        margin: the smallest difference in loss that matters, in nats per token.
+        placebo: config values that change the baseline's program but not the distribution of its results, such as
+            {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
+        unknown: fields that do not exist, which `load_sweep` reports.
+    """
+
+    question: str = None
+    base: str = None
+    variants: Variants = None
+    baseline: str = None
+    comparisons: tuple[tuple[str, str], ...] = None
+    learning_rates: tuple[float, ...] = None
+    tune: Lists = dataclasses.field(default_factory=dict)
+    budgets: dict[str, Budget] = None
+    values: Values = dataclasses.field(default_factory=dict)
+    sizes: Variants = dataclasses.field(default_factory=dict)
+    texts: Variants = dataclasses.field(default_factory=dict)
+    margin: float = MARGIN
+    placebo: Values = dataclasses.field(default_factory=dict)
+    unknown: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def lists(self) -> dict[str, Any]:
+        return lists_of(self)
+
+    @property
+    def cells(self) -> Variants:
+        """Return the sizes or the texts; {"": {}} without them."""
+        return self.sizes or self.texts or {"": {}}
+
+
+def lists_of(declared: Sweep | Budget) -> dict[str, Any]:
+    """Return the lists of a sweep or budget by config key, the learning rate first."""
+    rates = {} if declared.learning_rates is None else {LEARNING_RATE: declared.learning_rates}
+    return rates | declared.tune
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A config value that is computed from another variant.
+
+    Attributes:
+        what: "params" or "flops", for model.d_ff; "tokens", for train.steps.
+        of: the variant that is matched; None for "tokens".
+        ratio: tokens per parameter.
+    """
+
+    what: str
+    of: str | None
+    ratio: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.ratio:g} tokens per parameter" if self.what == "tokens" else f"{self.what} of {self.of!r}"
+
+
+def match_params(variant: str) -> Match:
+    """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
+    return Match("params", variant)
+
+
+def match_flops(variant: str) -> Match:
+    """Set model.d_ff to the width whose FLOPs per token are nearest to those of `variant`."""
+    return Match("flops", variant)
+
+
+def match_tokens(per_parameter: float) -> Match:
+    """Set train.steps to this many tokens per parameter of the baseline, of the same size if there are sizes.
+
+    All variants of a size then train equally long. The warm-up, the decay and the steps between evaluations change in
+    proportion to train.steps.
+
+    Raises:
+        ValueError: the number is not positive, or infinite.
+    """
+    if not 0 < per_parameter < math.inf:
+        raise ValueError(f"match_tokens({per_parameter!r}): the number must be positive and finite")
+    return Match("tokens", None, per_parameter)
+
+
+def in_cell(arm: str, cell: str) -> str:
+    """Return the name of a variant at a size or on a text; "" is the cell of a sweep without them.
+
+    >>> in_cell("SwiGLU", "64"), in_cell("SwiGLU", "")
+    ('SwiGLU, 64', 'SwiGLU')
+    """
+    return f"{arm}, {cell}" if cell else arm
+
+
+def each(key: str, *values) -> Variants:
+    """Return one variant per value of a config key, named by the value.
+
+    Raises:
+        ValueError: there is no value, or one appears twice.
+
+    >>> each("model.norm", "rms", "layer")
+    {'rms': {'model.norm': 'rms'}, 'layer': {'model.norm': 'layer'}}
+    """
+    if not values:
+        raise ValueError(f"each({key!r}): no values")
+    variants = {str(value): {key: value} for value in values}
+    if len(variants) < len(values):
+        raise ValueError(f"each({key!r}): {values} has duplicates")
+    return variants
+
+
+def product(*axes: Variants) -> Variants:
+    """Combine every variant of each axis with every variant of the others; names are joined by ", ".
+
+    Raises:
+        ValueError: an axis has no variants, or two axes set the same key.
+
+    >>> list(product(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
+    ['rms, 64', 'rms, 128', 'layer, 64', 'layer, 128']
+    """
+    if not all(axes):
+        raise ValueError("product: an axis has no variants")
+    return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
+
+
+def zipped(*axes: Variants) -> Variants:
+    """Combine the first variants of all axes, then the second ones, and so on; names are joined by ", ".
+
+    Raises:
+        ValueError: axes have unequal lengths or no variants, or two axes set the same key.
+
+    >>> list(zipped(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
+    ['rms, 64', 'layer, 128']
+    """
+    if not all(axes):
+        raise ValueError("zipped: an axis has no variants")
+    return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
+
+
+def _merged(axes, names) -> Values:
+    merged = {}
+    for axis, name in zip(axes, names, strict=True):
+        if both := merged.keys() & axis[name].keys():
+            raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")
+        merged |= axis[name]
+    return merged

@@ -1,0 +1,359 @@
+"""Load a sweep file under a budget, and report its mistakes, as many as can be found at once.
+
+A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This module does not import jax.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from lm.command_line.loading import load_values, run_file
+from lm.command_line.sweeping import BUDGETS
+from lm.config import Config
+from lm.config.schema import schema
+from lm.config.values import checked, close_match, is_text, short
+from lm.errors import UserError
+from lm.sweeps.declare import MATCHED_KEYS, PLACEBO, Budget, Match, Sweep, Values, in_cell
+from lm.sweeps.tuning import LEARNING_RATE, too_few_tuning_seeds
+
+MIN_SEEDS = 5  # of the full budget
+MAX_SEEDS = 1000  # fresh ones, and for tuning
+MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
+FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedVariant:
+    """A variant at a size or on a text, before its data is opened.
+
+    Attributes:
+        arm, cell: its name in the file, and the size or text; "" without them.
+        changes: the values that the file gives it.
+        lists: by tuned key, the values to choose from.
+        config: its config with the first value of each list. Matched values are the base's.
+        width, length: how model.d_ff and train.steps are computed, with the full name of the other variant; or None.
+    """
+
+    arm: str
+    cell: str
+    changes: Values
+    lists: dict[str, tuple]
+    config: Config
+    width: Match | None
+    length: Match | None
+
+    @property
+    def n_points(self) -> int:
+        """Return the number of points that are tuned before any extension; 0 if nothing is tuned."""
+        n = math.prod(map(len, self.lists.values()))
+        return n if n > 1 else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sweep under one budget.
+
+    Attributes:
+        name: the file's name without ".py".
+        background: the file's docstring.
+        sweep: what the file returned.
+        budget_name, budget: the chosen budget.
+        variants: by full name, every variant in every cell, and the placebo.
+        comparisons: pairs of full names; each pair in all cells before the next pair.
+        warnings: what a user should know before the runs start.
+    """
+
+    name: str
+    background: str
+    sweep: Sweep
+    budget_name: str
+    budget: Budget
+    variants: dict[str, PlannedVariant]
+    comparisons: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def placebos(self) -> tuple[tuple[str, str], ...]:
+        """Return the placebo and the baseline of each cell."""
+        baseline = self.sweep.baseline
+        return tuple((n, in_cell(baseline, v.cell)) for n, v in self.variants.items() if v.arm == PLACEBO)
+
+    def seeds(self, cell: str) -> tuple[int, ...]:
+        """Return the fresh seeds of the final runs of a cell. Variants are paired by them; cells are independent."""
+        return draw_seeds(in_cell(self.name, cell), self.budget.seeds)
+
+    def tuning_seeds(self, cell: str) -> tuple[int, ...]:
+        """Return the seeds of the tuning runs of a cell; no final run uses them."""
+        return tuple(FIRST_TUNING_SEED + s for s in draw_seeds(in_cell(self.name, cell), self.budget.tuning_seeds))
+
+
+def draw_seeds(name: str, n: int) -> tuple[int, ...]:
+    """Return n seeds that follow from a name. Two names share them with probability 1e-6.
+
+    >>> draw_seeds("norms", 3)
+    (168696000, 168696001, 168696002)
+    """
+    first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % (FIRST_TUNING_SEED // MAX_SEEDS) * MAX_SEEDS
+    return tuple(range(first, first + n))
+
+
+def load_sweep(path: str, budget_name: str) -> Plan:
+    """Load a sweep file under a budget, "quick" or "full".
+
+    Raises:
+        UserError: the file has mistakes.
+    """
+    sweep = run_file(path, "get_sweep", "configs/sweeps")
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
+    problems = [*_unknown_fields(sweep), *(wrong_types := list(_wrong_types(sweep)))]
+    if not wrong_types:  # everything below relies on the types of the fields
+        problems += [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
+        problems += _wrong_budgets(sweep, budget_name)
+        budget = sweep.budgets.get(budget_name, Budget())
+        variants, warnings, of_configs = _plan_variants(sweep, budget)
+        problems += [*of_configs, *_unequal_lists(sweep, budget, variants)]
+    if problems:
+        raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
+    background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
+    for text in (sweep.question, background, *variants):
+        if not is_text(text):
+            raise UserError(f"{path}: {short(text)} has a character that UTF-8 cannot encode; remove it")
+    pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in sweep.cells)
+    return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs, warnings)
+
+
+def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVariant], tuple[str, ...], list[str]]:
+    """Return every variant in every cell, the warnings, and the mistakes in the configs."""
+    arms = dict(sweep.variants)
+    if sweep.placebo:
+        arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
+    planned, warnings, problems = {}, [], []
+    for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
+        name, changes = in_cell(arm, cell), of_cell | of_arm
+        tuned = sweep.lists | budget.lists
+        lists = {key: as_list(key, changes.get(key, values)) for key, values in tuned.items()}
+        values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in tuned}
+        matches = {key: values.pop(key) for key in list(values) if isinstance(values[key], Match)}
+        first = {key: found[0] for key, found in lists.items() if found}
+        points = [first, *({**first, key: value} for key, found in lists.items() for value in found[1:])]
+        configs = []
+        for point in points:
+            try:
+                configs.append(load_values(sweep.base, values | point, warnings.append))
+            except UserError as error:
+                problems += [f"variant {name!r}: {problem}" for problem in error.problems]
+        width, length = matches.get("model.d_ff"), matches.get("train.steps")
+        width = width and dataclasses.replace(width, of=in_cell(width.of or "", cell))
+        length = length and dataclasses.replace(length, of=in_cell(sweep.baseline, cell))
+        if configs:
+            planned[name] = PlannedVariant(arm, cell, changes, lists, configs[0], width, length)
+    return planned, tuple(dict.fromkeys(warnings)), problems
+
+
+def as_list(key: str, given: Any) -> tuple:
+    """Return the values of a tuned key, given in any list or as one value, as a tuple; numbers become Python's.
+
+    >>> as_list("optimizer.learning_rate", [1, 2e-3]), as_list("optimizer.weight_decay", 0)
+    ((1.0, 0.002), (0.0,))
+    """
+    values = tuple(given) if isinstance(given, tuple | list) else (given,)
+    return tuple(_as_kind(key, value.item() if hasattr(value, "item") else value) for value in values)
+
+
+def _as_kind(key: str, value: Any) -> Any:
+    """Return a value as the type of its key; a wrong one as it is, because the config reports it."""
+    try:
+        return checked(value, *schema()[key])
+    except (KeyError, ValueError):
+        return value
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _unknown_fields(sweep: Sweep) -> Iterator[str]:
+    budgets = sweep.budgets if isinstance(sweep.budgets, dict) else {}
+    places = {"": sweep} | {f"budget {name!r}: ": b for name, b in budgets.items() if isinstance(b, Budget)}
+    for place, declared in places.items():
+        fields = [field.name for field in dataclasses.fields(declared) if field.name != "unknown"]
+        for name in declared.unknown:
+            yield f"{place}{name}: unknown field{close_match(name, fields)}"
+
+
+def _wrong_types(s: Sweep) -> Iterator[str]:
+    """Yield the fields that are missing or of another type."""
+    by_name = "a dictionary, by name, of dictionaries of config keys and values"
+    values, pairs = "a dictionary of config keys and values", "pairs (variant, against) of names"
+    budgets = _has_keys(s.budgets) and all(isinstance(budget, Budget) for budget in s.budgets.values())
+    for field, right, wanted in (
+        ("question", isinstance(s.question, str), "a question"),
+        ("base", isinstance(s.base, str), "the path of a config file"),
+        ("values", _has_keys(s.values), values),
+        ("sizes", _is_table(s.sizes), by_name),
+        ("texts", _is_table(s.texts), by_name),
+        ("placebo", _has_keys(s.placebo), values),
+        ("variants", _is_table(s.variants), by_name),
+        ("baseline", isinstance(s.baseline, str), "the name of a variant"),
+        ("comparisons", isinstance(s.comparisons, tuple | list) and all(map(_is_pair, s.comparisons)), pairs),
+        ("tune", _has_keys(s.tune), "a dictionary of config keys and lists of values"),
+        ("budgets", budgets, "a dictionary of Budgets by name"),
+        ("margin", _is_number(s.margin), "a number, in nats per token"),
+    ):
+        if getattr(s, field) is None:
+            yield f"{field} is missing: it must be {wanted}"
+        elif not right:
+            yield f"{field}: {short(getattr(s, field))} must be {wanted}"
+    if s.learning_rates is None and not (_has_keys(s.tune) and LEARNING_RATE in s.tune):
+        yield "learning_rates is missing: it must be a tuple of numbers"
+    for name, b in s.budgets.items() if budgets else ():
+        for field in ("tuning_seeds", "seeds"):
+            if type(value := getattr(b, field)) is not int:
+                found = f"{field} is missing" if value is None else f"{field} is {value!r}"
+                yield f"budget {name!r}: {found}: it must be an integer"
+        for field in ("values", "tune"):
+            if not _has_keys(getattr(b, field)):
+                yield f"budget {name!r}: {field}: {short(getattr(b, field))} must be {values}"
+
+
+def _has_keys(found) -> bool:
+    return isinstance(found, dict) and all(isinstance(key, str) for key in found)
+
+
+def _is_table(found) -> bool:
+    return _has_keys(found) and all(map(_has_keys, found.values()))
+
+
+def _is_pair(found) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(name, str) for name in found)
+
+
+def _wrong_cells(sweep: Sweep) -> Iterator[str]:
+    """Yield the mistakes in the sizes and texts."""
+    if sweep.sizes and sweep.texts:
+        yield "texts and sizes are both given; remove one of them"
+    for field, cells in (("sizes", sweep.sizes), ("texts", sweep.texts)):
+        if len(cells) == 1:
+            yield f"{field}: there is 1, and a comparison between {field} needs at least 2"
+        if "" in cells:
+            yield f"{field}: each must have a name"
+    names = [in_cell(arm, cell) for cell in sweep.cells for arm in sweep.variants]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        yield f"{twice[0]!r} would be the name of two variants; rename a variant, size or text"
+    for name, values in sweep.texts.items():
+        for key in values:
+            if not key.startswith("data."):
+                yield f"text {name!r}: {key}: a text may set keys of data only; set others in values or in variants"
+
+
+def _wrong_names(sweep: Sweep) -> Iterator[str]:
+    """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
+    names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
+    if len(names) < (2 if pairs or not sweep.sizes else 1):
+        yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
+    if PLACEBO in names:
+        yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
+    if not (pairs or sweep.sizes):
+        yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
+    if sweep.placebo and not pairs:
+        yield "placebo: it checks comparisons, and this sweep has none; remove it"
+    where = [("baseline", sweep.baseline), *(("comparisons", name) for pair in sweep.comparisons for name in pair)]
+    for variant, changes in sweep.variants.items():
+        where += [(f"variant {variant!r}", v.of) for v in changes.values() if isinstance(v, Match) and v.of]
+    for place, name in where:
+        if name == PLACEBO:
+            yield f"{place}: {PLACEBO!r} is always compared with the baseline; remove it"
+        elif name not in names:
+            yield f"{place}: there is no variant {name!r}" + close_match(name, names, "; did you mean {!r}?")
+    yield from (f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b)
+    for i, (a, b) in enumerate(sweep.comparisons):
+        if pairs[i] in pairs[:i]:
+            yield f"comparisons: {a!r} and {b!r} are compared twice"
+
+
+def _wrong_values(sweep: Sweep) -> Iterator[str]:
+    """Yield the config keys that are set in a place where they are not allowed, and a margin out of range."""
+    low, high = MARGINS
+    if not low <= sweep.margin <= high:
+        yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
+    shared = {"values": sweep.values, "placebo": sweep.placebo}
+    shared |= {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
+    sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
+    texts = {f"text {name!r}": values for name, values in sweep.texts.items()}
+    variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
+    tuned = {LEARNING_RATE, *sweep.tune, *(key for b in sweep.budgets.values() for key in b.tune)}
+    for place, values in (shared | sizes | texts | variants).items():
+        if "train.seed" in values:
+            yield f"{place}: train.seed is set by the sweep; remove it"
+        for key in tuned & values.keys() if place in shared else ():
+            yield f"{place}: {key} is tuned; set it in learning_rates or tune, or in a variant"
+        for key, value in values.items():
+            if isinstance(value, Match) and key != MATCHED_KEYS[value.what]:
+                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched this way"
+            elif isinstance(value, Match) and value.of and place not in variants:
+                yield f"{place}: {key}: {value}: matched widths belong in variants"
+            elif key.startswith("eval.") and place in variants:
+                yield f"{place}: {key} must be the same for all variants; set it in values"
+    for variant, changes in sweep.variants.items():
+        matches = [value for value in changes.values() if isinstance(value, Match) and value.of]
+        targets = [sweep.variants.get(match.of, {}) for match in matches]
+        if any(isinstance(value, Match) for target in targets for value in target.values()):
+            yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
+
+
+def _wrong_lists(sweep: Sweep) -> Iterator[str]:
+    """Yield the tuned keys that cannot be tuned, and the lists that are empty, unordered or have duplicates."""
+    declared = {"": sweep} | {f"budget {name!r}: ": b for name, b in sweep.budgets.items()}
+    for place, found in declared.items():
+        if found.learning_rates is not None and LEARNING_RATE in found.tune:
+            yield f"{place}learning_rates and tune both have {LEARNING_RATE}; remove one of them"
+        for key in found.tune:
+            if not key.startswith("optimizer."):
+                yield f"{place}tune: {key}: only keys of the optimizer are tuned; declare variants instead"
+    tuned = {key for found in declared.values() for key in found.lists}
+    given = {(place, key): values for place, found in declared.items() for key, values in found.lists.items()}
+    for kind, tables in (("size", sweep.sizes), ("variant", sweep.variants)):
+        given |= {(f"{kind} {n!r}: ", key): v[key] for n, v in tables.items() for key in tuned & v.keys()}
+    for (place, key), found in given.items():
+        values = as_list(key, found)
+        numbers = all(map(_is_number, values))
+        if not values or len(set(map(repr, values))) < len(values) or (numbers and list(values) != sorted(values)):
+            yield f"{place}{key}: {short(found)} must be values in ascending order, at least one, without duplicates"
+
+
+def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]) -> Iterator[str]:
+    """Yield the pairs that have not the same chances in tuning, and too few tuning seeds."""
+    for (a, b), cell in itertools.product(sweep.comparisons, sweep.cells):
+        both = [variants[name].n_points for arm in (a, b) if (name := in_cell(arm, cell)) in variants]
+        if len(both) == 2 and both[0] != both[1]:
+            yield (
+                f"comparisons: {in_cell(a, cell)!r} is tuned over {both[0]} points and {in_cell(b, cell)!r} over "
+                f"{both[1]}; give both the same number"
+            )
+    tuned = any(variant.n_points for variant in variants.values())
+    if tuned and type(budget.seeds) is int and too_few_tuning_seeds(budget.seeds, budget.tuning_seeds):
+        yield (
+            f"budget: {budget.seeds} seeds need 3 tuning seeds, or the error of the tuned values shows in the "
+            "difference; set tuning_seeds=3, or seeds=10"
+        )
+
+
+def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:
+    for name, budget in sweep.budgets.items():
+        if name not in BUDGETS:
+            yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
+        for field, low in (("seeds", MIN_SEEDS if name == "full" else 2), ("tuning_seeds", 1)):
+            if not low <= getattr(budget, field) <= MAX_SEEDS:
+                value = short(getattr(budget, field))
+                yield f"budget {name!r}: {field} is {value}; it must be at least {low} and at most {MAX_SEEDS}"
+    if wanted not in sweep.budgets:
+        has = [name for name in BUDGETS if name in sweep.budgets]
+        other = f", or run it with --budget {has[0]}" if has else ""
+        yield f"budgets: there is no {wanted!r}; add it{other}"

@@ -1,0 +1,261 @@
+"""sweep.json: what determines the runs of a sweep, and all that its report needs besides them."""
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lm.command_line.sweeping import BUDGETS
+from lm.config import Config, to_dict
+from lm.config.values import short
+from lm.errors import TemporaryError, UserError
+from lm.files import COUNT, lock, read_json, refuse_links, to_json, write_text
+from lm.sweeps.declare import PLACEBO
+
+SWEEP = "sweep.json"
+ADVICE = "restore it, or use another --workdir"
+_VARIANT = {
+    "arm": str,
+    "cell": str,
+    "changes": {str: str},
+    "tune": {str: list},
+    "seeds": [COUNT],
+    "tuning_seeds": [COUNT],
+    "n_params": COUNT,
+    "flops_per_token": float,
+    "n_params_without_embeddings": COUNT,
+    "flops_per_token_without_embeddings": float,
+    "tokens": COUNT,
+    "data": {
+        "name": str,
+        "fingerprint": str,
+        "notices": [str],
+        "test_bytes_per_token": (float, None),
+        "best_test_loss": (float, None),
+        "unigram": {"validation": float, "test": float},
+    },
+    "config": {
+        "model": {"d_ff": COUNT},
+        "optimizer": {"name": str, "schedule": str},
+        "train": {"steps": COUNT, "batch_size": COUNT, "seq_len": COUNT},
+        "eval": {"every": COUNT, "max_batches": COUNT, "batch_size": (COUNT, None)},
+    },
+    "warm_starts": {str: str},
+}
+_START = {
+    "time": str,
+    "platform": str,
+    "processor": str,
+    "device": str,
+    "argv": [str],
+    "versions": {str: (str, None)},
+    "git": ({"commit": str, "dirty": bool}, None),
+}
+_SHAPE = {
+    "name": str,
+    "budget": BUDGETS,
+    "question": str,
+    "background": str,
+    "base": str,
+    "baseline": str,
+    "arms": [str],
+    "axis": ("size", "text", None),
+    "cells": [str],
+    "comparisons": [[str]],
+    "placebos": [[str]],
+    "margin": float,
+    "tune": [str],
+    "values": {str: str},
+    "variants": {str: _VARIANT},
+    "starts": [_START],
+    "sha256": str,
+}
+
+
+def sweep_record(plan, variants: dict, start: dict) -> dict:
+    """Return the content of sweep.json for this start.
+
+    Args:
+        plan: the `lm.sweeps.plan.Plan`.
+        variants: by full name, its `lm.sweeps.variants.Variant`s.
+        start: this process; see `_START`.
+    """
+    from lm.baselines.ngrams import unigram_loss
+    from lm.data.entropy_floor import best_loss_in_windows
+
+    sweep = plan.sweep
+    described = {
+        name: {
+            "arm": v.plan.arm,
+            "cell": v.plan.cell,
+            "changes": {key: str(value) for key, value in v.plan.changes.items()},
+            "tune": {key: list(values) for key, values in v.plan.lists.items()},
+            "seeds": list(v.seeds),
+            "tuning_seeds": list(v.tuning_seeds),
+            "n_params": v.n_params,
+            "flops_per_token": v.flops,
+            "n_params_without_embeddings": v.without_embeddings[0],
+            "flops_per_token_without_embeddings": v.without_embeddings[1],
+            "tokens": v.tokens,
+            "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
+            "data": {
+                "name": v.corpus.name,
+                "fingerprint": v.corpus.fingerprint,
+                "notices": list(v.corpus.notices),
+                "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
+                "best_test_loss": best_loss_in_windows(v.corpus.split("test"), v.config.train.seq_len),
+                "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
+            },
+            "config": to_dict(v.config),
+        }
+        for name, v in variants.items()
+    }
+    return {
+        "name": plan.name,
+        "budget": plan.budget_name,
+        "question": sweep.question,
+        "background": plan.background,
+        "base": sweep.base,
+        "baseline": sweep.baseline,
+        "arms": [*sweep.variants, *([PLACEBO] if sweep.placebo else [])],
+        "axis": "size" if sweep.sizes else "text" if sweep.texts else None,
+        "cells": list(sweep.cells),
+        "comparisons": [list(pair) for pair in plan.comparisons],
+        "placebos": [list(pair) for pair in plan.placebos],
+        "margin": float(sweep.margin),
+        "tune": list(sweep.lists | plan.budget.lists),
+        "values": {key: str(value) for key, value in (sweep.values | plan.budget.values).items()},
+        "variants": described,
+        "starts": [start],
+    }
+
+
+def _checksum(record: dict) -> str:
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    return hashlib.sha256(to_json(content).encode()).hexdigest()
+
+
+def read_record(workdir: Path) -> dict:
+    """Read sweep.json; its names are data, and cannot lead out of a directory that others made.
+
+    Raises:
+        UserError: the file is missing, a link, or corrupted.
+    """
+    path = workdir / SWEEP
+    refuse_links([path])
+    try:
+        record = read_json(path, _SHAPE, ADVICE)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{workdir} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep") from None
+    if record["sha256"] != _checksum(record):
+        raise UserError(f"{path} is corrupted: its content differs from its checksum; {ADVICE}")
+    if problem := next(_inconsistencies(record), None):
+        raise UserError(f"{path} is corrupted: {problem}; {ADVICE}")
+    return record
+
+
+def is_file_name(name: str) -> bool:
+    r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
+
+    >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden")]
+    [True, True, False, False, False, False, False]
+    """
+    return bool(re.fullmatch(r"[^\W_][\w .+-]*", name))
+
+
+def _inconsistencies(record: dict) -> Iterator[str]:
+    variants, pairs = record["variants"], [*record["comparisons"], *record["placebos"]]
+    if not is_file_name(record["name"]):
+        yield f"its name {short(record['name'])} is not the name of a file"
+    if any(len(pair) != 2 or not set(pair) <= variants.keys() for pair in pairs):
+        yield "its comparisons are not pairs of its variants"
+    if not (record["starts"] and record["cells"] and variants and record["margin"] > 0):
+        yield "it has no start, no variant or no margin"
+    names = {(about["arm"], about["cell"]) for about in variants.values()}
+    if names != {(arm, cell) for arm in record["arms"] for cell in record["cells"]}:
+        yield "its variants do not match its cells"
+    for name, about in variants.items():
+        lists = about["tune"]
+        if list(lists) != record["tune"] or not all(lists.values()) or not about["seeds"] or not about["tuning_seeds"]:
+            yield f"the lists or seeds of {short(name)} are incomplete"
+        if any(isinstance(value, list | dict) for values in lists.values() for value in values):
+            yield f"the lists of {short(name)} have values that are no numbers or text"
+        if about["flops_per_token"] <= 0:
+            yield f"{short(name)} has no FLOPs"
+
+
+def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> dict:
+    """Create a sweep's directory, or check that it holds this sweep, and append this start to sweep.json.
+
+    Args:
+        workdir: the directory.
+        record: what `sweep_record` returned.
+        configs: by variant, its resolved config.
+
+    Returns:
+        The record with all starts.
+
+    Raises:
+        UserError: the directory holds something else or cannot be created.
+    """
+    if not is_file_name(record["name"]):
+        name = short(record["name"])
+        raise UserError(f"--config: the file's name {name} may have letters, digits and _ . + - only; rename it")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
+    with wait_for_lock(workdir):
+        others = sorted(p.name for p in workdir.iterdir() if not p.name.startswith("."))
+        old = read_record(workdir) if SWEEP in others else None
+        if old is None and others:
+            raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
+        if old is not None and (found := differences(old, record, configs)):
+            raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
+        record = record | {"starts": [*(old["starts"] if old else []), *record["starts"]]}
+        write_text(workdir / SWEEP, to_json(record | {"sha256": _checksum(record)}, indent=1) + "\n")
+    return record
+
+
+def wait_for_lock(workdir: Path) -> contextlib.AbstractContextManager:
+    """Lock the directory; other processes of the same sweep hold the lock for a moment at a time."""
+    for _ in range(100):
+        with contextlib.suppress(TemporaryError):
+            return lock(workdir)
+        time.sleep(0.1)
+    return lock(workdir)
+
+
+def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
+    """Return the differences, a line each, between the sweep of a sweep.json and that of `record` and `configs`."""
+    from lm.workdir.config_changes import compare_configs
+
+    fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune")
+    found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
+    if old["variants"].keys() != record["variants"].keys():
+        return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
+    for name, now in record["variants"].items():
+        was = old["variants"][name]
+        lines = compare_configs(was["config"], configs[name])[0]
+        lines += [
+            f"{what}: {before} -> {after} (sweep -> now)"
+            for what, before, after in (
+                ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
+                *((f"{key} to choose from", was["tune"].get(key), values) for key, values in now["tune"].items()),
+                ("seeds", was["seeds"], now["seeds"]),
+                ("tuning seeds", was["tuning_seeds"], now["tuning_seeds"]),
+                ("config.eval", _evaluation(was), _evaluation(now)),
+                ("initial parameters", was["warm_starts"], now["warm_starts"]),
+                ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
+            )
+            if before != after
+        ]
+        found += [f"  variant {name!r}: {line}" for line in lines]
+    return found
+
+
+def _evaluation(variant: dict) -> dict:
+    """Return the config keys that decide what is evaluated and when."""
+    return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}

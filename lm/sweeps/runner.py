@@ -1,0 +1,337 @@
+"""Run a sweep: tune each variant, then train the final runs at the tuned values.
+
+Several processes may run the same sweep in one directory. Work is divided into groups of runs that share a compiled
+program. A process claims a group by locking it, and waits at the end for the groups that other processes train.
+"""
+
+import contextlib
+import hashlib
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from lm.errors import TemporaryError, UserError
+from lm.files import COUNT, lock, read_json, to_json, write_text
+from lm.runtime import log_to
+from lm.sweeps.plan import Plan
+from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
+from lm.sweeps.results import (
+    Run,
+    append_runs,
+    choice_of,
+    drop_damaged_lines,
+    outcomes_of,
+    read_runs,
+)
+from lm.sweeps.stacked import StackedRuns, group_by_program, make_timer, program_of, runs_that_fit
+from lm.sweeps.tuning import choose
+from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
+from lm.text_tables import plural
+from lm.training.progress import Progress, duration
+from lm.training.signals import Signals
+from lm.workdir.provenance import describe_start
+from lm.workdir.saved_run import newest_checkpoint
+
+MAX_DEATHS = 3  # a group with so many counts as failed
+
+Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
+
+
+class ProcessDied(Exception):
+    """MAX_DEATHS processes died while they trained the same runs."""
+
+
+def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run: bool = False, timed=False) -> int:
+    """Run or resume a sweep.
+
+    Args:
+        plan: what `load_sweep` returned.
+        workdir: the sweep's directory.
+        together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
+        dry_run: print the runs and their cost, and stop.
+        timed: in a dry run, also trace the variants and measure the baseline's speed.
+
+    Returns:
+        The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be traced), 128 + n stopped by
+        signal n.
+
+    Raises:
+        UserError: the sweep cannot run, or `workdir` holds another one.
+    """
+    progress = Progress(next(iter(plan.variants.values())).config.train.steps, sys.stdout)
+    for warning in plan.warnings:
+        progress.say(f"WARNING: {warning}")
+    variants = resolve_variants(plan, progress.say)
+    progress.say(describe_variants(plan, variants))
+    if dry_run and not timed:
+        return 0
+    traced = refuse_idle_changes(variants, progress.say)
+    if together is None:
+        together = _runs_that_fit(variants)
+    # The final runs of one variant always share a program.
+    together = min(together, -(-plan.budget.seeds // jax.device_count()))
+    if dry_run:
+        if plan.sweep.baseline in {variants[name].plan.arm for name in traced}:
+            progress.say(_estimate(plan, variants, together))
+        return int(traced != variants.keys())
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    record = sweep_record(plan, variants, describe_start() | {"device": device})
+    record = open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
+    progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
+    with log_to(progress.say), Signals(progress.say) as signals:
+        return _Runner(variants, record, workdir, together, progress.say, signals).run()
+
+
+def _runs_that_fit(variants: dict[str, Variant]) -> int:
+    """Return how many runs of any variant fit on a device; a variant that fails to compile will fail in training."""
+    found = []
+    for v in variants.values():
+        with contextlib.suppress(Exception):
+            found.append(runs_that_fit(v.run_config(v.first_point, 0), v.corpus))
+    return min(found, default=1)
+
+
+def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
+    """Estimate the time of all training from a short measurement of the baseline's speed."""
+    base = next(v for v in reversed(variants.values()) if v.plan.arm == plan.sweep.baseline)
+    time_dispatch = make_timer(base.config, base.corpus, together, jax.device_count())
+    speed = base.flops * statistics.median(time_dispatch() for _ in range(3))
+    total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
+    return (
+        f"training: {total / speed / 60:,.0f} minutes at the baseline's measured {speed / 1e9:,.1f} GFLOP/s; "
+        "evaluation, compilation and extensions of the lists are not included"
+    )
+
+
+class _Runner:
+    """The runs of a sweep, of which this process trains those that no other process has claimed.
+
+    Args:
+        variants: by name, what can be trained.
+        record: sweep.json.
+        workdir: the sweep's directory.
+        together: runs vectorized on each device.
+        say: called with each message.
+        signals: stop the sweep.
+    """
+
+    def __init__(self, variants: dict[str, Variant], record: dict, workdir: Path, together: int, say, signals: Signals):
+        self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
+        self.say, self.signals = say, signals
+        self.failed: list[list[Key]] = []  # groups of runs
+        self._deadly = set()  # programs that have killed too many processes
+        with wait_for_lock(workdir):
+            self.runs = {run.key: run for run in read_runs(workdir, say)}
+            drop_damaged_lines(workdir)
+
+    def run(self) -> int:
+        """Train everything that is missing; returns the exit code."""
+        points = self.tune()
+        if not self.signals.received:
+            self.train([("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].seeds])
+        if self.signals.received:
+            self.say("stopped; rerun the same command to resume")
+            return 128 + self.signals.received
+        if self.failed:
+            self.say(f"{plural(len(self.failed), 'group')} of runs failed; rerun the same command to try them again")
+            self.say(f"report without them: python -m lm.report {self.workdir}")
+            return 1
+        shutil.rmtree(self.workdir / "unfinished", ignore_errors=True)
+        self.say(f"finished; next: python -m lm.report {self.workdir}")
+        return 0
+
+    def tune(self) -> dict[str, tuple]:
+        """Train the tuning runs, and return the chosen point of each variant whose tuning is complete.
+
+        The rounds are the same in all processes, whatever has finished: groups of runs are claimed by their content.
+        """
+        known, open_ = {name: {} for name in self.variants}, dict.fromkeys(self.variants)
+        while open_ and not self.signals.received:
+            todo = {name: choose(self.record["variants"][name]["tune"], known[name]).missing for name in open_}
+            open_ = {name: None for name, points in todo.items() if points}
+            self.train([("tuning", n, p, s) for n in open_ for p in todo[n] for s in self.variants[n].tuning_seeds])
+            for name in list(open_):
+                found = outcomes_of(self.record, self.runs.values(), name)
+                if not found.keys() >= set(todo[name]):
+                    del open_[name], known[name]  # some of its runs failed
+                    continue
+                known[name] |= {point: found[point] for point in todo[name]}
+        points = {}
+        for name in known if not self.signals.received else ():
+            choice = choice_of(self.record, self.runs.values(), name)
+            points[name] = choice.point
+            if len(self.record["variants"][name]["tune"]) > 1 or self.variants[name].plan.n_points:
+                self.say(f"{name}: tuned to {self._describe(choice.point)} (best tried: {self._describe(choice.best)})")
+            for key in choice.at_edge:
+                self.say(f"WARNING: {name}: the best {key} is still at the edge of its list, which was extended")
+        return points
+
+    def _describe(self, point: tuple) -> str:
+        keys = [key.rpartition(".")[2] for key in self.record["tune"]]
+        return ", ".join(f"{key} {value}" for key, value in zip(keys, point, strict=True))
+
+    def train(self, keys: list[Key]) -> None:
+        """Train the missing runs of these, in groups that share a program."""
+        configs = {key: self.variants[key[1]].run_config(*key[2:]) for key in keys}
+        groups = group_by_program(configs, self.together * jax.device_count())
+        began, n_trained, waited = time.monotonic(), 0, False
+        while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
+            n_before = n_trained + len(self.failed)
+            todo.sort(key=lambda group: n_deaths(self.directory(self._missing(group))))
+            for place, group in enumerate(todo):
+                with self._claim(_digest(group)) as claimed:
+                    if self.signals.received:
+                        return
+                    missing = self._missing(group)
+                    if not (claimed and missing):
+                        continue
+                    title = f"{group[0][0]} {groups.index(group) + 1}/{len(groups)}"
+                    left = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
+                    left = f", {duration(left)} left for all {group[0][0]} runs" if n_trained else ""
+                    names = ", ".join(sorted({name for _, name, _, _ in group}))
+                    self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
+                    if self._try(title, group, missing):
+                        n_trained += 1
+            if n_trained + len(self.failed) == n_before:  # other processes have claimed all that is left
+                if not waited:
+                    self.say(f"waiting for {plural(len(todo), 'group')} of runs that other processes train")
+                waited = True
+                time.sleep(1)
+                self._reload()
+
+    def _try(self, title: str, group: list[Key], missing: list[Key]) -> bool:
+        """Train the missing runs of a group; return False if they fail, which must not stop the others."""
+        program, failure = program_of(self._config(group[0])), self.workdir / "failed" / f"{_digest(group)}.json"
+        try:
+            if program in self._deadly:
+                raise ProcessDied("other runs of this program killed several processes; do they fit in memory?")
+            train_group(self, missing)
+        except Exception as error:
+            if isinstance(error, ProcessDied):
+                self._deadly.add(program)
+            reason = f"{type(error).__name__}: {str(error)[:500]}"
+            self.say(f"{title} failed: {reason}")
+            self.failed.append(group)
+            with contextlib.suppress(OSError):  # a full disk must not stop the other runs
+                failure.parent.mkdir(exist_ok=True)
+                names = list(dict.fromkeys(name for _, name, _, _ in group))
+                write_text(failure, to_json({"variants": names, "error": reason}) + "\n")
+            return False
+        failure.unlink(missing_ok=True)
+        return True
+
+    def _config(self, key: Key):
+        return self.variants[key[1]].run_config(*key[2:])
+
+    def _missing(self, keys: list[Key]) -> list[Key]:
+        return [key for key in keys if key not in self.runs]
+
+    def _reload(self) -> None:
+        """Read what other processes have finished; a line that one is writing now is read the next time."""
+        self.runs |= {run.key: run for run in read_runs(self.workdir, lambda warning: None)}
+
+    @contextlib.contextmanager
+    def _claim(self, name: str) -> Iterator[bool]:
+        """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded if so."""
+        directory = self.workdir / ".claims" / name  # never deleted: that would break the lock of another process
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock(directory)
+        except TemporaryError:
+            yield False
+            return
+        with held:
+            self._reload()
+            yield True
+
+    def directory(self, keys: list[Key]) -> Path:
+        """Return the directory of the checkpoints of unfinished runs that share a program.
+
+        Its name depends on all that a checkpoint depends on, so with another number of devices the runs start anew.
+        """
+        n = jax.device_count()
+        return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
+
+
+def train_group(runner: _Runner, keys: list[Key]) -> None:
+    """Train runs that share a program, and save their results unless a signal stops them.
+
+    Raises:
+        ProcessDied: too many processes died while they trained these runs.
+    """
+    variants, directory = [runner.variants[name] for _, name, _, _ in keys], runner.directory(keys)
+    configs = [runner._config(key) for key in keys]
+    warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
+    share = -(-len(keys) // jax.device_count())
+    try:
+        with attempt(directory):
+            runs = StackedRuns(
+                configs,
+                variants[0].corpus,
+                directory,
+                runs_per_device=share,
+                stream=sys.stdout,
+                warm_starts=warm_starts,
+            )
+            found = runs.train(runner.signals)
+            if found is None:
+                return
+    except Exception:
+        shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
+        raise
+    start = runner.record["starts"][-1]
+    git = start["git"] or {"commit": "", "dirty": False}
+    about = {
+        "processor": start["processor"],
+        "device": jax.devices()[0].device_kind,
+        "commit": git["commit"] + " with uncommitted changes" * git["dirty"],
+    }
+    finished = []
+    for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
+        chosen = dict(zip(v.plan.lists, point, strict=True))
+        finished.append(Run(phase, name, chosen, seed, tokens=v.tokens, **result, **about))
+    with wait_for_lock(runner.workdir):
+        append_runs(runner.workdir, finished)
+    runner.runs |= {run.key: run for run in finished}
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def n_deaths(directory: Path) -> int:
+    """Return how many processes have died while they trained the runs of a directory.
+
+    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
+    """
+    try:
+        found = read_json(directory / "attempts.json", {"attempts": COUNT, "step": (COUNT, None)})
+    except (FileNotFoundError, UserError):  # none, or a damaged count
+        return 0
+    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
+
+
+@contextlib.contextmanager
+def attempt(directory: Path) -> Iterator[None]:
+    """Count a death if this process dies in the block: killed for lack of memory, for example.
+
+    Without the count, every start of a sweep would begin with the same group and die again.
+
+    Raises:
+        ProcessDied: there were MAX_DEATHS before.
+    """
+    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
+        raise ProcessDied(f"{deaths} processes died while they trained runs of this program; do they fit in memory?")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "attempts.json"
+    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(to_json(value).encode()).hexdigest()[:12]

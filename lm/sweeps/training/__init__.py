@@ -1,1 +1,0 @@
-"""Train the runs of a sweep: prepare the variants, choose the runs, train those of one program together."""

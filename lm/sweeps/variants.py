@@ -1,0 +1,349 @@
+"""Prepare the variants of a sweep: resolve configs, match widths and lengths, count costs, refuse duplicates."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lm import data, parameters
+from lm.command_line.loading import check_config
+from lm.config import MESH_AXES, Config, flatten, to_dict
+from lm.config.values import show
+from lm.cost import flops
+from lm.data import Corpus, batches
+from lm.errors import UserError, first_line
+from lm.step import eval_step, init_state, train_steps
+from lm.sweeps.declare import Match
+from lm.sweeps.plan import Plan, PlannedVariant
+from lm.sweeps.stacked import split_config, with_values
+from lm.text_tables import plural, table
+from lm.training.batch_source import BatchSource
+from lm.training.memory import check_memory
+from lm.training.run import resolve_config
+from lm.training.warm_start import WarmStart, warm_start
+from lm.workdir.config_changes import experiment_digest
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A variant that can be trained.
+
+    Attributes:
+        plan: what the sweep file says about it.
+        config: the resolved config with seed 0, at the first value of each list.
+        corpus: its data.
+        seeds, tuning_seeds: of its runs.
+        n_params, flops: parameters, and training FLOPs per token.
+        without_embeddings: both without embeddings and the head.
+        warm_starts: by seed, the parameters that a run starts from; empty: random.
+    """
+
+    plan: PlannedVariant
+    config: Config
+    corpus: Corpus
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+    n_params: int
+    flops: float
+    without_embeddings: tuple[int, float]
+    warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Return the training tokens of one run."""
+        t = self.config.train
+        return t.steps * t.batch_size * t.seq_len
+
+    @property
+    def n_runs(self) -> int:
+        """Return the number of runs without extensions of the lists."""
+        return self.plan.n_points * len(self.tuning_seeds) + len(self.seeds)
+
+    @property
+    def first_point(self) -> tuple:
+        return tuple(values[0] for values in self.plan.lists.values())
+
+    def run_config(self, point: tuple, seed: int) -> Config:
+        """Return the config of one run; `point` has a value of each list."""
+        values = {key.removeprefix("optimizer."): value for key, value in zip(self.plan.lists, point, strict=True)}
+        return with_values(self.config, values, seed)
+
+
+def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Variant]:
+    """Resolve all variants of a plan: open their data, compute matched widths and lengths, load warm starts.
+
+    Args:
+        plan: what `load_sweep` returned.
+        say: called with each message.
+
+    Returns:
+        The variants by name.
+
+    Raises:
+        UserError: a config is invalid, data lacks a split, or two variants have equal configs.
+    """
+    resolved = _resolve_configs(plan, say)
+    for name, planned in plan.variants.items():
+        if planned.width:
+            config, corpus = resolved[name]
+            resolved[name] = matched(config, planned.width, resolved[planned.width.of][0]), corpus
+    for name, planned in plan.variants.items():
+        if planned.length:
+            (config, corpus), (target, _) = resolved[name], resolved[planned.length.of]
+            resolved[name] = trained_on(config, planned.length.ratio * _n_params(target)), corpus
+    _check_computed(plan, resolved)
+    variants = {}
+    for name, planned in plan.variants.items():
+        config, corpus = resolved[name]
+        seeds, tuning_seeds = plan.seeds(planned.cell), plan.tuning_seeds(planned.cell)
+        cost = flops.flops_per_token(config.model, config.train.seq_len)
+        without = (
+            parameters.count_without_embeddings(parameters.parameter_table(config.model)),
+            flops.flops_per_token_without_head(config.model, config.train.seq_len),
+        )
+        variant = Variant(planned, config, corpus, seeds, tuning_seeds, _n_params(config), cost, without)
+        variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
+    rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
+    refuse_duplicates(variants, {name: experiment_digest(config) for name, config in rated.items()})
+    return variants
+
+
+def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Config, Corpus]]:
+    corpora, resolved, problems = {}, {}, []
+    for name, planned in plan.variants.items():
+        config = planned.config
+        key = (config.data, config.train.seq_len)
+        if key not in corpora:
+            corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
+        try:
+            resolved[name] = resolve_config(config, corpora[key]), corpora[key]
+            check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
+        except UserError as error:
+            problems += [f"variant {name!r}: {problem}" for problem in error.problems]
+        if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
+            problems.append(f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep needs")
+    if problems:
+        raise UserError(*problems)
+    return resolved
+
+
+def _check_computed(plan: Plan, resolved: dict[str, tuple[Config, Corpus]]) -> None:
+    """Raise UserError with the mistakes in the configs whose width or length was computed."""
+    problems = []
+    for name, planned in plan.variants.items():
+        matches = {"model.d_ff": planned.width, "train.steps": planned.length}
+        if computed := " and ".join(f"{key} from {match}" for key, match in matches.items() if match):
+            try:
+                check_config(resolved[name][0])
+                check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))
+            except UserError as error:
+                problems += [f"variant {name!r}, with {computed}: {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*problems)
+
+
+def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
+    """Return by seed the parameters that the variant's runs start from."""
+    if variant.config.init_from is None:
+        return {}
+    seeds = [*variant.seeds, *(variant.tuning_seeds if variant.plan.n_points else ())]
+    configs = {seed: variant.run_config(variant.first_point, seed) for seed in seeds}
+    found = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
+    say(f"{name}, {plural(len(seeds), 'seed')}: {found[seeds[0]].describe()}")
+    return found
+
+
+def matched(config: Config, match: Match, target: Config) -> Config:
+    """Return a config with the d_ff at which its parameters or FLOPs, linear in d_ff, are nearest to another config's.
+
+    Args:
+        config: the resolved config whose width is to be set.
+        match: whether to match parameters or FLOPs.
+        target: the resolved config of the variant `match.of`.
+    """
+
+    def with_width(d_ff: int) -> Config:
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
+
+    def measure(c: Config) -> float:
+        return flops.flops_per_token(c.model, c.train.seq_len) if match.what == "flops" else _n_params(c)
+
+    one, two = measure(with_width(1)), measure(with_width(2))
+    return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
+
+
+def trained_on(config: Config, tokens: float) -> Config:
+    """Return the config with train.steps for this many tokens, and warm-up, decay and evaluations in proportion."""
+    t, o = config.train, config.optimizer
+    steps = max(1, round(tokens / (t.batch_size * t.seq_len)))
+
+    def in_proportion(n: int | None) -> int | None:
+        return n and max(1, round(n * steps / max(t.steps, 1)))
+
+    warmup_steps, decay_steps = min(in_proportion(o.warmup_steps), steps - 1), in_proportion(o.decay_steps)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(t, steps=steps),
+        optimizer=dataclasses.replace(o, warmup_steps=warmup_steps, decay_steps=decay_steps),
+        eval=dataclasses.replace(config.eval, every=in_proportion(config.eval.every)),
+    )
+
+
+def _n_params(config: Config) -> int:
+    return parameters.count(parameters.parameter_table(config.model))
+
+
+def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]) -> set[str]:
+    """Trace all variants, and raise UserError if two have the same fingerprint.
+
+    Returns:
+        The names of the variants that can be traced; for the others `say` is called, because only their runs fail.
+    """
+    found = {}
+    for name, v in variants.items():
+        try:
+            found[name] = fingerprint(v.run_config(v.first_point, 0), v.corpus, v.warm_starts.get(v.seeds[0]))
+        except UserError:
+            raise
+        except Exception as error:
+            say(f"WARNING: variant {name!r} cannot be traced: {first_line(error)}")
+    refuse_duplicates(variants, found)
+    return set(found)
+
+
+def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
+    """Raise UserError if two variants are the same experiment, apart from their learning rates.
+
+    Two variants without a common point may be equal otherwise: then they compare learning rates.
+
+    Args:
+        variants: the variants by name.
+        fingerprints: equal for variants whose runs, at one learning rate, cannot differ.
+    """
+    problems = []
+    for a, b in itertools.combinations(fingerprints, 2):
+        if fingerprints[a] != fingerprints[b]:
+            continue
+        first, second = flatten(to_dict(variants[a].config)), flatten(to_dict(variants[b].config))
+        lists = variants[a].plan.lists, variants[b].plan.lists
+        keys = [key for key in first if first[key] != second[key] and key not in lists[0]]
+        if not keys and any(not set(lists[0][key]) & set(lists[1][key]) for key in lists[0]):
+            continue
+        # Keys that the sweep file sets differently, or for one of the two only, but whose resolved values are equal.
+        ours, theirs = ({k: repr(v) for k, v in variants[name].plan.changes.items()} for name in (a, b))
+        same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, *lists[0]})
+        reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []
+        reasons += [f"{key} is {show(first[key])} in both" for key in same]
+        problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
+    if problems:
+        raise UserError(*problems)
+
+
+def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -> str:
+    """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
+
+    Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:
+    the hash covers the lowered StableHLO of initialization, train step and evaluation step, the seed, the number of
+    steps, the corpus and its tokenizer, the starts of the windows of the first and the last thousand steps, and the
+    parameters of a warm start. Keys that only decide how a run is carried out, such as `remat`, have no effect: they
+    have their defaults in these programs.
+
+    Args:
+        config: a resolved config.
+        corpus: its data.
+        warm: the parameters of another run that the run starts from, if any.
+    """
+    t = config.train
+    plain = parameters.resolve(with_default_execution(config), config.model.vocab_size)
+    program, values = split_config(plain)  # the config with seed 0
+    program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
+    split = corpus.split("train")
+    source = BatchSource(split, program)
+    inputs, evaluation = source.train(0, 1), next(source.evaluation())
+    init = jax.jit(functools.partial(init_state, program))
+    state = jax.eval_shape(init, jnp.uint32(0))
+    # Constants, because an unused one does not appear in the program's text.
+    training = jax.jit(lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program))
+    evaluating = jax.jit(lambda params, resident, inputs: eval_step(params, resident, inputs, program))
+    found = hashlib.sha256()
+    for lowered in (
+        init.lower(jnp.uint32(0)),
+        training.lower(state, source.resident, inputs, jnp.int32(1)),
+        evaluating.lower(state.params, source.resident, evaluation),
+    ):
+        found.update(lowered.as_text().encode())
+    some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
+    found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
+    found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
+    if warm:
+        found.update(warm.checksum().encode())
+    return found.hexdigest()
+
+
+def with_default_execution(config: Any) -> Any:
+    """Return a config, or a section of one, in which every key marked `execution` in the schema has its default.
+
+    >>> from lm.config import Config, ModelConfig
+    >>> with_default_execution(Config(model=ModelConfig(d_model=8, scan_layers=True))).model == ModelConfig(d_model=8)
+    True
+    """
+    changed = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            changed[field.name] = with_default_execution(value)
+        elif field.metadata["execution"]:
+            changed[field.name] = field.default
+    return dataclasses.replace(config, **changed)
+
+
+def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
+    """Return the question, a table of the variants, and the number and cost of the runs."""
+    rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "tuned", "changes"]]
+    for name, v in variants.items():
+        lists = {key: values for key, values in v.plan.lists.items() if len(values) > 1}
+        tuned = " x ".join(f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists.items())
+        changes = _changes(name, variants)
+        rows.append([name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", tuned or "nothing", changes])
+    n_tuning = sum(v.plan.n_points for v in variants.values()) * plan.budget.tuning_seeds
+    total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
+    texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
+    return "\n".join(
+        [
+            f"question: {plan.sweep.question}",
+            f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
+            table(rows, right=(1, 2, 3)),
+            f"{plural(n_tuning, 'run')} to tune ({plural(plan.budget.tuning_seeds, 'tuning seed')}), and more where "
+            f"the best value is at the edge of its list; then {plural(len(variants) * plan.budget.seeds, 'run')} at "
+            f"the tuned values ({plural(plan.budget.seeds, 'fresh seed')})",
+            *(f"{cell}{': ' * bool(cell)}seeds {_range(plan.seeds(cell))}, tuning seeds "
+              f"{_range(plan.tuning_seeds(cell))}" for cell in plan.sweep.cells),
+            f"training: {total:.3g} FLOPs without extensions",
+        ]
+    )  # fmt: skip
+
+
+def _range(values: tuple) -> str:
+    """Return the first and the last value, and how many there are.
+
+    >>> _range((0.001, 0.002, 0.004)), _range((7,))
+    ('0.001 to 0.004 (3)', '7')
+    """
+    return f"{values[0]} to {values[-1]} ({len(values)})" if len(values) > 1 else f"{values[0]}"
+
+
+def _changes(name: str, variants: dict[str, Variant]) -> str:
+    """Return what a variant changes, as in the sweep file, with a matched width and its remaining difference."""
+    v = variants[name]
+    changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
+    if match := v.plan.width:
+        target = variants[match.of]
+        more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
+        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match}: {more})"
+    return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"
