@@ -1,7 +1,7 @@
 """Sweeps that are killed, and sweeps whose files are damaged."""
 
+import dataclasses
 import itertools
-import json
 import random
 import shutil
 import signal
@@ -14,10 +14,11 @@ from benchmarks.faults.damage import WAYS, damage, files_below
 from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import ROOT, Bench, call
 from benchmarks.faults.workdirs import shuffled
+from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 N_KILLS = 3
-LEFT_OUT = ("seconds", "seconds_of", "sha256", "provenance")  # of a run, because they differ when it is trained again
+LEFT_OUT = {"seconds": 0, "tokens_per_second": None}  # of a run, because they differ when it is trained again
 
 
 def damaged_for_report(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -76,12 +77,7 @@ def changes(workdir: Path, expected: Path) -> list[str]:
 
 
 def _runs(workdir: Path) -> dict:
-    found = {}
-    for path in (workdir / "results").glob("*.json"):
-        for run in json.loads(path.read_text()):
-            key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            found[key] = {name: value for name, value in run.items() if name not in LEFT_OUT}
-    return found
+    return {run.key: dataclasses.replace(run, **LEFT_OUT) for run in read_runs(workdir)}
 
 
 def _finished(bench: Bench) -> Path:

@@ -259,3 +259,14 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
 def _evaluation(variant: dict) -> dict:
     """Return the config keys that decide what is evaluated and when."""
     return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}
+
+
+def read_failures(workdir: Path) -> dict[str, str]:
+    """Return by variant the last error of its runs that failed. Damaged files are left out."""
+    found = {}
+    for path in sorted((workdir / "failed").glob("*.json")):
+        with contextlib.suppress(UserError, OSError):
+            refuse_links([path])
+            failure = read_json(path, {"variants": [str], "error": str})
+            found |= dict.fromkeys(failure["variants"], failure["error"])
+    return found

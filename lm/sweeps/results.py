@@ -19,7 +19,7 @@ from typing import Any
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import COUNT, name_errors, parse_json, read_json, refuse_links, to_json, without_links, write_text
+from lm.files import COUNT, name_errors, parse_json, refuse_links, to_json, without_links, write_text
 from lm.sweeps.tuning import LEARNING_RATE, Choice, Outcome, choose, outcome
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
@@ -267,14 +267,3 @@ def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run
 def point_of(about: dict, run: Run) -> tuple:
     """Return a run's tuned values in the order of its variant's lists."""
     return tuple(run.point[key] for key in about["tune"])
-
-
-def read_failures(workdir: Path) -> dict[str, str]:
-    """Return by variant the error of runs that failed and are not finished; a damaged file names none."""
-    found = {}
-    for path in sorted((workdir / "failed").glob("*.json")):
-        with contextlib.suppress(UserError, OSError):
-            refuse_links([path])
-            failure = read_json(path, {"variants": [str], "error": str})
-            found |= dict.fromkeys(failure["variants"], failure["error"])
-    return found

@@ -141,7 +141,8 @@ class _Runner:
             self.say(f"{plural(len(self.failed), 'group')} of runs failed; rerun the same command to try them again")
             self.say(f"report without them: python -m lm.report {self.workdir}")
             return 1
-        shutil.rmtree(self.workdir / "unfinished", ignore_errors=True)
+        for name in ("unfinished", "failed"):
+            shutil.rmtree(self.workdir / name, ignore_errors=True)
         self.say(f"finished; next: python -m lm.report {self.workdir}")
         return 0
 

@@ -155,7 +155,11 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
     seeds = [*variant.seeds, *(variant.tuning_seeds if variant.plan.n_points else ())]
     configs = {seed: variant.run_config(variant.first_point, seed) for seed in seeds}
     found = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
-    say(f"{name}, {plural(len(seeds), 'seed')}: {found[seeds[0]].describe()}")
+    groups = {}  # seeds whose runs load the same parameters
+    for seed, start in found.items():
+        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)
+    for alike in groups.values():
+        say(f"{name}, {plural(len(alike), 'seed')}: {found[alike[0]].describe()}")
     return found
 
 

@@ -12,14 +12,14 @@ def get_sweep():
         values={"data.source": "text:text.txt", "model.dropout": 0.0, "train.steps": 8, "optimizer.warmup_steps": 1},
         variants={
             "mlp": {"model.ffn": "mlp"},
-            "glu": {"model.d_ff": match_params("mlp")},
+            "glu": {"model.d_ff": match_params("mlp"), "optimizer.learning_rate": (0.02, 0.04, 0.08)},
             "wild": {
                 "optimizer.name": "sgd", "optimizer.clip_norm": None, "optimizer.weight_decay": 0.0,
-                "optimizer.learning_rate": (0.05, 0.1, 0.2, 1e30),
+                "optimizer.learning_rate": (0.1, 0.2, 1e30),
             },
         },
         baseline="mlp",
         comparisons=(("glu", "mlp"), ("wild", "mlp")),
-        learning_rates=(1e-3, 1e-2, 1e-1, 1.0),
+        learning_rates=(0.03, 0.1, 0.3),
         budgets={"quick": Budget(tuning_seeds=1, seeds=2), "full": Budget(tuning_seeds=2, seeds=5)},
     )  # fmt: skip
