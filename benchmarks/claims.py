@@ -1,112 +1,162 @@
-"""List every published claim, with p-values corrected over all pages: docs/results/claims.csv and the index.
+"""Rebuild the published pages from their runs, and list their claims: docs/results/*.md, claims.csv and the index.
 
     python3 -m benchmarks.claims
 
-Each page corrects for its own claims. A reader of all pages sees more of them, so the index prints p-values after
-Holm's correction over all: differences, interactions with the text, and compute multipliers. They are read from the
-claims.csv of each page, which `python3 -m lm.report --publish` writes. Placebos are listed too. They are not corrected
-and not counted: how many are significant is the rate of false positives of the whole procedure.
+Every page is written again from its runs.csv and sweep.json (as python3 -m lm.report does for one page). A reader of
+all pages sees more claims than one page corrects for, so the index has p-values after Holm's correction over all of
+them. Placebos are listed and neither corrected nor counted: how many are significant is the rate of false positives of
+the whole procedure. The index also has the difference of SwiGLU and SiLU by replication.
 """
 
 import argparse
 import csv
-import math
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from lm.errors import UserError, with_exit_code
-from lm.files import write_text
-from lm.sweeps.analysis.answers import difference
-from lm.sweeps.analysis.claims import INTERACTION, MULTIPLIER
-from lm.sweeps.design.placebo import PLACEBO
-from lm.sweeps.report.tables import to_csv
-from lm.sweeps.statistics import inference
+from lm.files import read_json, write_text
+from lm.sweeps import statistics
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, analyze
+from lm.sweeps.figures import nats
+from lm.sweeps.report import format_p, read_page, to_csv, write_page
+from lm.sweeps.results import runs_from_csv
 from lm.text_tables import markdown_table
 
-BEGIN, END = "<!-- written by python3 -m benchmarks.claims -->", "<!-- end -->"
+BEGIN, END = "<!-- written by python3 -m {} -->", "<!-- end -->"
+RESULTS = Path("docs/results")
+FEED_FORWARD = "swiglu_vs_silu"  # its page has ten seeds, five of them in EARLIER
+EARLIER = "seeds_0_to_4.csv"
+TEXTS, SIZES = "swiglu_texts", "scale_swiglu"  # the other sweeps that compare SwiGLU and SiLU
 
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.claims", description=__doc__.split("\n")[0])
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)")
-    return write(parser.parse_args(argv).directory)
-
-
-def write(directory: Path) -> int:
-    """Write claims.csv and the part of README.md between BEGIN and END."""
+    parser.add_argument("directory", nargs="?", type=Path, default=RESULTS, help="(docs/results)")
+    directory = parser.parse_args(argv).directory
+    for page in pages(directory):
+        write_page(read_page(page), directory)
     rows, index = claims(directory), directory / "README.md"
-    text = index.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or END not in text.partition(BEGIN)[2]:
-        raise UserError(f"{index} has no lines {BEGIN} and {END}; add them where the table should be")
-    before, _, rest = text.partition(BEGIN)
     write_text(directory / "claims.csv", to_csv(rows))
-    write_text(index, f"{before}{BEGIN}\n\n{summary(rows)}\n\n{END}{rest.partition(END)[2]}")
+    fill(index, "\n\n".join(filter(None, [summary(rows), replication(directory), slopes(directory)])))
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
     return 0
+
+
+def fill(page: Path, text: str, command: str = "benchmarks.claims") -> None:
+    """Replace the part of a page that a command writes; raises UserError if the page does not mark it."""
+    begin, old = BEGIN.format(command), page.read_text(encoding="utf-8")
+    before, found, rest = old.partition(begin)
+    if not found or END not in rest:
+        raise UserError(f"{page} has no lines {begin} and {END}; add them where the table should be")
+    write_text(page, f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
+def pages(directory: Path) -> list[Path]:
+    """Return the folders of the published sweeps."""
+    return sorted(path.parent for path in directory.glob("*/sweep.json"))
 
 
 def claims(directory: Path) -> list[dict]:
     """Return the claims of all pages, and after them the placebos.
 
-    Raises:
-        UserError: a page has runs and no claims.csv.
-
     Returns:
-        Rows as in `lm.sweeps.analysis.claims`, with two more columns: page, and p_all_pages, the p-value after Holm's
-        correction for all claims. significant is "all pages" if the claim is significant with that correction too,
-        "page" if only with that of its page, else "no".
+        Rows of claims.csv with two more columns: page, and p_all_pages, the p-value after Holm's correction for all.
     """
     rows = []
-    for page in sorted(path.parent for path in directory.glob("*/runs.csv")):
-        if not (page / "claims.csv").is_file():
-            raise UserError(f"{page} has no claims.csv; publish it again")
+    for page in pages(directory):
         with open(page / "claims.csv", newline="", encoding="utf-8") as file:
-            rows += [{"page": page.name, **row} for row in csv.DictReader(file)]
-    compared = [row for row in rows if row["kind"] != PLACEBO]
-    at_best, at_optimum = (inference.holm([float(row[p] or "nan") for row in compared]) for p in ("p", "p_at_optimum"))
-    level = 1 - inference.LEVEL
-    for row, p, p_at_optimum in zip(compared, at_best, at_optimum, strict=True):
-        row["p_all_pages"] = "" if math.isnan(p) else f"{p:.6g}"
-        everywhere = p < level and (p_at_optimum < level or not row["at_optimum"])
-        if row["significant"] == "yes":
-            row["significant"] = "all pages" if everywhere else "page"
-    placebos = [row | {"p_all_pages": ""} for row in rows if row["kind"] == PLACEBO]
-    return compared + placebos
+            rows += [{"page": page.name, **row, "p_all_pages": ""} for row in csv.DictReader(file)]
+    compared = [row for row in rows if row["kind"] == CLAIM]
+    for row, p in zip(compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True):
+        row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
+    return compared + [row for row in rows if row["kind"] == PLACEBO]
 
 
 def summary(rows: list[dict]) -> str:
     """Return the part of the index that counts the claims and lists those that are significant on their page."""
-    compared = [row for row in rows if row["kind"] != PLACEBO]
+    bound = 1 - statistics.LEVEL
+    compared = [row for row in rows if row["kind"] == CLAIM]
     placebos = [row for row in rows if row["kind"] == PLACEBO]
-    listed = sorted((row for row in compared if row["significant"] != "no"), key=lambda row: float(row["p_all_pages"]))
-    n_all = sum(row["significant"] == "all pages" for row in listed)
-    n_wrong = sum(row["significant"] != "no" for row in placebos)
+    listed = [row for row in compared if row["p_holm"] and float(row["p_holm"]) < bound]
+    n_all = sum(float(row["p_all_pages"]) < bound for row in listed)
+    n_wrong = sum(float(row["p"]) < bound for row in placebos if row["p"])
     about = (
         f"{len(compared)} claims on {len({row['page'] for row in compared})} pages: {len(listed)} are significant "
-        f"after the correction of their page, {n_all} of them also after Holm's correction over all pages. "
-        "[claims.csv](claims.csv) lists all claims."
+        f"after Holm's correction on their page, {n_all} of them also after the correction over all pages. "
+        f"{n_wrong} of the {len(placebos)} placebos of the pages are significant. [claims.csv](claims.csv) lists all."
     )
-    checks = "No page has a placebo so far."
-    if placebos:
-        checks = f"False positives: {n_wrong} of {len(placebos)} placebos are significant; at most 1 in 20 is expected."
-    header = ["claim", "difference [95 % CI]", "p on its page", "p over all pages", "page"]
-    return "\n\n".join([about, checks, markdown_table(header, [_cells(row) for row in listed])])
+    header = ["claim", "difference [95 % interval]", "p on its page", "p over all pages", "page"]
+    return f"{about}\n\n{markdown_table(header, [_cells(row) for row in sorted(listed, key=_p_over_all)])}"
+
+
+def _p_over_all(row: dict) -> float:
+    return float(row["p_all_pages"])
 
 
 def _cells(row: dict) -> list[str]:
-    numbers = (float(row[name]) for name in ("estimate", "low", "high"))
-    names = f"{row['variant']} − {row['against']}"
-    if row["kind"] == MULTIPLIER:
-        names = f"{row['variant']} over {row['against']}"
-        middle, low, high = (f"{math.exp(x):.2f}" for x in numbers)
-        middle = f"compute multiplier {middle}"
-    else:
-        middle, low, high = map(difference, numbers)
-    if row["kind"] == INTERACTION:
-        names = f"({names}) on {row['on']}"
-    p_values = [f"{float(row[name]):.3g}" for name in ("p_page", "p_all_pages")]
-    return [names, f"{middle} [{low}, {high}]", *p_values, f"[{row['page']}]({row['page']}.md)"]
+    mean, low, high = (nats(float(row[name])) for name in ("mean", "low", "high"))
+    name = f"{row['variant']} − {row['against']}" + " (mean of its cells)" * (row["cell"] == MEAN)
+    p_values = [format_p(float(row[key])) for key in ("p_holm", "p_all_pages")]
+    return [name, f"{mean} [{low}, {high}]", *p_values, f"[{row['page']}]({row['page']}.md)"]
+
+
+def replication(directory: Path) -> str:
+    """Return SwiGLU − SiLU over ten seeds of one sweep, and over independent sweeps."""
+    page = directory / FEED_FORWARD
+    if not page.exists():
+        return ""
+    record = read_json(page / "sweep.json")
+    variants = {name: record["variants"][name] for name in ("SiLU", "SwiGLU")}
+    record |= {"variants": variants, "comparisons": [["SwiGLU", "SiLU"]], "placebos": []}
+    earlier = analyze(record, runs_from_csv(page / EARLIER)).claims[0]
+    present = next(c for c in read_page(page).claims if (c.variant, c.against) == ("SwiGLU", "SiLU"))
+    ten = statistics.estimate([*earlier.differences, *present.differences])
+    sweeps = [ten, *(c.difference for name in (TEXTS, SIZES) for c in read_page(directory / name).of_kind(CELL))]
+    over = statistics.estimate([sweep.mean for sweep in sweeps])
+    low, high = statistics.mean_over_cells(sweeps).prediction
+    return (
+        f"SwiGLU − SiLU by replication: {_shown(ten)} over {ten.n} seeds of one sweep, five of them earlier ones "
+        f"([{EARLIER}]({FEED_FORWARD}/{EARLIER})); {_shown(over)} over {over.n} comparisons "
+        f"({', '.join(f'{sweep.mean:.3f}' for sweep in sweeps)}: that one, two texts with the same seeds, four sizes). A "
+        f"further one of this kind would find a difference between {low:.3f} and {high:.3f} (95 % prediction interval)."
+    )
+
+
+def slopes(directory: Path) -> str:
+    """Return the compute that SwiGLU saves by four slopes of the loss over ln FLOPs, and the trend of the difference."""
+    page = directory / SIZES
+    if not page.exists():
+        return ""
+    a = read_page(page)
+    cells = a.of_kind(CELL)
+    pairs = [[a.variants[f"{arm}, {c.cell}"] for arm in (c.variant, c.against)] for c in cells]
+    x = np.log([np.mean([v.about["flops_per_token"] * v.about["tokens"] for v in pair]) for pair in pairs])
+    loss = np.array([np.mean([v.loss.mean for v in pair]) for pair in pairs])
+    difference, se = (np.array([getattr(c.difference, name) for c in cells]) for name in ("mean", "se"))
+    found = {
+        "line": -np.polyfit(x, loss, 1)[0],
+        "power law": -np.polyfit(x, np.log(loss), 1)[0] * loss,
+        "parabola": -np.polyval(np.polyder(np.polyfit(x, loss, 2)), x),
+    }
+    saved = {name: statistics.compute_saved(float(np.mean(-difference / slope))) for name, slope in found.items()}
+    saved["secants"] = statistics.compute_saved(next(c for c in a.claims if c.cell == MEAN).log_multiplier.mean)
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    parts = weights**2 * se**2  # variances of the summands of the trend
+    df = parts.sum() ** 2 / (parts**2 / [c.difference.df for c in cells]).sum()
+    trend = statistics.Estimate(float(weights @ difference), float(np.sqrt(parts.sum())), float(df), len(cells))
+    return (
+        "Training compute that SwiGLU saves, mean of four sizes, by how the slope of the loss is computed: "
+        f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in sorted(saved.items(), key=lambda s: s[1]))}. "
+        f"A growth with the size is not shown: the trend of the difference has p = {format_p(trend.p)}."
+    )
+
+
+def _shown(e: statistics.Estimate) -> str:
+    low, high = e.interval()
+    return f"{e.mean:.3f} [{low:.3f}, {high:.3f}], p = {format_p(e.p)}".replace("= <", "<")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Simulations of sweeps with a known truth."""
+"""Simulated sweeps with a known truth, which justify the design of sweeps and its statistics."""

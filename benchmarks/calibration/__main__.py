@@ -1,46 +1,77 @@
-"""Simulate sweeps with a known truth: how often the intervals of a report cover it, and how precise the estimates are.
+"""Simulate sweeps with a known truth, and print how often the answers are wrong: README.md has the tables.
 
-    python3 -m benchmarks.calibration            # all simulations
-    python3 -m benchmarks.calibration rates      # one of them
-
-Each simulation is a module of this directory. docs/calibration.md has the tables and explains them.
+python3 -m benchmarks.calibration
 """
 
 import argparse
 import sys
 
-from benchmarks.calibration import answers, exponents, looks, moderated_looks, moderation, rates, search, sizes, texts
-from lm.errors import UserError, with_exit_code
+import numpy as np
 
-SIMULATIONS = {
-    "rates": rates.simulate,
-    "search": search.simulate,
-    "moderation": moderation.simulate,
-    "texts": texts.simulate,
-    "looks": looks.simulate,
-    "moderated_looks": moderated_looks.simulate,
-    "answers": answers.simulate,
-    "sizes": sizes.simulate,
-    "exponents": exponents.simulate,
-}
+from benchmarks.calibration import cells, designs
+from lm.errors import with_exit_code
+from lm.text_tables import markdown_table
+
+LEVELS = (0.05, 0.005, 1e-4)
+DIFFERENCES = (0.01, 0.02)  # nats per token
 
 
 @with_exit_code
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SIMULATIONS))
-    parser.add_argument("--sweeps", type=int, default=4000, metavar="N", help="simulated sweeps per row (4000)")
-    arguments = parser.parse_args()
-    return simulate(arguments.names or list(SIMULATIONS), arguments.sweeps)
-
-
-def simulate(names: list[str], n_sweeps: int) -> int:
-    """Print the table of each simulation."""
-    if unknown := [name for name in names if name not in SIMULATIONS]:
-        raise UserError(f"unknown simulation {unknown[0]!r}; use one of {', '.join(SIMULATIONS)}")
-    for name in names:
-        print(f"{name}\n{SIMULATIONS[name](n_sweeps)}\n", flush=True)
+    parser.add_argument("--sweeps", type=int, default=400_000, metavar="N", help="simulated sweeps per row (400000)")
+    n_sweeps = parser.parse_args(argv).sweeps
+    for table in (false_positives(n_sweeps), power(n_sweeps // 10), over_cells(n_sweeps // 40)):
+        print(table, end="\n\n", flush=True)
     return 0
+
+
+def false_positives(n_sweeps: int) -> str:
+    """Return the share of sweeps in which equal variants differ, at several levels."""
+    rows = []
+    for rule, n_tuning in designs.RULES.items():
+        for apart in (None, 0.5):
+            for n_seeds in (5, 8, 10, 20) if n_tuning == 2 else (20,):
+                p = designs.p_values(rule, n_seeds, 0.0, apart, n_sweeps, np.random.default_rng(0))
+                rows.append([rule, _optima(apart), f"{n_seeds}", *(_share(p < level) for level in LEVELS)])
+    return markdown_table(["final runs at", "optima", "pairs", *(f"p < {level:g}" for level in LEVELS)], rows)
+
+
+def power(n_sweeps: int) -> str:
+    """Return how often a true difference is found, alone and as the first of six claims under Holm's correction."""
+    rows = []
+    for n_seeds in (5, 8, 10, 16):
+        for difference in DIFFERENCES:
+            p = designs.p_values("vertex", n_seeds, difference, None, n_sweeps, np.random.default_rng(1))
+            rows.append([f"{n_seeds}", f"{difference:g}", _share(p < 0.05), _share(p < 0.05 / 6)])
+    return markdown_table(["pairs", "true difference", "p < 0.05", "p < 0.05 / 6"], rows)
+
+
+def over_cells(n_sweeps: int) -> str:
+    """Return the errors of the mean over cells with 10 pairs each."""
+    rows = []
+    for n_cells in (2, 4, 6):
+        for tau in (0.0, 0.01):
+            found = cells.simulate(n_cells, tau, 10, n_sweeps, np.random.default_rng(2))
+            wrong = [_share(found["p"] < level) for level in LEVELS] if not tau else ["–"] * len(LEVELS)
+            covered = [_share(found[name]) for name in ("mean", "prediction")]
+            rows.append([f"{n_cells}", f"{tau:g}", *wrong, *covered])
+    header = ["cells", "tau", *(f"p < {level:g}" for level in LEVELS), "mean covered", "another cell covered"]
+    return markdown_table(header, rows)
+
+
+def _optima(apart: float | None) -> str:
+    return "anywhere" if apart is None else f"{apart:g} steps apart"
+
+
+def _share(found: np.ndarray) -> str:
+    """Format a share in percent, with two significant digits below 10 %.
+
+    >>> _share(np.array([True] * 1 + [False] * 399)), _share(np.array([True, False]))
+    ('0.25 %', '50 %')
+    """
+    percent = 100 * float(np.mean(found))
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 if __name__ == "__main__":

@@ -232,6 +232,9 @@ def _mean(record: dict, group: Sequence[Claim]) -> Claim:
     if len(group) < 2:
         return dataclasses.replace(claim, missing="one cell only")
     found = statistics.mean_over_cells([c.difference for c in group])
+    if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
+        # An earlier page: all cells have the same seeds, so that their differences are correlated.
+        found = found._replace(mean=statistics.estimate(np.mean([c.differences for c in group], axis=0)))
     multipliers = [c.log_multiplier for c in group]
     return dataclasses.replace(
         claim,

@@ -128,6 +128,10 @@ def _decimals(x: float) -> str:
     return "–" if math.isnan(x) else f"{x:.4f}"
 
 
+def _ratio(about: Mapping[str, Any]) -> float:
+    return about["tokens"] / max(about["n_params"], 1)
+
+
 def _significant(x: float) -> str:
     """Format with two significant digits, or as an integer.
 
@@ -160,7 +164,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
     environment.filters |= {
         "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "share": _share,
         "both": both, "words": lambda key: key.rpartition(".")[2].replace("_", " "), "value": _value,
-        "changes": _changes, "losses": _losses, "decimals": _decimals, "significant": _significant, "block": block,
+        "changes": _changes, "losses": _losses, "decimals": _decimals, "tokens_per_parameter": lambda about: _significant(_ratio(about)), "block": block,
     }  # fmt: skip
     margin, claims = f"{a.record['margin']:g}", a.of_kind(CLAIM)
     text = environment.get_template("report.md.jinja").render(
@@ -191,7 +195,7 @@ def _scope(a: Analysis) -> str:
     tuned = [key for key in a.record["tune"] if any(len(v.about["tune"][key]) > 1 for v in variants)]
     return (
         f"This holds at {_range([v.about['n_params'] for v in variants], '{:,}'.format)} parameters and "
-        f"{_range([v.about['tokens'] / v.about['n_params'] for v in variants], _significant)} training tokens per "
+        f"{_range([_ratio(v.about) for v in variants], _significant)} training tokens per "
         f"parameter, on {' and '.join(texts)}. "
         + (f"Tuned: {', '.join(tuned)}; all else is fixed." if tuned else "Nothing was tuned.")
     )

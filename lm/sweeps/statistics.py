@@ -102,7 +102,7 @@ class MeanOverCells(NamedTuple):
     Attributes:
         mean: over these cells. Its variance comes from the seeds of each cell.
         tau: the standard deviation of the true effects over cells (method of moments, at least 0).
-        prediction: the 95 % prediction interval for the true effect in another cell of the same kind.
+        prediction: the 95 % prediction interval for the estimate in another cell of the same kind, with as many seeds.
     """
 
     mean: Estimate
@@ -113,8 +113,8 @@ class MeanOverCells(NamedTuple):
 def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     """Return the unweighted mean of independent estimates, one per cell; at least 2 cells.
 
-    Degrees of freedom: Satterthwaite 1946. Prediction: Higgins, Thompson and Spiegelhalter 2009, with one degree of
-    freedom fewer than cells.
+    The degrees of freedom of the mean are Satterthwaite's (1946). The prediction is that of one more draw from the
+    normal distribution of the estimates.
     """
     k = len(cells)
     effects, variances = (np.array([getattr(c, name) for c in cells], float) for name in ("mean", "se"))
@@ -124,9 +124,8 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     df = float(total**2 / sum(parts)) if total > 0 and len(parts) == k else 0.0
     mean = Estimate(float(effects.mean()), math.sqrt(total) / k, df, k)
     between = float(effects.var(ddof=1))
-    tau2 = max(0.0, between - total / k)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(tau2 + (tau2 + total / k) / k)
-    return MeanOverCells(mean, math.sqrt(tau2), (mean.mean - half, mean.mean + half))
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(between * (1 + 1 / k))
+    return MeanOverCells(mean, math.sqrt(max(0.0, between - total / k)), (mean.mean - half, mean.mean + half))
 
 
 def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] | None:
