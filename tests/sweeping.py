@@ -1,17 +1,25 @@
-"""Run tests/configs/tiny_sweep.py, or a sweep with other fields, as a command, and read the results."""
+"""Run tests/configs/tiny_sweep.py, or a sweep with other fields, in this process or as a command."""
 
-import json
-import subprocess
+import contextlib
+import dataclasses
+import io
+import os
 import sys
 
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from running import ROOT
+
+from lm import sweep
+from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 # Save a checkpoint after every dispatch, so that a kill at any moment finds one.
 EAGER = """
 import sys
 from lm import sweep
-from lm.sweeps.training import stacked
+from lm.sweeps import stacked
 stacked.SAVE_EVERY = 0
 sys.exit(sweep.main(sys.argv[1:]))
 """
@@ -19,7 +27,7 @@ CHANGED = """
 import dataclasses
 import runpy
 
-from lm.sweeps import Budget, Search, choice, log_uniform, match_params
+from lm.sweeps import Budget, match_params, match_tokens
 
 
 def get_sweep():
@@ -34,19 +42,31 @@ def changed(path, fields: str):
     return path
 
 
-def run(bench, *arguments, module="lm.sweep", config=SWEEP):
-    config = [f"--config={config}"] if config else []
-    command = [sys.executable, "-m", module, *config, *map(str, arguments)]
-    return subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
+def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
+    """Run a command in this process, where the bench's text is; return its exit code and output."""
+    arguments = [*([f"--config={config}"] if config else []), *map(str, arguments)]
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        patch.chdir(bench.base)
+        patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
+        # The devices of this process are chosen already.
+        patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1")
+        try:
+            code = main(arguments)
+        finally:  # tests run no programs of a cache
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()
+    return code, output.getvalue()
+
+
+def command(workdir, config=SWEEP) -> list[str]:
+    """Return the command of a sweep that saves a checkpoint after every dispatch, for a process that is killed."""
+    return [sys.executable, "-c", EAGER, f"--config={config}", f"--workdir={workdir}"]
 
 
 def results(workdir) -> dict:
-    """Return the finished runs by (phase, variant, learning rate, seed), without times, checksums and provenance."""
-    found = {}
-    for path in (workdir / "results").glob("*.json"):
-        for run in json.loads(path.read_text()):
-            key = run["phase"], run["variant"], run["learning_rate"], run["seed"]
-            assert key not in found, "a run was trained twice"
-            left_out = ("seconds", "seconds_of", "sha256", "provenance")
-            found[key] = {name: value for name, value in run.items() if name not in left_out}
-    return found
+    """Return the finished runs by key, without times and devices."""
+    found = read_runs(workdir)
+    assert len({run.key for run in found}) == len(found)
+    left_out = {"seconds": 0.0, "tokens_per_second": None, "at_once": 0}
+    return {run.key: dataclasses.replace(run, **left_out) for run in found}

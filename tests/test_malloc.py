@@ -11,7 +11,7 @@ import pytest
 
 from lm import malloc, sweep
 from lm.command_line.loading import load_values
-from lm.sweeps.training import cpu_memory
+from lm.sweeps import cpu_memory
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""The command lm.sweep: dry run, errors, interruption, resumption, several processes, and the report."""
+"""The command lm.sweep: dry run, training, interruption, resumption, several processes, and other designs."""
 
-import itertools
 import json
 import signal
 import subprocess
@@ -9,199 +8,204 @@ import time
 
 import pytest
 from running import ROOT
-from sweeping import EAGER, SWEEP, changed, results, run
+from sweeping import SWEEP, changed, command, results, run
 
-from lm import sweep
-from lm.sweeps.design.seeds import fresh_seeds, tuning_seeds
-from lm.sweeps.report.pages import WRITTEN
+from lm import report, sweep
+from lm.sweeps.plan import draw_seeds
+from lm.sweeps.record import read_record
 
-SEEDS, (TUNING_SEED,) = fresh_seeds("tiny_sweep", 2), tuning_seeds("tiny_sweep", 1)
-# All runs of one variant fail.
-FAILING = """
-import sys
-from lm import sweep
-from lm.sweeps.training import runner
-train_group = runner.train_group
-def failing(sweep, phase, keys):
-    if keys[0][0] == "glu":
-        raise MemoryError("too wide")
-    train_group(sweep, phase, keys)
-runner.train_group = failing
-sys.exit(sweep.main(sys.argv[1:]))
-"""
+SEEDS = draw_seeds("tiny_sweep", 2)
 
 
 @pytest.fixture(scope="module")
 def finished(bench):
     """A complete quick sweep without interruptions, and its output."""
     workdir = bench.base / "sweep"
-    done = run(bench, "--workdir", workdir)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return workdir, done.stdout
+    code, output = run(bench, "--workdir", workdir)
+    assert code == 0, output
+    return workdir, output
 
 
-@pytest.mark.slow
-def test_a_dry_run_prints_the_plan_and_writes_nothing(bench, tmp_path):
-    done = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
-    assert done.returncode == 0, done.stderr
+def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(bench, tmp_path, monkeypatch):
+    from lm.sweeps import variants
+
+    monkeypatch.setattr(variants, "fingerprint", None)
+    code, output = run(bench, "--dry-run", "--workdir", tmp_path / "sweep")
+    assert code == 0, output
     # 2 x 16 x 64 weights in the MLP against 3 x 16 x 43 in the GLU: 16 more.
-    assert "model.d_ff=43 (params of 'mlp': +16 parameters, +96 FLOPs/token)" in done.stdout
-    assert "6 runs to tune the learning rate (1 tuning seed), then at most 12 runs at" in done.stdout
-    assert "training: at most" in done.stdout
+    assert "model.d_ff=43 (params of 'mlp': +16 parameters, +96 FLOPs/token)" in output
+    assert "9 runs to tune (1 tuning seed)" in output and "6 runs at the tuned values" in output
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_dry_run_estimates_the_time_if_asked(bench, tmp_path):
+    code, output = run(bench, "--dry-run", "--measure", "--workdir", tmp_path / "sweep")
+    assert code == 0, output
+    assert "minutes at the baseline's measured" in output
 
 
 @pytest.mark.slow
 def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
     workdir, output = finished
     found = results(workdir)
-    tuning = [("tuning", n, r, TUNING_SEED) for n in ("mlp", "glu") for r in (1e-3, 1e-2)]
-    tuning += [("tuning", "wild", r, TUNING_SEED) for r in (0.1, 1e30)]
-    final = [("final", n, r, s) for (_, n, r, _), s in itertools.product(tuning, SEEDS)]
-    zero, one = SEEDS
-    assert set(found) == {*tuning, *final}
-    for (_, variant, rate, _), trained in found.items():
-        diverged = rate == 1e30
-        assert trained["status"] == ("diverged" if diverged else "finished"), (variant, rate)
-        assert (trained["test_loss"] is None) == diverged
-        assert len(trained["train_loss"]) == 8
-    assert found["final", "wild", 1e30, zero]["diverged_at"] in (1, 2)
-    assert found["final", "mlp", 1e-2, zero]["train_loss"][0] == found["final", "mlp", 1e-3, zero]["train_loss"][0]
-    assert found["final", "mlp", 1e-2, zero]["train_loss"] != found["final", "mlp", 1e-2, one]["train_loss"]
-    assert "wild: best learning rate 0.1" in output
-    speeds = json.loads((workdir / "speeds.json").read_text())
-    assert min(speeds["alone"], *(speeds["variants"][name] for name in ("mlp", "glu", "wild"))) > 0
+    tuned = {name: {key[2][0] for key in found if key[:2] == ("tuning", name)} for name in ("mlp", "glu", "wild")}
+    assert tuned == {"mlp": {0.03, 0.1, 0.3}, "glu": {0.02, 0.04, 0.08, 0.16}, "wild": {0.1, 0.2, 1e30}}
+    final = {name: {key[2:] for key in found if key[:2] == ("final", name)} for name in tuned}
+    assert all({seed for _, seed in of_variant} == set(SEEDS) for of_variant in final.values())
+    rates = {name: {point[0] for point, _ in of_variant} for name, of_variant in final.items()}
+    (mlp,), (glu,), (wild,) = rates.values()
+    assert 0.03 < mlp < 0.3 and mlp != 0.1  # the vertex
+    assert 0.04 < glu < 0.16 and glu != 0.08
+    assert wild == 0.2  # its neighbor diverged
+    for key, trained in found.items():
+        diverged = key[2] == (1e30,)
+        assert trained.status == ("diverged" if diverged else "finished")
+        assert (trained.test_loss is None) == diverged
+        assert diverged or ([step for step, _ in trained.curve], trained.steps, trained.tokens) == ([4, 8], 8, 512)
+    assert f"glu: tuned to learning_rate {glu} (best tried: learning_rate 0.08)" in output
     assert not (workdir / "unfinished").exists()
 
 
 @pytest.mark.slow
 def test_a_run_of_a_sweep_equals_the_run_of_lm_train(bench, finished, tmp_path):
-    record = json.loads((finished[0] / "sweep.json").read_text())["variants"]["mlp"]["config"]
-    assert record["train"]["steps"] == 8
+    (point, seed) = next(key[2:] for key in results(finished[0]) if key[:2] == ("final", "mlp"))
     changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8"]
-    changes += [f"--config.train.seed={SEEDS[1]}"]
-    changes += ["--config.optimizer.warmup_steps=1", "--config.optimizer.learning_rate=1e-2"]
-    assert bench.train(tmp_path / "run", *changes).returncode == 0
+    changes += [f"--config.train.seed={seed}", "--config.optimizer.warmup_steps=1"]
+    assert bench.train(tmp_path / "run", *changes, f"--config.optimizer.learning_rate={point[0]}").returncode == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    ours = results(finished[0])["final", "mlp", 1e-2, SEEDS[1]]
-    assert ours["val_loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
-    assert ours["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-5)
+    ours = results(finished[0])["final", "mlp", point, seed]
+    assert ours.val_loss == pytest.approx(summary["val_loss"], rel=1e-5)
+    assert ours.test_loss == pytest.approx(summary["test_loss"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_vectorized_runs_equal_single_runs(bench, finished, tmp_path):
     """Losses differ by rounding only, far less than between seeds."""
-    workdir = tmp_path / "sweep"
-    done = run(bench, "--workdir", workdir, "--together", 2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    one, two = results(finished[0]), results(workdir)
+    code, output = run(bench, "--workdir", tmp_path / "sweep", "--together", 2)
+    assert code == 0, output
+    one, two = results(finished[0]), results(tmp_path / "sweep")
     assert one.keys() == two.keys()
-    for phase, name, rate, seed in one:
-        ours, theirs = two[phase, name, rate, seed]["test_loss"], one[phase, name, rate, seed]["test_loss"]
-        assert (ours is None) == (theirs is None)
-        if phase == "final" and ours is not None:
-            first, second = (one[phase, name, rate, other]["test_loss"] for other in SEEDS)
-            spread = abs(first - second)
-            assert abs(ours - theirs) < 0.1 * spread, (name, rate, seed)
+    for (phase, name, point, seed), ours in two.items():
+        theirs = one[phase, name, point, seed]
+        assert (ours.test_loss is None) == (theirs.test_loss is None)
+        if phase == "final":
+            first, second = (one[phase, name, point, other].test_loss for other in SEEDS)
+            assert abs(ours.test_loss - theirs.test_loss) < 0.1 * abs(first - second)
 
 
 @pytest.mark.slow
-def test_repeated_kills_do_not_change_the_results(bench, finished, tmp_path):
-    workdir, reference = tmp_path / "sweep", results(finished[0])
-    command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(workdir)]
-    moments = ["step 4/8", "tuning 2/", "final 1/", "step 6/8", "final 2/"]
-    ends = [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL]
-    for moment, end in zip(moments, ends, strict=True):
+def test_repeated_kills_do_not_change_the_results(bench, tmp_path):
+    workdir, pipes = tmp_path / "sweep", {"cwd": bench.base, "env": bench.env, "text": True}
+    moments = {"step 4/8": signal.SIGKILL, "tuning 2/": signal.SIGTERM, "tuning 1/1": signal.SIGKILL,
+               "final 1/": signal.SIGINT, "final 2/": signal.SIGKILL}  # fmt: skip
+    for moment, end in moments.items():
         before = results(workdir)
-        with subprocess.Popen(command, cwd=bench.base, env=bench.env, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command(workdir), stdout=subprocess.PIPE, **pipes) as process:
             for line in process.stdout:
                 if line.startswith(moment):
                     time.sleep(0.2)
                     process.send_signal(end)
                     break
             process.stdout.read()
-            expected = -end if end == signal.SIGKILL else 128 + end
-            assert process.wait(timeout=300) == expected
+            assert process.wait(timeout=300) == (-end if end == signal.SIGKILL else 128 + end)
         assert before.items() <= results(workdir).items()  # finished runs do not change
-    done = run(bench, "--workdir", workdir)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert results(workdir) == reference
-    assert "measuring" in done.stdout
-    again = run(bench, "--workdir", workdir)
+    for directory in (workdir, tmp_path / "whole"):
+        done = subprocess.run(command(directory), capture_output=True, timeout=600, **pipes)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert results(workdir) == results(tmp_path / "whole")
+    again = subprocess.run(command(workdir), capture_output=True, timeout=600, **pipes)
     assert again.returncode == 0
     assert not [line for line in again.stdout.splitlines() if line.startswith("step ")]
 
 
 @pytest.mark.slow
-def test_several_processes_divide_the_work(bench, finished, tmp_path):
-    """One process is killed while it trains; another then trains its runs."""
-    command = [sys.executable, "-c", EAGER, f"--config={SWEEP}", "--workdir", str(tmp_path / "sweep")]
+def test_several_processes_divide_the_work(bench, tmp_path):
+    """One process is killed while it trains; another then trains its runs. The design is a product of two lists."""
+    fields = """
+        tune={"optimizer.weight_decay": (0.1, 0.3)},
+        variants={name: tiny.variants[name] for name in ("mlp", "glu")},
+        comparisons=(("glu", "mlp"),),
+    """
+    config = changed(tmp_path / "lists.py", fields)
     pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    processes = [subprocess.Popen(command(tmp_path / "sweep", config), **pipes) for _ in range(3)]
     for line in processes[0].stdout:
         if line.startswith(("step", "waiting")):
             processes[0].kill()
             break
     output = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0], output
-    assert results(tmp_path / "sweep") == results(finished[0])
-    assert sum("measuring" in text for text in output[1:]) == 1
-
-
-@pytest.mark.slow
-def test_a_variant_that_fails_does_not_stop_the_others(bench, finished, tmp_path):
-    workdir = tmp_path / "sweep"
-    command = [sys.executable, "-c", FAILING, f"--config={SWEEP}", "--workdir", str(workdir)]
-    done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "failed: MemoryError: too wide" in done.stdout
-    assert "measuring" not in done.stdout
-    reference = results(finished[0])
-    assert results(workdir) == {key: run for key, run in reference.items() if key[1] != "glu"}
-    reported = run(bench, workdir, module="lm.report", config=None)
-    assert reported.returncode == 0, reported.stderr
-    assert "glu is left out: runs failed (MemoryError: too wide)" in (workdir / "report.md").read_text()
-    done = run(bench, "--workdir", workdir)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert results(workdir) == reference
-    assert run(bench, workdir, module="lm.report", config=None).returncode == 0
-    assert "left out" not in (workdir / "report.md").read_text()
-
-
-@pytest.mark.slow
-def test_another_sweep_is_refused(bench, finished, tmp_path):
-    done = run(bench, "--workdir", finished[0], "--budget", "full")
-    assert done.returncode == 2
-    assert "holds another sweep" in done.stderr
-    assert "budget: quick -> full (sweep -> now)" in done.stderr
-    assert f"seeds: {list(SEEDS)} -> {list(fresh_seeds('tiny_sweep', 5))} (sweep -> now)" in done.stderr
-    wild = '{"wild": tiny.variants["wild"] | {"optimizer.learning_rate": (0.2, 1e30)}}'
-    fields = f'values=tiny.values | {{"train.steps": 9}}, variants=tiny.variants | {wild}'
-    done = run(bench, "--workdir", finished[0], config=changed(tmp_path / "tiny_sweep.py", fields))
-    assert done.returncode == 2
-    assert "variant 'glu': config.train.steps: 8 -> 9 (sweep -> now)" in done.stderr
-    assert "variant 'wild': learning rates: [0.1, 1e+30] -> [0.2, 1e+30] (sweep -> now)" in done.stderr
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "something").write_text("")
-    done = run(bench, "--workdir", tmp_path / "full")
-    assert done.returncode == 2
-    assert "is not empty (something) and holds no sweep" in done.stderr
+    one = subprocess.run(command(tmp_path / "one", config), **pipes, timeout=600)
+    assert one.returncode == 0, one.stdout
+    found = results(tmp_path / "sweep")
+    assert found == results(tmp_path / "one")
+    assert {tuple(run.point) for run in found.values()} == {("optimizer.learning_rate", "optimizer.weight_decay")}
+    tuned = {key[2] for key in found if key[:2] == ("tuning", "mlp")}
+    assert {decay for _, decay in tuned} > {0.1, 0.3}  # the best one of two is at an edge
 
 
 @pytest.mark.slow
 def test_the_report_of_a_quick_sweep_supports_no_conclusions(bench, finished):
-    done = run(bench, finished[0], module="lm.report", config=None)
-    assert done.returncode == 0, done.stderr
-    assert "No conclusion" in done.stdout
-    assert set(WRITTEN) <= {path.name for path in finished[0].iterdir()}
+    code, output = run(bench, finished[0], main=report.main, config=None)
+    assert code == 0, output
+    assert "no conclusion" in (finished[0] / "report.md").read_text().lower()
+
+
+@pytest.mark.slow
+def test_sizes_train_in_proportion_to_their_parameters_with_seeds_of_their_own(bench, tmp_path):
+    fields = """
+        values=tiny.values | {"train.steps": match_tokens(0.2)},
+        variants={name: tiny.variants[name] for name in ("mlp", "glu")},
+        sizes={"8": {"model.d_model": 8}, "16": {}},
+        comparisons=(("glu", "mlp"),),
+        learning_rates=(0.1,),
+        placebo={"model.rope_pairing": "halves"},
+    """
+    config = changed(tmp_path / "sizes.py", fields.replace('"mlp", "glu")}', '"mlp", "glu")} | {"glu": {}}'))
+    code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
+    assert code == 0, output
+    record, found = read_record(tmp_path / "sweep"), results(tmp_path / "sweep")
+    for cell in ("8", "16"):
+        n_params = record["variants"][f"mlp, {cell}"]["n_params"]
+        for arm in ("mlp", "glu", "placebo"):
+            runs = {key[3]: run for key, run in found.items() if key[:2] == ("final", f"{arm}, {cell}")}
+            assert set(runs) == set(draw_seeds(f"sizes, {cell}", 2))
+            assert {run.steps for run in runs.values()} == {round(0.2 * n_params / 64)}
+    assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
+
+
+@pytest.mark.slow
+def test_variants_that_start_from_other_runs(bench, tmp_path):
+    """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate needs no tuning."""
+    for seed in SEEDS:
+        done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
+        assert done.returncode == 0
+    start = {"init_from": str(tmp_path / "start-{seed}"), "optimizer.learning_rate": (1e-3,)}
+    variants = {"mlp": start | {"train.steps": 0}, "wild": start | {"train.steps": 4}}
+    config = changed(tmp_path / "tiny_sweep.py", f'variants={variants!r}, comparisons=(("wild", "mlp"),)')
+    code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
+    assert code == 0, output
+    assert "not used: -" in output
+    found = results(tmp_path / "sweep")
+    assert {key[:2] for key in found} == {("final", "mlp"), ("final", "wild")}
+    for seed in SEEDS:
+        summary = json.loads((tmp_path / f"start-{seed}" / "summary.json").read_text())
+        untouched, trained = (found["final", name, (1e-3,), seed] for name in ("mlp", "wild"))
+        assert untouched.test_loss == pytest.approx(summary["test_loss"], rel=1e-6)
+        assert abs(trained.test_loss - summary["test_loss"]) > 1e-4
+        assert (untouched.steps, trained.steps) == (0, 4)
+    assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
 
 
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
-    idle = 'variants=tiny.variants | {"mlp": {"model.window_pattern": (16,)}, "glu": {"model.norm_bias": False}}'
-    done = run(bench, "--workdir", tmp_path / "sweep", config=changed(tmp_path / "idle.py", idle))
-    assert done.returncode == 2
-    assert "variants 'mlp' and 'glu' are the same experiment" in done.stderr
-    assert "model.norm_bias, model.window_pattern have no effect here" in done.stderr
+    idle = (
+        'variants={"mlp": {"model.window_pattern": (16,)}, "glu": {"model.norm_bias": False}}, '
+        'comparisons=(("glu", "mlp"),)'
+    )
+    code, output = run(bench, "--workdir", tmp_path / "sweep", config=changed(tmp_path / "idle.py", idle))
+    assert code == 2
+    assert "variants 'mlp' and 'glu' are the same experiment" in output
+    assert "model.norm_bias, model.window_pattern have no effect here" in output
     assert not (tmp_path / "sweep").exists()
 
 
@@ -218,7 +222,6 @@ def test_a_config_of_one_run_is_refused(capsys):
 
 def test_help_needs_no_jax(bench):
     env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
-    command = [sys.executable, "-m", "lm.sweep", "--help"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "lm.sweep", "--help"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--dry-run" in done.stdout

@@ -183,8 +183,7 @@ class _Runner:
         began, n_trained, waited = time.monotonic(), 0, False
         while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
             n_before = n_trained + len(self.failed)
-            todo.sort(key=lambda group: n_deaths(self.directory(self._missing(group))))
-            for place, group in enumerate(todo):
+            for place, group in enumerate(self._fewest_deaths_first(todo)):
                 with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
@@ -225,6 +224,14 @@ class _Runner:
             return False
         failure.unlink(missing_ok=True)
         return True
+
+    def _fewest_deaths_first(self, groups: list[list[Key]]) -> list[list[Key]]:
+        """Sort groups by the most deaths in a group of their program; within a program, the most deaths come first."""
+        programs = [program_of(self._config(group[0])) for group in groups]
+        deaths = [n_deaths(self.directory(self._missing(group))) for group in groups]
+        most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
+        ranks = [(most[p], programs.index(p), -n) for p, n in zip(programs, deaths, strict=True)]
+        return [groups[i] for i in sorted(range(len(groups)), key=ranks.__getitem__)]
 
     def _config(self, key: Key):
         return self.variants[key[1]].run_config(*key[2:])

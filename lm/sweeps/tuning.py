@@ -62,7 +62,7 @@ def parabola_vertex(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         y: the values there (..., 3), of which the middle one is the lowest.
 
     Returns:
-        Positions (...); the middle one where three points lie on a line.
+        Positions (...); the middle one where a parabola has no minimum.
 
     >>> parabola_vertex(np.array([-1.0, 0.0, 2.0]), np.array([(x - 0.25) ** 2 for x in (-1.0, 0.0, 2.0)])).item()
     0.25

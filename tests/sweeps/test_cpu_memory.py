@@ -3,7 +3,7 @@
 import pytest
 
 from lm.command_line.loading import load_values
-from lm.sweeps.training.cpu_memory import micro_batch_size, step_bytes
+from lm.sweeps.cpu_memory import micro_batch_size, step_bytes
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from tiny import tiny
 
 from lm.step import init_state, train_steps
-from lm.sweeps.training import cpu_memory
-from lm.sweeps.training.stacked import TRACED, group_by_program, make_programs, split_config, with_values
+from lm.sweeps import cpu_memory
+from lm.sweeps.stacked import TRACED, group_by_program, make_programs, split_config, with_values
 
 N_STEPS = 10
 RULES = {

@@ -1,0 +1,246 @@
+"""Sweep files: plans, and all mistakes reported before anything runs."""
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import ROOT
+
+from lm.errors import UserError
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_flops, match_params, match_tokens, product, zipped
+from lm.sweeps import plan as plan_module
+from lm.sweeps.declare import Match
+from lm.sweeps.plan import draw_seeds, load_sweep
+
+TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+DECAY = "optimizer.weight_decay"
+QUICK, FULL = Budget(tuning_seeds=1, seeds=2), Budget(tuning_seeds=2, seeds=5)
+TWO = {"a": {}, "b": {"model.norm": "layer"}}
+PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
+SIZES = {"s": {}, "m": {"model.d_model": 32, LEARNING_RATE: (2e-3, 4e-3, 8e-3)}}
+TEXTS = {"plays": {}, "docs": {"data.source": "python_docs"}}
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Return planned(budget="quick", **changes): the plan of the tiny sweep with other fields."""
+    fields = vars(plan_module.run_file(str(TINY), "get_sweep", ""))
+
+    def load(budget="quick", **changes):
+        sweep = Sweep(**{key: value for key, value in fields.items() if key != "unknown"} | changes)
+        monkeypatch.setattr(plan_module, "run_file", lambda *_: sweep)
+        return load_sweep(str(TINY), budget)
+
+    return load
+
+
+def test_the_plan():
+    plan = load_sweep(str(TINY), "full")
+    lists = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
+    assert lists == {"mlp": (0.03, 0.1, 0.3), "glu": (0.02, 0.04, 0.08), "wild": (0.1, 0.2, 1e30)}
+    assert plan.variants["glu"].width == Match("params", "mlp")
+    config = plan.variants["mlp"].config
+    assert (config.model.ffn, config.model.d_model, config.train.steps) == ("mlp", 16, 8)
+    assert config.optimizer.learning_rate == 0.03
+    assert (len(plan.tuning_seeds("")), len(plan.seeds(""))) == (2, 5)
+    assert not set(plan.tuning_seeds("")) & set(plan.seeds(""))
+
+
+def test_every_variant_is_planned_at_every_size(planned):
+    values = {"data.source": "text:text.txt", "train.steps": match_tokens(5)}
+    plan = planned(sizes=SIZES, values=values, placebo={"model.rope_pairing": "halves"})
+    assert list(plan.variants) == [f"{n}, {size}" for size in "sm" for n in ("mlp", "glu", "wild", "placebo")]
+    assert plan.comparisons == (
+        ("glu, s", "mlp, s"),
+        ("glu, m", "mlp, m"),
+        ("wild, s", "mlp, s"),
+        ("wild, m", "mlp, m"),
+    )
+    assert plan.placebos == (("placebo, s", "mlp, s"), ("placebo, m", "mlp, m"))
+    rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
+    assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
+    assert rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)  # a variant's own list is used at all sizes
+    assert plan.variants["glu, m"].width == Match("params", "mlp, m")
+    assert plan.variants["wild, m"].length == Match("tokens", "mlp, m", 5)
+    assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
+
+
+def test_every_variant_is_planned_on_every_text(planned):
+    plan = planned(texts=TEXTS)
+    assert list(plan.variants) == [f"{name}, {text}" for text in TEXTS for name in ("mlp", "glu", "wild")]
+    assert plan.variants["glu, docs"].config.data.source == "python_docs"
+    assert not set(plan.seeds("plays")) & set(plan.seeds("docs"))
+
+
+def test_tuned_keys_are_a_product_of_lists_that_a_budget_and_a_variant_may_replace(planned):
+    budgets = {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=5, tune={DECAY: [0.1, 1]})}
+    variants = {"a": {LEARNING_RATE: 1e-3, DECAY: 0}, "b": {}, "c": {LEARNING_RATE: np.array([1e-3, 2e-3]).tolist()}}
+    tuned = {"tune": {DECAY: (0, 0.1, 0.2)}, "learning_rates": tuple(np.array([1e-3, 1e-2]))}
+    changes = tuned | {"variants": variants, "baseline": "b", "comparisons": [["c", "b"]], "budgets": budgets}
+    lists = {name: tuple(v.lists.values()) for name, v in planned(**changes).variants.items()}
+    assert lists["a"] == ((1e-3,), (0.0,))
+    assert lists["b"] == ((1e-3, 1e-2), (0.0, 0.1, 0.2))
+    assert lists["c"] == ((1e-3, 2e-3), (0.0, 0.1, 0.2))
+    full = planned("full", **changes).variants["b"]
+    assert tuple(full.lists.values()) == ((1e-3, 1e-2), (0.1, 1.0))
+    assert (full.n_points, full.config.optimizer.weight_decay) == (4, 0.1)
+
+
+def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned):
+    """As in lm.train: a cosine schedule of 20 steps cannot follow 20 steps of warm-up."""
+    base, values = "configs/shakespeare_small.py", {"data.source": "text:text.txt", "train.steps": 20}
+    plan = planned(base=base, values=values, variants=TWO, **PAIR)
+    assert {v.config.optimizer.warmup_steps for v in plan.variants.values()} == {1}
+    assert len(plan.warnings) == 1 and "optimizer.warmup_steps is 1 instead of 20" in plan.warnings[0]
+
+
+MISTAKES = [
+    ({"variants": TWO | {"b": {"model.norn": "layer"}}, **PAIR}, "variant 'b': config.model.norn: unknown key"),
+    ({"variants": TWO | {"b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
+    ({"variants": {}}, "variants: there are 0"),
+    ({"variants": {"mlp": {}}, "sizes": SIZES}, "variants: there is 1"),
+    ({"variants": ["a", "b"]}, "variants: ['a', 'b'] must be a dictionary, by name, of dictionaries"),
+    ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be a dictionary"),
+    ({"variants": TWO | {"placebo": {}}, **PAIR}, "variants: 'placebo' is the name of"),
+    ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
+    ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be the same for all"),
+    ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be values"),
+    ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
+    ({"variants": TWO | {"b": {LEARNING_RATE: (1e-3, 2e-3)}}, **PAIR}, "'b' is tuned over 2 points and 'a' over 3"),
+    ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
+    ({"variants": TWO | {"b": {"model.d_ff": match_flops("b")}}, **PAIR}, "a variant that is itself matched"),
+    ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
+    ({"values": None}, "values is missing: it must be a dictionary"),
+    ({"values": {"model.d_ff": match_tokens(5)}}, "values: model.d_ff: 5 tokens per parameter: only train.steps"),
+    ({"values": {"model.d_ff": match_params("mlp")}}, "values: model.d_ff: params of 'mlp': matched widths belong in"),
+    ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
+    ({"sizes": None}, "sizes is missing: it must be a dictionary"),
+    ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be a dictionary"),
+    ({"sizes": {"s": {}}}, "sizes: there is 1, and a comparison between sizes needs at least 2"),
+    ({"sizes": SIZES | {"": {}}}, "sizes: each must have a name"),
+    ({"sizes": SIZES, "texts": TEXTS}, "texts and sizes are both given; remove one"),
+    ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "the name of two variants"),
+    ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
+    ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),
+    ({"texts": {"docs": {}}}, "texts: there is 1"),
+    ({"texts": TEXTS | {"long": {"train.steps": 9}}}, "text 'long': train.steps: a text may set keys of data only"),
+    ({"comparisons": ()}, "comparisons: there are none; name the pairs"),
+    ({"comparisons": None}, "comparisons is missing: it must be pairs"),
+    ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be pairs (variant, against)"),
+    ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
+    ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
+    ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
+    ({"comparisons": (("placebo", "mlp"),), "placebo": {"model.qk_norm": True}}, "'placebo' is always compared"),
+    ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
+    ({"baseline": "base"}, "baseline: there is no variant 'base'"),
+    ({"learning_rates": None}, "learning_rates is missing: it must be a tuple of numbers"),
+    ({"learning_rates": (2e-3, 1e-3)}, f"{LEARNING_RATE}: (0.002, 0.001) must be values in ascending order"),
+    ({"learning_rates": ("1e-3",)}, "config.optimizer.learning_rate: '1e-3' is not a float"),
+    ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
+    ({"tune": {LEARNING_RATE: (1e-3,)}}, f"learning_rates and tune both have {LEARNING_RATE}; remove one"),
+    ({"tune": {"model.d_ff": (8, 16)}}, "tune: model.d_ff: only keys of the optimizer are tuned"),
+    ({"tune": {DECAY: (0.1, 0.1)}}, f"{DECAY}: (0.1, 0.1) must be values in ascending order"),
+    ({"tune": {"optimizer.weight_decoy": (0.1,)}}, "config.optimizer.weight_decoy: unknown key"),
+    ({"margin": "0.01"}, "margin: '0.01' must be a number, in nats per token"),
+    ({"margin": float("nan")}, "margin: nan must be between 0.0001 and 1 nats per token"),
+    ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be a dictionary of Budgets"),
+    ({"budgets": {"full": FULL}}, "budgets: there is no 'quick'; add it, or run it with --budget full"),
+    ({"budgets": {"quick": QUICK, "huge": FULL}}, "unknown 'huge'"),
+    ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds is '2': it must be an integer"),
+    ({"budgets": {"quick": Budget(tuning_seeds=1)}}, "budget 'quick': seeds is missing: it must be an integer"),
+    ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
+    ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),
+    ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11)}}, "11 seeds need 3 tuning seeds"),
+    ({"budgets": {"quick": Budget(tuning_seeds=1, seeds=2, looks=(5, 8))}}, "budget 'quick': looks: unknown field"),
+    ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
+    ({"quesiton": "?"}, "quesiton: unknown field; did you mean question?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), MISTAKES, ids=[expected[:40] for _, expected in MISTAKES])
+def test_mistakes(planned, changes, expected):
+    with pytest.raises(UserError, match=re.escape(expected)):
+        planned(**changes)
+
+
+def test_all_mistakes_are_reported_at_once(planned):
+    variants = {"a": {}, "b": {"model.norn": "layer"}}
+    changes = {"variants": variants, "baseline": "x", "comparisons": (("b", "a"),), "budgets": {"full": FULL}}
+    with pytest.raises(UserError) as caught:
+        planned(**changes, learning_rates=(), looks=3)
+    assert len(caught.value.problems) == 5  # of the field, the baseline, the rates, the budget, the key
+
+
+def test_more_than_ten_seeds_need_three_tuning_seeds_only_if_something_is_tuned(planned):
+    many = {"quick": Budget(tuning_seeds=1, seeds=11)}
+    assert planned(budgets=many, learning_rates=(1e-3,), variants=TWO, **PAIR)
+    assert planned(budgets={"quick": Budget(tuning_seeds=3, seeds=100)})
+
+
+def test_missing_fields_are_named(tmp_path):
+    path = tmp_path / "sweep.py"
+    path.write_text("from lm.sweeps import Sweep\ndef get_sweep():\n    return Sweep(question='?', base='x.py')\n")
+    with pytest.raises(UserError) as caught:
+        load_sweep(str(path), "quick")
+    missing = {problem.split(": ")[1].split()[0] for problem in caught.value.problems}
+    assert missing == {"variants", "baseline", "comparisons", "learning_rates", "budgets"}
+
+
+def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
+    config = ROOT / "configs" / "shakespeare.py"
+    with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
+        load_sweep(str(config), "quick")
+
+
+@pytest.mark.parametrize("axes", [product, zipped])
+def test_axes_refuse_what_would_be_ambiguous(axes):
+    a = {"a": {"model.norm": "rms"}}
+    with pytest.raises(ValueError, match=r"a, b: two axes set model\.norm"):
+        axes(a, {"b": {"model.norm": "layer"}})
+    with pytest.raises(ValueError, match="an axis has no variants"):
+        axes(a, {})
+
+
+@pytest.mark.parametrize("ratio", [0, -1, float("inf"), float("nan")])
+def test_tokens_per_parameter_must_be_positive_and_finite(ratio):
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        match_tokens(ratio)
+
+
+def test_seeds_follow_from_the_name_and_a_larger_budget_begins_with_the_smaller_one():
+    quick, full = (load_sweep(str(TINY), budget) for budget in ("quick", "full"))
+    assert quick.seeds("") == full.seeds("")[:2] == draw_seeds("tiny_sweep", 2)
+
+
+def test_no_two_sweeps_or_cells_of_configs_share_a_seed():
+    plans = [load_sweep(str(path), "full") for path in SWEEPS]
+    seeds = [set(draw(cell)) for plan in plans for cell in plan.sweep.cells for draw in (plan.seeds, plan.tuning_seeds)]
+    assert all(not a & b for a, b in itertools.combinations(seeds, 2))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_the_sweeps_of_configs_follow_the_design(path: Path):
+    """Two tuning seeds, ten fresh ones, and a placebo of another order of features.
+
+    Initial weights are independent and alike over the features of a head, or of the residual stream, and AdamW and SGD
+    treat all alike. Pairing or ordering the features in another way gives results of the same distribution.
+    """
+    plan = load_sweep(str(path), "full")
+    if path.stem != "cmu_15780":  # nothing is tuned, and a run is long
+        assert (plan.budget.tuning_seeds, plan.budget.seeds) == (2, 10)
+    if plan.comparisons:
+        assert set(plan.sweep.placebo) <= {"model.rope_pairing", "model.sinusoidal_order"} and plan.placebos
+        for placebo, baseline in plan.placebos:
+            ours, theirs = plan.variants[placebo].config.model, plan.variants[baseline].config.model
+            assert ours != theirs
+            key = "rope_pairing" if ours.positions == "rope" else "sinusoidal_order"
+            assert getattr(ours, key) != getattr(theirs, key)
+
+
+def test_the_runs_that_layernorm_algorithms_starts_from_have_its_seeds():
+    text = (ROOT / "configs" / "sweeps" / "layernorm_algorithms.py").read_text()
+    first, last = map(int, re.search(r"seq (\d+) (\d+)\)", text).groups())
+    assert tuple(range(first, last + 1)) == draw_seeds("layernorm_algorithms", 10)

@@ -1,0 +1,147 @@
+"""sweep.json: damaged, changed and hostile files, and directories that hold something else."""
+
+import json
+
+import pytest
+from running import ROOT
+
+from lm.errors import UserError
+from lm.files import to_json
+from lm.sweeps.plan import load_sweep
+from lm.sweeps.record import _checksum, open_sweep, read_failures, read_record, sweep_record
+from lm.sweeps.variants import resolve_variants
+
+START = {"time": "now", "platform": "Linux", "processor": "cpu", "device": "2 x cpu", "argv": ["lm.sweep"],
+         "versions": {"jax": "1"}, "git": None}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The record and the configs of the tiny sweep, none of whose runs is trained."""
+    base = tmp_path_factory.mktemp("sweep")
+    (base / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        patch.setenv("XDG_CACHE_HOME", str(base))
+        plan = load_sweep(str(ROOT / "tests" / "configs" / "tiny_sweep.py"), "quick")
+        variants = resolve_variants(plan, lambda text: None)
+    return sweep_record(plan, variants, START), {name: v.config for name, v in variants.items()}
+
+
+def write(workdir, record, **changes):
+    """Write a record with changes and its right checksum, and return the directory."""
+    workdir.mkdir(exist_ok=True)
+    record = json.loads(to_json(record | changes))
+    (workdir / "sweep.json").write_text(to_json(record | {"sha256": _checksum(record)}))
+    return workdir
+
+
+def paths_of(value, path=()):
+    """Yield the path of every value in nested dicts and lists; of a list, only the first item."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from paths_of(item, (*path, key))
+
+
+def replaced(value, path, new):
+    """Return a copy of nested dicts and lists with another value at a path."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+def test_every_start_is_kept(tmp_path, sweep):
+    record, configs = sweep
+    for device in ("2 x cpu", "1 x gpu"):
+        open_sweep(tmp_path / "s", record | {"starts": [START | {"device": device}]}, configs)
+    assert [start["device"] for start in read_record(tmp_path / "s")["starts"]] == ["2 x cpu", "1 x gpu"]
+
+
+WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe", b"null", b"3", b'{"a": [', b"9" * 5000, b"[" * 10**5, b"[]", b"{}"]
+
+
+@pytest.mark.parametrize("content", WRONG_JSON, ids=range(len(WRONG_JSON)))
+def test_a_damaged_description_is_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"sweep\.json is corrupted: .*; restore it, or use another --workdir"):
+        read_record(tmp_path)
+
+
+def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path, sweep):
+    """Replace each value by four others, one at a time; only UserError may be raised, also when it is compared."""
+    record, configs = sweep
+    record = json.loads(to_json(record))
+    small = record | {"variants": {name: about for name, about in record["variants"].items() if name == "mlp"}}
+    small |= {"arms": ["mlp"], "comparisons": []}
+    read_record(write(tmp_path, small))
+    for path in paths_of(small):
+        for new in (None, "x", [], {"wrong": {}}):
+            wrong = replaced(small, path, new)
+            if isinstance(wrong, dict):
+                try:
+                    found = read_record(write(tmp_path, wrong))
+                    open_sweep(tmp_path, found | {"starts": [START]}, {"mlp": configs["mlp"]})
+                except UserError:
+                    pass
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/b", "a\\b", "..", ".hidden", "", "a\nb", "x" * 10 + "\0", "<script>alert(1)</script>"]
+)
+def test_names_are_data_and_lead_nowhere(tmp_path, sweep, name):
+    with pytest.raises(UserError, match="is not the name of a file"):
+        read_record(write(tmp_path, sweep[0], name=name))
+    with pytest.raises(UserError, match="budget is"):
+        read_record(write(tmp_path, sweep[0], budget=name))
+
+
+def test_a_changed_number_and_a_link_are_refused(tmp_path, sweep):
+    path = write(tmp_path / "s", sweep[0]) / "sweep.json"
+    text = path.read_text()
+    path.write_text(text.replace('"margin": 0.005', '"margin": 0.006'))
+    with pytest.raises(UserError, match="its content differs from its checksum"):
+        read_record(tmp_path / "s")
+    (tmp_path / "kept").write_text(text)
+    path.unlink()
+    path.symlink_to(tmp_path / "kept")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        read_record(tmp_path / "s")
+
+
+def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
+    record, configs = sweep
+    open_sweep(tmp_path / "s", record, configs)
+    glu = record["variants"]["glu"]
+    changed = record["variants"] | {"glu": glu | {"tune": {"optimizer.learning_rate": [0.5]}, "seeds": [1, 2]}}
+    with pytest.raises(UserError) as caught:
+        open_sweep(tmp_path / "s", record | {"budget": "full", "variants": changed}, configs)
+    text = str(caught.value)
+    assert "holds another sweep" in text
+    assert "budget: quick -> full (sweep -> now)" in text
+    assert "variant 'glu': optimizer.learning_rate to choose from: [0.02, 0.04, 0.08] -> [0.5] (sweep -> now)" in text
+    assert f"variant 'glu': seeds: {glu['seeds']} -> [1, 2] (sweep -> now)" in text
+
+
+def test_directories_that_hold_something_else_are_refused(tmp_path, sweep):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    with pytest.raises(UserError, match=r"is not empty \(something\) and holds no sweep"):
+        open_sweep(tmp_path / "full", *sweep)
+    with pytest.raises(UserError, match="cannot be created"):
+        open_sweep(tmp_path / "full" / "something", *sweep)
+    with pytest.raises(UserError, match="holds no sweep"):
+        read_record(tmp_path / "full")
+
+
+def test_damaged_failures_are_ignored(tmp_path):
+    (tmp_path / "failed").mkdir()
+    for name, content in {
+        "a": '{"variants": ["glu"], "error": "MemoryError"}',
+        "b": '{"variants": 3}',
+        "c": "",
+    }.items():
+        (tmp_path / "failed" / f"{name}.json").write_text(content)
+    assert read_failures(tmp_path) == {"glu": "MemoryError"}

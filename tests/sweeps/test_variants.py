@@ -1,0 +1,233 @@
+"""Variants: matched widths and lengths, and the refusal of two that are the same experiment."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny import tiny
+
+from lm import parameters
+from lm.config.convert import flatten, to_dict
+from lm.cost import flops
+from lm.data.corpus import Corpus, Split
+from lm.errors import UserError
+from lm.sweeps import Budget, Sweep, match_flops, match_params
+from lm.sweeps import variants as module
+from lm.sweeps.declare import Match
+from lm.sweeps.plan import Plan, PlannedVariant
+from lm.sweeps.tuning import LEARNING_RATE
+from lm.sweeps.variants import (
+    Variant,
+    describe_variants,
+    fingerprint,
+    matched,
+    refuse_duplicates,
+    refuse_idle_changes,
+    resolve_variants,
+    trained_on,
+)
+
+TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
+SPLITS = {name: Split(name, TOKENS, 400, 400) for name in ("train", "validation", "test")}
+CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
+
+
+def planned(config, changes=(), rates=(1e-3,), **matches) -> PlannedVariant:
+    matches = {"width": None, "length": None} | matches
+    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, config, **matches)
+
+
+def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
+    sweep = Sweep(question="?", base="base.py", variants=dict.fromkeys(variants, {}), baseline=next(iter(variants)))
+    return Plan("name", "", sweep, "full", Budget(tuning_seeds=2, seeds=5), variants, ())
+
+
+def n_params(config) -> int:
+    return parameters.count(parameters.parameter_table(config.model))
+
+
+def n_flops(config) -> float:
+    return flops.flops_per_token(config.model, config.train.seq_len)
+
+
+@pytest.mark.parametrize(("match", "measure"), [(match_params, n_params), (match_flops, n_flops)])
+@pytest.mark.parametrize("target", [{"ffn": "mlp", "d_ff": 64}, {"ffn": "mlp", "d_ff": 37}, {"n_layers": 4}])
+def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
+    ours, theirs = tiny(model={"ffn": "glu"}), tiny(model=target)
+    found = matched(ours, match("theirs"), theirs)
+    assert found == dataclasses.replace(ours, model=dataclasses.replace(ours.model, d_ff=found.model.d_ff))
+    off = {w: abs(measure(tiny(model={"ffn": "glu", "d_ff": w})) - measure(theirs)) for w in range(1, 400)}
+    assert off[found.model.d_ff] == min(off.values())
+
+
+def test_the_schedule_and_the_evaluations_follow_the_steps():
+    config = tiny(
+        train={"steps": 400, "batch_size": 32, "seq_len": 64},
+        optimizer={"warmup_steps": 20, "decay_steps": 300},
+        eval={"every": 50},
+    )
+    ours = trained_on(config, 5 * 57_696)
+    assert (ours.train.steps, ours.eval.every) == (141, 18)
+    assert (ours.optimizer.warmup_steps, ours.optimizer.decay_steps) == (7, 106)
+    assert trained_on(ours, 141 * 2048) == ours
+    shortest = trained_on(config, 1)
+    assert (shortest.train.steps, shortest.optimizer.warmup_steps, shortest.eval.every) == (1, 0, 1)
+    never = trained_on(dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=0)), 1e6)
+    assert (never.eval.every, never.optimizer.warmup_steps) == (0, 24)
+
+
+def test_a_config_is_checked_again_after_its_steps_and_width_are_computed(monkeypatch):
+    """Both configs are right before: with 3 steps there is no decay after the warm-up, and no step to trace."""
+    long = {"steps": 300, "batch_size": 4, "seq_len": 16}
+    configs = {
+        "a": tiny(train=long, optimizer={"warmup_steps": 150, "decay_steps": 200}),
+        "b": tiny(train=long | {"profile": (10, 12)}),
+        "c": tiny(train=long | {"z_loss": 1e-4}),
+    }
+    monkeypatch.setattr(module, "_resolve_configs", lambda plan, say: {n: (c, CORPUS) for n, c in configs.items()})
+
+    def resolve(steps):
+        length = Match("tokens", "a", steps * 64 / n_params(configs["a"]))
+        return resolve_variants(plan_of({n: planned(c, length=length) for n, c in configs.items()}), print)
+
+    assert {v.config.train.steps for v in resolve(30).values()} == {30}
+    with pytest.raises(UserError) as found:
+        resolve(3)
+    warmup, profile = found.value.problems
+    assert warmup.startswith("variant 'a', with train.steps from ") and "config.optimizer.warmup_steps: 2 is" in warmup
+    assert "config.train.profile: (10, 12) must be (first, last)" in profile
+
+
+def variants_of(changes: dict[str, dict], rates: dict[str, tuple]) -> dict[str, Variant]:
+    found = {}
+    for name, changed in changes.items():
+        sections = {"optimizer": {"learning_rate": rates[name][0]}}
+        for key, value in changed.items():
+            section, _, key = key.partition(".")
+            sections.setdefault(section, {})[key] = value
+        config = tiny(**sections)
+        found[name] = Variant(planned(config, changed, rates[name]), config, CORPUS, (0,), (1,), 1, 7.0, (1, 1.0))
+    return found
+
+
+SAME = "variants 'a' and 'b' are the same experiment"
+IDLE = {"model.norm_bias": False}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "rates", "expected"),
+    [
+        ({}, IDLE, [(2e-3,), (2e-3,)], f"{SAME}; model.norm_bias has no effect here"),
+        ({}, IDLE, [(2e-3,), (4e-3, 8e-3)], f"{SAME}; model.norm_bias has no effect here"),
+        ({"model.norm": "rms"}, {}, [(2e-3,), (2e-3,)], f"{SAME}; model.norm is rms in both"),
+        ({"model.norm": "rms"}, IDLE, [(2e-3,)] * 2, "model.norm_bias has no effect here; model.norm is rms in both"),
+        ({}, {}, [(2e-3, 4e-3), (4e-3, 8e-3)], SAME),
+        ({}, {}, [(2e-3,), (4e-3,)], None),  # they compare learning rates
+    ],
+)
+def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, rates, expected):
+    variants = variants_of({"a": a, "b": b}, dict(zip("ab", rates, strict=True)))
+    if expected is None:
+        refuse_duplicates(variants, dict.fromkeys("ab", "the same"))
+    else:
+        with pytest.raises(UserError, match=expected):
+            refuse_duplicates(variants, dict.fromkeys("ab", "the same"))
+    refuse_duplicates(variants, {"a": "one", "b": "another"})
+
+
+def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(monkeypatch):
+    def broken(config, corpus, warm):
+        if config.model.norm == "layer":
+            raise TypeError("dot_general requires contracting dimensions")
+        return config.model.norm
+
+    monkeypatch.setattr(module, "fingerprint", broken)
+    lines = []
+    variants = variants_of({"a": {"model.norm": "layer"}, "b": {}}, {"a": (1e-3,), "b": (1e-3,)})
+    assert refuse_idle_changes(variants, lines.append) == {"b"}
+    assert lines == ["WARNING: variant 'a' cannot be traced: TypeError: dot_general requires contracting dimensions"]
+
+
+def test_the_cost_of_all_training_and_the_runs_of_a_plan():
+    """4 rates with 2 tuning seeds and 5 fresh seeds are 13 runs; one rate with 5 fresh seeds is 5."""
+    config = tiny(train={"steps": 10, "batch_size": 4, "seq_len": 16})
+    rates = {"tuned": (1e-3, 2e-3, 4e-3, 8e-3), "given": (1e-3,)}
+    variants = {
+        name: Variant(planned(config, {}, rate), config, CORPUS, tuple(range(5)), (6, 7), 1, cost, (1, 1.0))
+        for (name, rate), cost in zip(rates.items(), (7.0, 100.0), strict=True)
+    }
+    described = describe_variants(plan_of({name: v.plan for name, v in variants.items()}), variants)
+    assert f"training: {(13 * 7.0 + 5 * 100.0) * 10 * 4 * 16:.3g} FLOPs" in described
+    assert "8 runs to tune (2 tuning seeds)" in described and "10 runs at the tuned values" in described
+
+
+@pytest.fixture(scope="module")
+def base():
+    return fingerprint(tiny(), CORPUS)
+
+
+DIFFERENT = [
+    {"model": {"rope_theta": 500.0}},
+    {"model": {"init": "he"}},
+    {"model": {"window_pattern": (7,)}},
+    {"train": {"seed": 1}},
+    {"data": {"order": "epochs"}},
+]
+DIFFERENT_TOO = [
+    {"model": {"embed_std": 0.5}},
+    {"model": {"norm": "layer"}},
+    {"model": {"dropout": 0.1}},
+    {"optimizer": {"weight_decay": 0.0}},
+    {"optimizer": {"b2": 0.9}},
+    {"train": {"steps": 21}},
+    {"train": {"z_loss": 1e-4}},
+    {"data": {"order": "epochs", "shuffle": False}},
+]
+EQUAL = [
+    {"model": {"window_pattern": (8,)}},
+    {"model": {"norm_algorithm": "welford"}},
+    {"optimizer": {"learning_rate": 2e-3}},
+]
+EQUAL_TOO = [
+    {"model": {"window_pattern": (0, 100)}},
+    {"model": {"norm_bias": False}},
+    {"model": {"sinusoidal_order": "cosine_first"}},
+    {"model": {"d_ff": 24}},
+    {"optimizer": {"momentum": 0.9}},
+    {"data": {"shuffle": False}},
+    {"log": {"every": 3}},
+    {"model": {"remat": "block"}},
+    {"model": {"scan_layers": True}},
+    {"train": {"micro_batch_size": 2, "loss_chunk": 4}},
+    {"eval": {"batch_size": 2}},
+]
+
+
+@pytest.mark.parametrize(
+    ("different", "equal"), [(DIFFERENT, EQUAL), pytest.param(DIFFERENT_TOO, EQUAL_TOO, marks=pytest.mark.slow)]
+)
+def test_fingerprints_differ_if_and_only_if_the_results_may(base, different, equal):
+    """Equal: windows as long as the sequence, options of LayerNorm under RMSNorm, rematerialization, ..."""
+    assert [c for c in different if fingerprint(tiny(**c), CORPUS) == base] == []
+    assert [c for c in equal if fingerprint(tiny(**c), CORPUS) != base] == []
+    assert fingerprint(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+
+
+@pytest.mark.slow
+def test_an_unused_hyperparameter_does_not_change_the_fingerprint():
+    """A constant schedule does not use final_fraction."""
+    constant = {"schedule": "constant", "final_fraction": 0.1}
+    twice = [fingerprint(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    assert twice[0] == twice[1]
+    assert fingerprint(tiny(optimizer=constant | {"weight_decay": 0.0}), CORPUS) != twice[0]
+
+
+def test_the_config_of_a_run_has_its_point_and_its_seed():
+    lists = {LEARNING_RATE: (1e-3, 2e-3), "optimizer.b2": (0.9, 0.99)}
+    variant = Variant(PlannedVariant("", "", {}, lists, None, None, None), tiny(), CORPUS, (0,), (1,), 1, 7.0, (1, 1.0))
+    ours, theirs = (flatten(to_dict(config)) for config in (variant.run_config((3e-3, 0.95), 7), tiny()))
+    assert {key: ours[key] for key in ours if ours[key] != theirs[key]} | {"optimizer.b2": 0.95} == {
+        LEARNING_RATE: 3e-3,
+        "optimizer.b2": 0.95,
+        "train.seed": 7,
+    }
