@@ -120,13 +120,13 @@ def replication(directory: Path) -> str:
     return (
         f"SwiGLU − SiLU by replication: {_shown(ten)} over {ten.n} seeds of one sweep, five of them earlier ones "
         f"([{EARLIER}]({FEED_FORWARD}/{EARLIER})); {_shown(over)} over {over.n} comparisons "
-        f"({', '.join(f'{sweep.mean:.3f}' for sweep in sweeps)}: that one, two texts with the same seeds, four sizes). A "
-        f"further one of this kind would find a difference between {low:.3f} and {high:.3f} (95 % prediction interval)."
+        f"({', '.join(f'{sweep.mean:.3f}' for sweep in sweeps)}: that one, two texts with the same seeds, four sizes). "
+        f"A further one of this kind would find {low:.3f} to {high:.3f} (95 % prediction interval)."
     )
 
 
 def slopes(directory: Path) -> str:
-    """Return the compute that SwiGLU saves by four slopes of the loss over ln FLOPs, and the trend of the difference."""
+    """Return the compute that SwiGLU saves by four slopes of the loss, and the trend of the difference."""
     page = directory / SIZES
     if not page.exists():
         return ""

@@ -56,7 +56,7 @@ def differences(path: Path) -> list[float]:
     losses = {True: {}, False: {}}
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            losses[row["variant"] == BASELINE][row["seed"]] = float(row["test_loss"])
+            losses[row["variant"] == BASELINE][int(row["seed"])] = float(row["test_loss"])
     return [losses[False][seed] - losses[True][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
 
 

@@ -1,133 +1,77 @@
-"""A small synthetic sweep directory, as lm.sweep writes it, for the tests of the report."""
+"""A small synthetic sweep in memory: the record and the runs that lm.sweep would write. Nothing is trained."""
 
-import json
-import math
+import copy
+import itertools
 
-import numpy as np
-from scipy import stats
+from lm.sweeps.results import Run
 
-from lm.sweeps.storage.results import neighbors
-
-BASE = [2.00, 2.03, 1.98, 2.05, 1.95]
-LOSSES = {
-    "plain": BASE,
-    "gated": [b - d for b, d in zip(BASE, [0.10, 0.11, 0.09, 0.10, 0.12], strict=True)],
-    "wide": [b + d for b, d in zip(BASE, [0.010, -0.008, 0.012, -0.015, 0.002], strict=True)],
-}
-FLOPS = {"plain": 100.0, "gated": 125.0, "wide": 300.0}
-GRID = [0.001, 0.002, 0.004]
-EVAL = {"every": 50, "max_batches": 0, "batch_size": None}
-TUNING_SEEDS = [1_000_000, 1_000_001]
-OPTIMIZER = {"name": "adamw", "schedule": "cosine", "b2": 0.95, "warmup_steps": 20, "weight_decay": 0.1}
-COUNTS = [100, 100, 50]
-BLOCKS = {"plain": np.array([5, -8, 3]), "gated": np.array([4, -6, 2]), "wide": np.array([9, -1, -8])}  # sums: 0
-STARTED = ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gates.py", "--workdir=/elsewhere/gates"]
+RATE = "optimizer.learning_rate"
+GRID = (0.001, 0.002, 0.004)
+SEEDS, TUNING_SEEDS = (1, 2, 3, 4, 5), (1_000_000_001, 1_000_000_002)
+PLAIN = (2.00, 2.03, 1.98, 2.05, 1.95)  # test losses by seed
+GAPS = {"plain": 0.0, "gated": -0.1, "wide": 0.02, "placebo": 0.001}  # mean test loss minus that of "plain"
+NOISE = (0.002, -0.003, 0.004, -0.001, -0.002)
+TOKENS = 20_480
+START = {
+    "time": "2026-11-25T00:00:00+0000", "platform": "Linux", "processor": "cpu A", "device": "1 x cpu",
+    "argv": ["/somewhere/lm/sweep.py", "--config", "/somewhere/configs/sweeps/gates.py", "--workdir=/elsewhere/gates"],
+    "versions": {"python": "3.11", "jax": "0.10.2"}, "git": {"commit": "abc", "dirty": True},
+}  # fmt: skip
 
 
-def speeds_json(plain: float, gated: float, wide: float) -> str:
-    """Return speeds.json; one run at a time has half of the baseline's speed."""
-    speeds = {"plain": plain, "gated": gated, "wide": wide}
-    quartiles = {name: [0.75 * speed, 1.5 * speed] for name, speed in speeds.items()}
-    return json.dumps({"alone": plain / 2, "at_once": 4, "variants": speeds, "quartiles": quartiles})
-
-
-def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> dict:
+def about(arm: str, cell: str = "", size: int = 100) -> dict:
+    """Return the entry of a variant in sweep.json; size: its parameters, and its FLOPs per token."""
+    data = {"name": "text", "fingerprint": "f" * 20, "notices": [], "test_bytes_per_token": 1.0, "best_test_loss": None,
+            "unigram": {"validation": 2.5, "test": 2.75}}  # fmt: skip
+    config = {"model": {"d_ff": 8}, "optimizer": {"name": "adamw", "schedule": "cosine"},
+              "train": {"steps": 10, "batch_size": 32, "seq_len": 64},
+              "eval": {"every": 5, "max_batches": 0, "batch_size": None}}  # fmt: skip
     return {
-        "phase": phase,
-        "variant": variant,
-        "learning_rate": rate,
-        "seed": seed,
-        "status": "finished",
-        "diverged_at": None,
-        "validation": [[50, loss + 0.6], [100, loss + 0.1]],
-        "val_loss": loss + 0.1,
-        "test_loss": loss,
-        "test_sums": (loss * np.array(COUNTS) + BLOCKS[variant]).tolist(),
-        "test_counts": COUNTS,
-        "steps": 100,
-        "seconds": 30.0,
-    }
+        "arm": arm, "cell": cell, "changes": {} if arm == "plain" else {"model.ffn": arm}, "tune": {RATE: list(GRID)},
+        "seeds": list(SEEDS), "tuning_seeds": list(TUNING_SEEDS), "n_params": size, "flops_per_token": 6.0 * size,
+        "n_params_without_embeddings": size, "flops_per_token_without_embeddings": 6.0 * size, "tokens": TOKENS * size,
+        "fingerprint": "x", "data": data, "config": config, "warm_starts": {},
+    }  # fmt: skip
 
 
-def diverge(r: dict, validations: int = 1) -> None:
-    nothing = dict.fromkeys(["val_loss", "test_loss", "test_sums", "test_counts"])
-    r |= {"status": "diverged", "diverged_at": 60, "steps": 59, "validation": r["validation"][:validations]} | nothing
+def sweep(cells: dict[str, tuple[int, float]] | None = None, axis: str | None = None, budget: str = "full"):
+    """Return (record, runs) of a sweep with three variants and a placebo.
 
-
-def sweep(losses=LOSSES, *, budget="full", grid=GRID, best=0.002, n=5) -> tuple[dict, list[dict]]:
-    """Return sweep.json and all runs: the losses at the best rate, and 0.2 more for every factor of 2 from it."""
-    train = {"steps": 100, "batch_size": 8, "seq_len": 16}
-    variants = {
-        name: {
-            "changes": {"model.ffn": name},
-            "grid": grid,
-            "n_params": 1000 * i,
-            "flops_per_token": FLOPS[name],
-            "data": {
-                "name": "text",
-                "fingerprint": "0123456789abcdef",
-                "notices": [],
-                "test_bytes_per_token": 4.0,
-                "unigram": {"validation": 2.5, "test": 2.75},
-            },
-            "config": {"model": {"d_ff": 8}, "optimizer": OPTIMIZER, "train": train, "eval": EVAL},
-        }
-        for i, name in enumerate(losses, start=1)
-    }
+    Args:
+        cells: by name, the parameters and the loss of "plain" above the losses of PLAIN; None: no cells.
+        axis: "size" or "text" if there are cells.
+        budget: "full" or "quick".
+    """
+    cells = cells or {"": (100, 0.0)}
+    full = {(arm, cell): f"{arm}, {cell}" if cell else arm for arm, cell in itertools.product(GAPS, cells)}
+    variants = {name: about(arm, cell, cells[cell][0]) for (arm, cell), name in full.items()}
+    for i, cell in enumerate(cells if axis else ()):  # the seeds of a cell are its own
+        for arm in GAPS:
+            variants[full[arm, cell]]["seeds"] = [seed + 100 * (i + 1) for seed in SEEDS]
+    pairs = [[full[arm, cell], full["plain", cell]] for arm in ("gated", "wide") for cell in cells]
     record = {
-        "name": "gates",
-        "budget": budget,
-        "baseline": "plain",
-        "comparisons": [["gated", "plain"], ["wide", "plain"]],
-        "tuning_seeds": TUNING_SEEDS,
-        "seeds": list(range(n)),
-        "question": "Do gates help?",
-        "background": "Whether <gates> help.\n\n    python -m lm.sweep --config configs/sweeps/gates.py",
-        "base": "configs/shakespeare.py",
-        "values": {"optimizer.clip_norm": "None"},
-        "variants": variants,
-        "device": "1 x cpu",
-        "starts": [
-            {
-                "time": "2026-01-01T00:00:00+0000",
-                "platform": "Linux",
-                "processor": "a 2 GHz processor",
-                "argv": STARTED,
-                "versions": {"python": "3.11.0", "jax": None},
-                "git": {"commit": "abc123", "dirty": False},
-            }
-        ],
-    }
+        "name": "gates", "budget": budget, "question": "Do gates help?", "background": "One line.\n\n    code",
+        "base": "configs/x.py", "baseline": "plain", "arms": list(GAPS), "axis": axis, "cells": list(cells),
+        "comparisons": pairs, "placebos": [[full["placebo", cell], full["plain", cell]] for cell in cells],
+        "margin": 0.005, "tune": [RATE], "values": {}, "variants": variants, "starts": [START],
+    }  # fmt: skip
     runs = []
-    for name in losses:
-        for rate in grid:
-            worse = 0.2 * abs(math.log2(rate / best))
-            runs += [run("tuning", name, rate, seed, 2 + worse) for seed in TUNING_SEEDS]
-            if rate in neighbors(grid, best):
-                runs += [run("final", name, rate, seed, losses[name][seed] + worse) for seed in range(n)]
-    return record, runs
+    for (arm, cell), name in full.items():
+        runs += runs_of(name, variants[name], GAPS[arm], cells[cell][1])
+    return copy.deepcopy(record), runs
 
 
-def write(workdir, record: dict, runs: list[dict], *, per_file: int = 4):
-    (workdir / "results").mkdir(parents=True)
-    (workdir / "sweep.json").write_text(json.dumps(record))
-    (workdir / "speeds.json").write_text(speeds_json(1000.0, 800.0, 1000.0))
-    for i in range(0, len(runs), per_file):
-        (workdir / "results" / f"{i:03}.json").write_text(json.dumps(runs[i : i + per_file]))
-    return workdir
+def runs_of(name: str, entry: dict, gap: float, above: float) -> list[Run]:
+    """Return the tuning runs of a variant, lowest at 0.002, the vertex, and its final runs there."""
+    tuned = [run("tuning", name, rate, seed, 2.0 + gap + 0.05 * (rate != 0.002))
+             for rate in GRID for seed in entry["tuning_seeds"]]  # fmt: skip
+    noise = [scale * x for scale, x in zip([(len(name) % 3 + 1) / 2] * 5, NOISE, strict=True)] if gap else [0.0] * 5
+    final = [run("final", name, 0.002, seed, loss + above + gap + e)
+             for seed, loss, e in zip(entry["seeds"], PLAIN, noise, strict=True)]  # fmt: skip
+    return tuned + final
 
 
-def select(runs: list[dict], phase: str, variant: str, rate: float = 0.002) -> list[dict]:
-    return [r for r in runs if (r["phase"], r["variant"], r["learning_rate"]) == (phase, variant, rate)]
-
-
-def moderated(name: str) -> tuple[float, float, float, float]:
-    """Return mean, standard error, p-value and degrees of freedom of a variant's difference from plain."""
-    # The three variances vary less than chance would: the prior has its largest df, 4. A larger variance reduces it.
-    pairs = [("gated", "plain"), ("wide", "plain"), ("gated", "wide")]
-    variances = {a + b: stats.tvar(np.subtract(LOSSES[a], LOSSES[b])) for a, b in pairs}
-    prior, own = np.mean(list(variances.values())), variances[name + "plain"]
-    df = 4 * min(1, stats.f.sf(own / prior, 4, 4) / 0.5) ** 2
-    mean = np.mean(LOSSES[name]) - np.mean(BASE)
-    error = math.sqrt((df * prior + 4 * own) / (df + 4) / 5)
-    return mean, error, 2 * stats.t.sf(abs(mean) / error, df + 4), df + 4
+def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> Run:
+    return Run(phase=phase, variant=variant, point={RATE: rate}, seed=seed, status="finished", diverged_step=None,
+               steps=10, tokens=TOKENS, val_loss=loss, test_loss=loss, curve=((5, loss + 0.2), (10, loss)), seconds=6.0,
+               tokens_per_second=1000.0, processor="cpu A", device="1 x cpu", commit="abc")  # fmt: skip

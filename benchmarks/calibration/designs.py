@@ -1,9 +1,10 @@
-"""How often two variants of a simulated sweep are found to differ: at the vertex of the tuning runs, or at the best rate.
+"""How often two variants of a simulated sweep are found to differ, at the vertex of the tuning runs or the best rate.
 
 The loss of a variant is a parabola in log2(learning rate). Tuning runs cover a grid; both variants then train on fresh
-paired seeds, at the best rate of the grid (the old rule) or at the vertex of the parabola through the tuning losses (the
-present rule, `lm.sweeps.tuning`), and a plain paired t test compares them. The parameters are those of the published
-sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv). Everything is vectorized over sweeps.
+paired seeds, at the best rate of the grid (the old rule) or at the vertex of the parabola through the tuning losses
+(the present rule, `lm.sweeps.tuning`), and a plain paired t test compares them. The parameters are those of the
+published sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv). Everything is vectorized over
+sweeps.
 """
 
 import numpy as np

@@ -176,7 +176,7 @@ def tuning(a: Analysis) -> Figure:
             above = [x for x, y in zip(xs, ys, strict=True) if y > high]
             if above:  # an empty line that is not clipped spoils the layout
                 axes.plot(above, [high] * len(above), "^", color=look["color"], clip_on=False)
-        axes.set(xscale="log" if is_scale else "linear", ylim=(low, high), xlabel=_words(key), ylabel=LOSS)
+        axes.set(xscale="log" if is_scale else "linear", ylim=(low, high), xlabel=words(key), ylabel=LOSS)
         _label_values(axes, [at[x] for x in values], values)
         _add_legend(axes)
     return figure
@@ -216,7 +216,7 @@ def _order(value):
     return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
 
 
-def _words(key: str) -> str:
+def words(key: str) -> str:
     return key.rpartition(".")[2].replace("_", " ")
 
 

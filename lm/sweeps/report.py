@@ -22,10 +22,11 @@ from markupsafe import Markup
 from lm.errors import UserError
 from lm.files import read_json, refuse_links, to_json, write_bytes, write_text
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, NO_CONCLUSION, PLACEBO, Analysis, Claim, analyze
-from lm.sweeps.figures import figures, nats, to_bytes
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.figures import figures, nats, to_bytes, words
+from lm.sweeps.record import is_file_name
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
-from lm.sweeps.statistics import BETTER, DIFFERENT, NOT_SHOWN, SAME, VERDICTS, WORSE, Estimate
+from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.workdir.provenance import format_command
 
 # By figure, its name and its caption.
@@ -163,8 +164,8 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
     )
     environment.filters |= {
         "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "share": _share,
-        "both": both, "words": lambda key: key.rpartition(".")[2].replace("_", " "), "value": _value,
-        "changes": _changes, "losses": _losses, "decimals": _decimals, "tokens_per_parameter": lambda about: _significant(_ratio(about)), "block": block,
+        "both": both, "words": words, "value": _value, "changes": _changes, "losses": _losses, "decimals": _decimals,
+        "tokens_per_parameter": lambda about: _significant(_ratio(about)), "block": block,
     }  # fmt: skip
     margin, claims = f"{a.record['margin']:g}", a.of_kind(CLAIM)
     text = environment.get_template("report.md.jinja").render(
@@ -181,8 +182,8 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
         scope=_scope(a),
         reproduction=_reproduction(a),
         stuck=STUCK,
-        words={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}", DIFFERENT: "different",
-               SAME: f"the same within {margin}", NOT_SHOWN: NOT_SHOWN, NO_CONCLUSION: NO_CONCLUSION},
+        verdicts={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}",
+                  SAME: f"the same within {margin}"},
         MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -321,12 +322,13 @@ def publish(a: Analysis, directory: Path) -> Path:
         raise UserError(f"--publish: the budget {a.record['budget']} supports no conclusions; run --budget full")
     if a.failed:
         raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
-    if not re.fullmatch(r"\w[\w.-]*", name):
+    if not is_file_name(name):
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
     refuse_links([page])
     page.mkdir(parents=True, exist_ok=True)
     variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
-    write_text(page / "sweep.json", to_json(a.record | {"variants": variants}, indent=1) + "\n")
+    record = {key: value for key, value in a.record.items() if key != "sha256"} | {"variants": variants}
+    write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv(a.runs))
     return write_page(a, directory)
 

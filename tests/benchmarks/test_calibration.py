@@ -1,56 +1,55 @@
-"""Simulated sweeps: which answers count as wrong, and agreement of their tests with those of real sweeps."""
-
-import math
+"""The simulations that justify the design of sweeps use its code, and agree with theory where there is one."""
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks.calibration import answers, moderated_looks
-from benchmarks.calibration.looks import LOOKS
-from lm.sweeps.analysis.looks import PairTest
-from lm.sweeps.design.spec import MARGIN
-from lm.sweeps.statistics import inference
-from lm.sweeps.statistics.moderation import fit_prior
+from benchmarks.calibration import __main__ as command
+from benchmarks.calibration import cells, designs
+from lm.sweeps import tuning
 
 
-def answer(mean: float, **p_values) -> PairTest:
-    return PairTest(1, 5, inference.Difference(mean, -1, 1, math.nan, 5, 0.01, 4), None, **p_values)
+def within(share: float, expected: float, n: int) -> bool:
+    """Return whether a simulated share is the expected one, within 4 standard errors."""
+    return abs(share - expected) < 4 * (expected * (1 - expected) / n) ** 0.5
 
 
-DIFFERENT, OPPOSITE = (answer(mean, p_adjusted=0.01, p_beyond=0.5, p_equivalent=0.5) for mean in (0.01, -0.01))
-BEYOND = answer(0.01, p_adjusted=0.01, p_beyond=0.01, p_equivalent=0.5)
-EQUIVALENT = answer(0.001, p_adjusted=0.5, p_beyond=0.5, p_equivalent=0.01)
-UNDECIDED = answer(0.01, p_adjusted=0.5, p_beyond=0.01, p_equivalent=0.5)
+def test_the_vertex_is_that_of_a_sweep(monkeypatch):
+    """Without noise both find the optimum of the parabola; the best rate does not."""
+    monkeypatch.setattr(designs, "NOISE_SD", 0.0)
+    optima = np.array([1.7, 2.0, 2.3])
+    assert designs.chosen("vertex", optima, np.random.default_rng(0)) == pytest.approx(optima)
+    assert list(designs.chosen("best rate", optima, np.random.default_rng(0))) == [2.0, 2.0, 2.0]
+    rates = [2.0**i for i in range(5)]
+    for optimum in optima:
+        found = tuning.vertex(rates, [(i - optimum) ** 2 for i in range(5)])
+        assert np.log2(found) == pytest.approx(optimum, abs=5e-3)  # three significant digits
 
 
-@pytest.mark.parametrize(
-    ("margins", "test", "expected"),
-    [
-        (0, DIFFERENT, [True, False, False]),
-        (0, BEYOND, [True, False, False]),
-        (0, EQUIVALENT, [False, False, False]),
-        (0, UNDECIDED, [False, False, False]),
-        (0.5, DIFFERENT, [False, False, False]),
-        (0.5, OPPOSITE, [True, False, False]),
-        (0.5, BEYOND, [False, True, False]),
-        (0.5, EQUIVALENT, [False, False, False]),
-        (2, DIFFERENT, [False, False, False]),
-        (2, BEYOND, [False, False, False]),
-        (2, EQUIVALENT, [False, False, True]),
-    ],
-)
-def test_an_answer_is_wrong_only_if_the_truth_contradicts_it(margins, test, expected):
-    assert answers.wrong(np.array([margins * MARGIN]), [test]) == expected
-    assert answers.wrong(np.array([margins * MARGIN, 0]), [test, UNDECIDED]) == expected
+def test_without_tuning_errors_the_power_is_that_of_the_t_test(monkeypatch):
+    monkeypatch.setattr(designs, "CURVATURE", 0.0)
+    n, sd = 20_000, designs.NOISE_SD * 2**0.5
+    for difference in (0.0, 0.01):
+        p = designs.p_values("vertex", 8, difference, None, n, np.random.default_rng(0))
+        bound = stats.t.isf(0.025, 7)
+        shift = difference / (sd / 8**0.5)
+        expected = stats.nct.sf(bound, 7, shift) + stats.nct.cdf(-bound, 7, shift)
+        assert within(np.mean(p < 0.05), expected, n)
 
 
-def test_the_prior_of_all_looks_is_that_of_the_first():
-    losses_VS = np.random.default_rng(0).normal(0, 0.01, (5, LOOKS[-1]))
-    prior = fit_prior(losses_VS[:, : LOOKS[0]])
-    last = moderated_looks.grow(losses_VS, "moderated")[0]
-    assert last.n_seeds > LOOKS[0]
-    share = last.n_seeds / sum(LOOKS)
-    expected = inference.paired_difference(*losses_VS[[1, 0], : last.n_seeds], 4, prior, share)
-    assert last.difference == expected
-    assert expected.df > last.n_seeds - 1
-    assert moderated_looks.grow(losses_VS, "t")[0].difference.df == moderated_looks.grow(losses_VS, "t")[0].n_seeds - 1
+def test_the_vertex_is_calibrated_and_the_best_rate_is_not():
+    vertex, best = (
+        designs.p_values(rule, 10, 0.0, 0.5, 20_000, np.random.default_rng(0)) for rule in ("vertex", "best rate")
+    )
+    assert 0.045 < np.mean(vertex < 0.05) < 0.062
+    assert np.mean(best < 0.05) > 0.2
+
+
+def test_intervals_over_cells_cover():
+    found = cells.simulate(4, 0.01, 10, 2000, np.random.default_rng(0))
+    assert all(within(found[name].mean(), 0.95, 2000) for name in ("mean", "prediction"))
+
+
+def test_the_command_prints_three_tables(capsys):
+    assert command.main(["--sweeps", "80"]) == 0
+    assert capsys.readouterr().out.count("\n| --- |") == 3

@@ -1,237 +1,138 @@
-"""The list of published claims: it is what the pages claim, and corrects over all of them."""
+"""The published pages, the list of their claims, and the placebos: they are what the commands write from the runs."""
 
 import csv
 import itertools
-import math
-import re
 import shutil
 
 import numpy as np
 import pytest
-import synthetic_sizes
 from running import ROOT
-from synthetic_sweep import sweep, write
+from scipy import stats
+from synthetic_sweep import sweep
 
-from benchmarks import claims
+from benchmarks import claims, placebo
 from lm.errors import UserError
-from lm.sweeps.analysis.analyze_sweep import Analysis, analyze
-from lm.sweeps.analysis.claims import DIFFERENCE, INTERACTION, MULTIPLIER, claim_rows
-from lm.sweeps.report.tables import to_csv
-from lm.sweeps.statistics import inference
+from lm.sweeps import statistics
+from lm.sweeps.analysis import analyze
+from lm.sweeps.report import publish, to_csv
+from lm.sweeps.results import append_runs
 
 RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(path.parent.name for path in RESULTS.glob("*/sweep.json"))
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict]:
-    return claims.claims(RESULTS)
+def rows_of(path) -> list[dict]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-def test_the_committed_files_are_what_the_command_writes(tmp_path, rows):
-    """If this fails: python3 -m benchmarks.claims."""
-    assert (RESULTS / "claims.csv").read_text(encoding="utf-8") == to_csv(rows)
-    assert claims.summary(rows) in (RESULTS / "README.md").read_text(encoding="utf-8")
-    for page in {path.parent for path in RESULTS.glob("*/runs.csv")}:
-        (tmp_path / page.name).mkdir()
-        for table in ("runs.csv", "claims.csv"):
-            shutil.copy(page / table, tmp_path / page.name)
-    shutil.copy(RESULTS / "README.md", tmp_path)
-    assert claims.main([str(tmp_path)]) == 0
-    for name in ("claims.csv", "README.md"):
-        assert (tmp_path / name).read_bytes() == (RESULTS / name).read_bytes()
+@pytest.mark.slow
+def test_the_committed_pages_are_what_the_command_writes(tmp_path):
+    """If this fails: python3 -m benchmarks.claims and python3 -m benchmarks.placebo."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    assert claims.main([str(tmp_path / "results")]) == 0
+    assert placebo.main([str(tmp_path / "results")]) == 0
+    for path in (path for path in RESULTS.rglob("*") if path.suffix in (".md", ".csv", ".json")):
+        assert (tmp_path / "results" / path.relative_to(RESULTS)).read_bytes() == path.read_bytes(), path
 
 
-def test_the_p_values_are_those_that_the_pages_print(rows):
-    for row in (row for row in rows if row["kind"] != MULTIPLIER):
-        text = (RESULTS / f"{row['page']}.md").read_text(encoding="utf-8")
-        found = re.findall(rf"^\| {re.escape(row['variant'])} − {re.escape(row['against'])} \|(.*)$", text, re.M)
-        lines = [[cell.strip() for cell in line.split("|")] for line in found]
-        cells = next(cells for cells in lines if not row["on"] or row["on"] in cells)
-        if row["on"]:
-            assert cells.pop(0) == row["on"]
-        if not re.match(r"[+-]", cells[0]):  # newer pages have the answer first
-            assert cells.pop(0) == row["answer"]
-        if not row["p"]:
-            assert cells[:2] == [row["answer"]] * 2 == ["runs diverged"] * 2
-            continue
-        assert cells[1] == f"{float(row['p_page'] or row['p']):.2g}"
-        assert float(cells[0].split()[0]) == pytest.approx(float(row["estimate"]), abs=5e-5)
-
-
-def best_losses(page: str, n_seeds: int) -> dict[str, list[float]]:
-    """Return the test losses of the first fresh seeds of each variant, at the best rate of its tuning runs."""
-    with open(RESULTS / page / "runs.csv", newline="", encoding="utf-8") as file:
-        runs = sorted(csv.DictReader(file), key=lambda run: (run["variant"], int(run["seed"])))
-    best = {}
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_differences_are_those_of_the_published_runs(page):
+    """Recompute them from runs.csv by SciPy, without the code of the sweeps."""
+    losses = {}
+    runs = sorted(rows_of(RESULTS / page / "runs.csv"), key=lambda run: (run["variant"], int(run["seed"])))
     for name, own in itertools.groupby(runs, key=lambda run: run["variant"]):
         own = list(own)
-        by_rate = {rate: [r["val_loss"] for r in own if r["learning_rate"] == rate and r["phase"] == "tuning"]
-                   for rate in {r["learning_rate"] for r in own}}  # fmt: skip
-        rate = min(by_rate, key=lambda rate: np.mean([float(loss or "inf") for loss in by_rate[rate]] or [math.inf]))
-        best[name] = [
-            float(r["test_loss"] or "nan") for r in own if r["learning_rate"] == rate and r["phase"] == "final"
-        ][:n_seeds]
-    return best
+        tuned = {}
+        for run in (run for run in own if run["phase"] == "tuning"):
+            tuned.setdefault(run["learning_rate"], []).append(float(run["val_loss"] or "inf"))
+        final = [run for run in own if run["phase"] == "final"]
+        rates = sorted({run["learning_rate"] for run in final}, key=float)
+        rate = min(tuned, key=lambda rate: np.mean(tuned[rate])) if tuned else rates[len(rates) // 2]
+        losses[name] = [float(run["test_loss"] or "nan") for run in final if run["learning_rate"] == rate]
+    tested = 0
+    for row in rows_of(RESULTS / page / "claims.csv"):
+        if row["mean"] and row["cell"] != "mean":
+            names = [f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")]
+            expected = stats.ttest_rel(*(losses[name] for name in names))
+            ends = expected.confidence_interval()
+            assert float(row["mean"]) == pytest.approx(
+                np.mean(np.subtract(*(losses[name] for name in names))), rel=1e-8
+            )
+            assert [float(row[key]) for key in ("p", "low", "high")] == pytest.approx(
+                [expected.pvalue, *ends], rel=1e-8
+            )
+            tested += 1
+    assert tested
 
 
-def test_the_differences_are_those_of_the_published_runs(rows):
-    """Recompute every difference and interaction from the runs of its page without the code of the sweeps."""
-    kinds = []
-    for row in (row for row in rows if row["kind"] != MULTIPLIER and row["estimate"]):
-        losses = best_losses(row["page"], int(row["seeds"]))
-        if row["kind"] == INTERACTION:
-            on, first = (f", {text}" for text in row["on"].split(" − "))
-            found = mean_difference(losses, row, on) - mean_difference(losses, row, first)
-        else:
-            found = mean_difference(losses, row)
-        assert found == pytest.approx(float(row["estimate"]), abs=2e-6), row
-        kinds.append(row["kind"])
-    assert len(kinds) >= 30
-    assert INTERACTION in kinds
+@pytest.mark.slow
+def test_what_was_significant_on_the_pages_of_the_earlier_method_still_is():
+    rows = [row for row in rows_of(RESULTS / "claims.csv") if row["kind"] == "claim"]
+    significant = {(row["page"], row["variant"]) for row in rows if row["p_holm"] and float(row["p_holm"]) < 0.05}
+    earlier = {
+        "cmu_15780": ["Adam 1e-3"], "layernorm_algorithms": ["swap: running_mean"], "mup": ["muP, 128", "muP, 64"],
+        "positions": ["sinusoidal", "learned", "none"], "swiglu_texts": ["SwiGLU"],
+        "pre_vs_post_norm": ["post, Adam, warm-up", "parallel, Adam, warm-up"], "scale_prenorm": ["pre-norm"],
+        "scale_swiglu": ["SwiGLU"], "swiglu_vs_silu": ["SwiGLU", "GLU", "GELU", "ReLU", "ReLU^2"],
+    }  # fmt: skip
+    assert {(page, name) for page, names in earlier.items() for name in names} <= significant
 
 
-def mean_difference(losses: dict[str, list[float]], row: dict, suffix: str = "") -> float:
-    """Return the mean difference of two variants over the seeds; suffix: the end of their names."""
-    return np.mean(np.subtract(losses[row["variant"] + suffix], losses[row["against"] + suffix]))
+@pytest.fixture
+def results(tmp_path):
+    """Two published sweeps, and the index without its table."""
+    for name in ("one", "two"):
+        record, runs = sweep()
+        publish(analyze(record | {"name": name}, runs), tmp_path)
+    begin = claims.BEGIN.format("benchmarks.claims")
+    (tmp_path / "README.md").write_text(f"# Results\n\n{begin}\nold\n{claims.END}\n\nMore.\n")
+    return tmp_path
 
 
-def cells_of(page: str, heading: str) -> dict[str, list[str]]:
-    """Return the cells of a table of a page by the first cell of their row."""
-    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    return {name: cells for name, *cells in lines[2:]}
-
-
-def test_the_multipliers_are_those_of_the_published_runs(rows):
-    """Recompute them by NumPy: the gap of the losses, divided by the slope of a parabola in the log of the compute."""
-    found = [row for row in rows if row["kind"] == MULTIPLIER]
-    assert found
-    for row in found:
-        costs, best = cells_of(row["page"], "Cost"), cells_of(row["page"], "Test loss at the best learning rate")
-        with open(RESULTS / row["page"] / "runs.csv", newline="", encoding="utf-8") as file:
-            runs = [run for run in csv.DictReader(file) if run["phase"] == "final"]
-
-        def loss_at_best(name, best=best, runs=runs):
-            rate = float(best[name][0].removesuffix(" (extrapolated)"))
-            own = [
-                r for r in runs if r["variant"] == name and math.isclose(float(r["learning_rate"]), rate, rel_tol=1e-5)
-            ]
-            return np.mean([float(r["test_loss"]) for r in own])
-
-        def log_compute(name, costs=costs):
-            tokens, flops_per_token = (float(costs[name][i].replace(",", "")) for i in (1, 3))
-            return math.log(tokens * flops_per_token)
-
-        pairs = [[f"{row[k]}, {name.split(', ')[1]}" for k in ("variant", "against")]
-                 for name in costs if name.startswith(f"{row['variant']}, ")]  # fmt: skip
-        losses, x = (np.array([[of(name) for name in pair] for pair in pairs]) for of in (loss_at_best, log_compute))
-        middle = x.mean(axis=1)
-        slope = np.polyval(np.polyder(np.polyfit(middle, losses.mean(axis=1), 2)), middle)
-        log_m = (losses[:, 0] - losses[:, 1]) / slope + x[:, 1] - x[:, 0]
-        assert log_m.mean() == pytest.approx(float(row["estimate"]), abs=2e-6)
-
-
-def test_p_values_are_corrected_over_all_pages(rows):
-    compared = [row for row in rows if row["kind"] != "placebo"]
-    corrected = inference.holm([float(row["p"] or "nan") for row in compared])  # none where runs diverged
-    found = [float(row["p_all_pages"] or "nan") for row in compared]
-    assert found == pytest.approx(corrected, rel=1e-4, nan_ok=True)
-    assert all(float(row["p_all_pages"]) >= float(row["p_page"]) for row in compared if row["p"])
-    by_pair = {(row["variant"], row["against"]): row for row in rows}
-    small = by_pair["tune: running_mean", "tune: two_pass"]  # 0.0011 nats per token
-    assert float(small["p_page"]) < 0.05
-    assert (small["answer"], small["significant"]) == ("equivalent", "no")
-
-
-def test_the_index_has_the_p_values_of_all_pages():
-    p_values = {}
-    for row in csv.DictReader((RESULTS / "claims.csv").open(encoding="utf-8")):
-        if row["p_all_pages"]:
-            p_values.setdefault(row["page"], set()).add(f"{float(row['p_all_pages']):.2g}")
-    lines = (RESULTS / "README.md").read_text(encoding="utf-8").partition("## Corrected")[0].splitlines()
-    listed = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
-    without = [cells for cells in listed if cells[2] == "not a comparison"]
-    listed = [cells for cells in listed if cells not in without]
-    assert {re.match(r"\[(\w+)\]", cells[-1])[1] for cells in listed} == p_values.keys()
-    assert [cells[-1] for cells in without] == ["[scaling](scaling.md)"]
-    for cells in listed:
-        assert set(cells[2].split(", ")) <= p_values[re.match(r"\[(\w+)\]", cells[-1])[1]], cells
-
-
-def publish(directory, a: Analysis) -> list[dict]:
-    """Write the claims of a sweep as `lm.report --publish` does, and return those of the whole directory."""
-    page = directory / a.record["name"]
-    page.mkdir()
-    (page / "runs.csv").touch()
-    (page / "claims.csv").write_text(to_csv(claim_rows(a)))
-    return claims.claims(directory)
-
-
-def test_with_sizes_the_claims_are_the_multipliers(tmp_path):
-    """The comparisons at each size are no claims."""
-    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2)))
-    (row,) = publish(tmp_path, a)
-    pooled = a.savings[0].at_best.pooled
-    assert (row["kind"], row["variant"], row["against"]) == (MULTIPLIER, "gated", "plain")
-    assert (float(row["estimate"]), float(row["p"])) == pytest.approx((pooled.value, pooled.p), rel=1e-5)
-    assert row["significant"] == "all pages"
-    assert f"| gated over plain | compute multiplier {math.exp(pooled.value):.2f} [" in claims.summary([row])
-
-
-def test_a_quick_budget_finds_nothing(tmp_path):
-    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.sweep(1.2, budget="quick")))
-    (row,) = publish(tmp_path, a)
-    assert (row["answer"], row["significant"]) == ("no conclusion", "no")
-
-
-def test_a_page_without_claims_is_refused(tmp_path):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "runs.csv").touch()
-    with pytest.raises(UserError, match="old has no claims"):
-        claims.claims(tmp_path)
-
-
-def test_a_sweep_without_comparisons_claims_nothing(tmp_path):
-    a = analyze(synthetic_sizes.write(tmp_path / "sweeps" / "sizes", *synthetic_sizes.without_comparisons()))
-    assert publish(tmp_path, a) == []
-
-
-def test_pages_with_looks_and_a_placebo(tmp_path, capsys):
-    """Each comparison has the seeds of its look; a placebo is listed and not counted."""
-    record, runs = sweep()
-    publish(tmp_path, analyze(write(tmp_path / "sweeps" / "fixed", record | {"name": "fixed"}, runs)))
-    fewer = [r for r in runs if not (r["phase"] == "final" and r["variant"] == "gated" and r["seed"] == 4)]
-    growing = record | {"name": "growing", "looks": [4, 5]}
-    publish(tmp_path, analyze(write(tmp_path / "sweeps" / "growing", growing, fewer)))
-    named = {"wide": "placebo"}
-    with_placebo = [r | {"variant": named.get(r["variant"], r["variant"])} for r in runs]
-    variants = {named.get(name, name): v for name, v in record["variants"].items()}
-    changed = {"comparisons": [["gated", "plain"]], "variants": variants, "placebo": "placebo"}
-    workdir = write(tmp_path / "sweeps" / "checked", record | {"name": "checked"} | changed, with_placebo)
-    speeds = (workdir / "speeds.json").read_text().replace("wide", "placebo")
-    (workdir / "speeds.json").write_text(speeds)
-    a = analyze(workdir)
-    publish(tmp_path, a)
-
-    (tmp_path / "README.md").write_text("# Results\n")
-    assert claims.main([str(tmp_path)]) == 2
-    assert f"{tmp_path / 'README.md'} has no lines {claims.BEGIN}" in capsys.readouterr().err
-    (tmp_path / "README.md").write_text(f"# Results\n\n{claims.BEGIN}\nold\n{claims.END}\n\nMore.\n")
-    assert claims.main([str(tmp_path)]) == 0
-    index = (tmp_path / "README.md").read_text()
-    assert "5 claims on 3 pages: 3 are significant" in index
-    assert "False positives: 0 of 1 placebos are significant; at most 1 in 20 is expected." in index
+def test_claims_are_corrected_over_all_pages_and_placebos_are_counted(results, capsys):
+    assert claims.main([str(results)]) == 0
+    rows = rows_of(results / "claims.csv")
+    compared = [row for row in rows if row["kind"] == "claim"]
+    assert [(row["page"], row["variant"]) for row in compared] == [
+        (p, v) for p in ("one", "two") for v in ("gated", "wide")
+    ]
+    expected = statistics.holm([float(row["p"]) for row in compared])
+    assert [float(row["p_all_pages"]) for row in compared] == pytest.approx(expected)
+    index = (results / "README.md").read_text()
+    assert "4 claims on 2 pages: 4 are significant" in index
+    assert "0 of the 2 placebos" in index
     assert "old" not in index
     assert index.endswith(f"{claims.END}\n\nMore.\n")
-    with open(tmp_path / "claims.csv", newline="") as file:
-        rows = {(row["page"], row["variant"]): row for row in csv.DictReader(file)}
-    assert [rows["growing", name]["seeds"] for name in ("gated", "wide")] == ["4", "5"]
-    assert {row["kind"] for row in rows.values()} == {DIFFERENCE, "placebo"}
-    for c in analyze(tmp_path / "sweeps" / "growing").comparisons:
-        row = rows["growing", c.variant]
-        assert float(row["p"]) == pytest.approx(c.difference.p, rel=1e-5)
-        assert float(row["p_page"]) == pytest.approx(c.p_adjusted, rel=1e-5)
-        assert float(row["at_optimum"]) == pytest.approx(c.at_optimum.mean, rel=1e-5)
-    placebo = rows["checked", "placebo"]
-    assert (placebo["p_page"], placebo["p_all_pages"], placebo["significant"]) == ("", "", "no")
-    assert float(placebo["p"]) == pytest.approx(a.placebo.difference.p, rel=1e-5)
+
+
+def test_an_index_without_its_marks_is_refused(results):
+    (results / "README.md").write_text("# Results\n")
+    with pytest.raises(UserError, match="has no lines"):
+        claims.fill(results / "README.md", "text")
+
+
+def test_placebos_are_read_in_blocks_of_five(results, tmp_path):
+    """20 pairs: the first block differs by 0.1, the others by noise of both signs."""
+    differences = [0.1, 0.11, 0.09, 0.1, 0.1] + [0.01, -0.01, 0.02, -0.02, 0.0] * 3
+    rows = [{"variant": name, "seed": seed, "test_loss": 2.0 + (name != "SiLU") * d}
+            for seed, d in enumerate(differences) for name in ("SiLU", "relabeled")]  # fmt: skip
+    (results / "placebo").mkdir()
+    (results / "placebo" / "many.csv").write_text(to_csv(rows))
+    lines = placebo.table(results).splitlines()
+    low, high = stats.binomtest(1, 4).proportion_ci()
+    assert f"| 1 of 4 ({100 * low:.1f} to {100 * high:.1f} %) |" in lines[2]
+    assert lines[2].startswith(f"| [many](placebo/many.csv) | 20 | {np.mean(differences):+.4f} [")
+    assert [line.split("]")[0] for line in lines[3:]] == ["| [one", "| [two"]
+
+
+def test_the_runs_of_a_sweep_are_added(results, tmp_path):
+    _, runs = sweep()
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    append_runs(workdir, runs)
+    placebo.add(workdir, results / "placebo" / "new.csv")
+    rows = rows_of(results / "placebo" / "new.csv")
+    assert {(row["phase"], row["learning_rate"]) for row in rows} == {("final", "0.002")}
+    assert len(rows) == 20

@@ -1,0 +1,144 @@
+"""The analysis of synthetic sweeps: claims, families of corrections, what has no result, and warnings."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic_sweep import GAPS, GRID, PLAIN, RATE, sweep
+
+from lm.sweeps import statistics
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, NO_CONCLUSION, NO_RESULT, PLACEBO, analyze
+from lm.sweeps.statistics import BETTER, NOT_SHOWN, SAME, WORSE
+
+SIZES = {"small": (100, 0.4), "middle": (200, 0.2), "large": (400, 0.0)}
+
+
+def changed(runs, what: dict, **where):
+    """Return the runs, those with these fields changed."""
+    return [
+        dataclasses.replace(r, **what) if all(getattr(r, key) == value for key, value in where.items()) else r
+        for r in runs
+    ]
+
+
+DIVERGED = {"status": "diverged", "diverged_step": 3, "val_loss": None, "test_loss": None}
+
+
+def test_claims_are_paired_t_tests_with_holms_correction():
+    record, runs = sweep()
+    a = analyze(record, runs)
+    gated, wide, placebo = a.claims
+    losses = {name: list(v.losses.values()) for name, v in a.variants.items()}
+    assert losses["plain"] == list(PLAIN)
+    expected = [stats.ttest_rel(losses[name], losses["plain"]).pvalue for name in ("gated", "wide")]
+    assert [gated.p, wide.p] == pytest.approx(expected, rel=1e-9)
+    assert [gated.p_holm, wide.p_holm] == pytest.approx(statistics.holm(expected), rel=1e-9)
+    assert gated.difference.mean == pytest.approx(GAPS["gated"])
+    assert [c.kind for c in a.claims] == [CLAIM, CLAIM, PLACEBO]
+    assert [c.verdict for c in a.claims] == [BETTER, WORSE, SAME]
+    assert (math.isnan(placebo.p_holm), placebo.variant, placebo.against) == (True, "placebo", "plain")
+    assert a.variants["gated"].point == a.variants["gated"].best == {RATE: 0.002}
+    assert a.warnings == {}
+
+
+def test_a_quick_budget_has_no_conclusions():
+    assert {c.verdict for c in analyze(*sweep(budget="quick")).claims} == {NO_CONCLUSION}
+
+
+def test_claims_without_a_result_leave_the_others_their_correction():
+    record, runs = sweep()
+    diverged = analyze(record, changed(runs, DIVERGED, phase="final", variant="wide", seed=3))
+    gated, wide, _ = diverged.claims
+    assert (wide.difference, wide.verdict, wide.missing) == (None, NO_RESULT, "1 of 5 and 0 of 5 runs diverged")
+    assert gated.p_holm == gated.p  # the only test that is left
+    assert diverged.warnings == {"diverged": ["wide (1 of 5)"]}
+
+    stuck = analyze(record, changed(runs, {"test_loss": 2.7}, phase="final", variant="wide"))
+    assert (stuck.claims[1].missing, stuck.warnings["stuck"]) == ("all runs of a variant got stuck", ["wide (5 of 5)"])
+
+    failed = analyze(record, [r for r in runs if r.variant != "gated"], {"gated": "MemoryError"})
+    assert (failed.claims[0].missing, failed.warnings["failed"]) == ("runs of gated failed", ["gated (MemoryError)"])
+    record["variants"]["gated"]["data"]["fingerprint"] = "other"
+    assert analyze(record, runs).claims[0].missing == "different data or tokens"
+
+
+def test_warnings_name_what_a_reader_should_know():
+    record, runs = sweep()
+    record["variants"]["gated"]["tokens"] += 1
+    record["variants"]["wide"]["data"]["notices"] = record["variants"]["plain"]["data"]["notices"] = ["a notice"]
+    runs = changed(runs, {"processor": "cpu B"}, phase="final", variant="wide", seed=3)
+    of_plain = {r.seed: r.test_loss for r in runs if (r.phase, r.variant) == ("final", "plain")}
+    runs = [dataclasses.replace(r, test_loss=of_plain[r.seed]) if (r.phase, r.variant) == ("final", "placebo") else r
+            for r in runs]  # fmt: skip
+    found = analyze(record, runs).warnings
+    assert found == {"tokens": ["gated and plain"], "machines": ["wide and plain"],
+                     "identical": ["plain and placebo"], "data": ["a notice"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", ["text", "size"])
+def test_with_cells_the_claims_are_the_means_over_them(axis):
+    record, runs = sweep(SIZES, axis)
+    a = analyze(record, runs)
+    means, cells = a.of_kind(CLAIM), a.of_kind(CELL)
+    assert [(c.variant, c.cell) for c in means] == [("gated", MEAN), ("wide", MEAN)]
+    assert [(c.variant, c.cell) for c in cells] == [(arm, s) for arm in ("gated", "wide") for s in SIZES]
+    of_gated = [c.difference for c in cells if c.variant == "gated"]
+    expected = statistics.mean_over_cells(of_gated)
+    assert (means[0].difference, means[0].tau, means[0].prediction) == expected
+    assert means[0].differences == tuple(d.mean for d in of_gated)
+    # Two families: the means, and the single cells. Placebos, one per cell and their mean, are in neither.
+    for family in (means, cells):
+        assert [c.p_holm for c in family] == pytest.approx(statistics.holm([c.p for c in family]))
+    assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, MEAN]
+    assert all(math.isnan(c.p_holm) for c in a.of_kind(PLACEBO))
+    assert all((c.log_multiplier is None) == (axis == "text") for c in means + cells)
+
+
+def test_multipliers_are_those_of_the_losses():
+    """Losses fall by 0.2 per doubling of size, 4 times the compute; "gated" ends 0.1 lower, half of that."""
+    a = analyze(*sweep(SIZES, "size"))
+    found = next(c for c in a.of_kind(CLAIM) if c.variant == "gated")
+    assert math.exp(found.log_multiplier.mean) == pytest.approx(2, rel=0.02)
+
+
+def test_a_cell_without_a_result_leaves_no_mean():
+    record, runs = sweep(SIZES, "size")
+    a = analyze(record, changed(runs, DIVERGED, phase="final", variant="gated, large", seed=301))
+    gated, wide = a.of_kind(CLAIM)
+    assert (gated.missing, gated.verdict) == ("no result at large", NO_RESULT)
+    assert wide.log_multiplier is not None
+
+
+def test_cells_that_share_their_seeds_are_tested_by_seed():
+    """An earlier page; its differences on two texts are correlated."""
+    record, runs = sweep({"a": (100, 0.0), "b": (100, 0.3)}, "text")
+    for name, entry in record["variants"].items():
+        runs = [dataclasses.replace(r, seed=(r.seed - 1) % 100 + 1) if r.variant == name and r.phase == "final" else r
+                for r in runs]  # fmt: skip
+        entry["seeds"] = [1, 2, 3, 4, 5]
+    a = analyze(record, runs)
+    by_seed = np.mean([c.differences for c in a.of_kind(CELL) if c.variant == "gated"], axis=0)
+    assert a.of_kind(CLAIM)[0].difference == statistics.estimate(by_seed)
+
+
+def test_runs_of_the_earlier_design_are_read_at_the_best_rate_of_the_grid():
+    record, runs = sweep()
+    record["design"] = "grid"
+    others = [dataclasses.replace(r, point={RATE: rate}, test_loss=9.0) for r in runs for rate in (0.001, 0.004)
+              if r.phase == "final"]  # fmt: skip
+    a, expected = analyze(record, others + runs), analyze(record, runs)
+    assert a.claims == expected.claims
+    worse = changed(runs, {"val_loss": 2.2}, phase="tuning", variant="wide", point={RATE: 0.002})
+    worse += [dataclasses.replace(r, point={RATE: GRID[0]}) for r in worse if r.phase == "final"]
+    edge = analyze(record, worse)
+    assert edge.variants["wide"].point == {RATE: GRID[0]}
+    assert edge.warnings["edge"] == ["wide (optimizer.learning_rate = 0.001)"]
+
+
+def test_no_difference_is_shown_where_seeds_disagree():
+    record, runs = sweep()
+    noisy = [dataclasses.replace(r, test_loss=r.test_loss + 0.3 * (-1) ** r.seed)
+             if (r.phase, r.variant) == ("final", "gated") else r for r in runs]  # fmt: skip
+    assert analyze(record, noisy).claims[0].verdict == NOT_SHOWN

@@ -1,0 +1,91 @@
+"""The figures of a report: which claims, lines and labels they show for a synthetic sweep."""
+
+import dataclasses
+
+import pytest
+from synthetic_sweep import GRID, RATE, sweep
+
+from lm.sweeps import figures
+from lm.sweeps.analysis import analyze
+
+SIZES = {"small": (100, 0.4), "large": (400, 0.0)}
+DIVERGED = {"status": "diverged", "diverged_step": 3, "val_loss": None, "test_loss": None, "curve": ()}
+
+
+def texts(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
+    a = analyze(*sweep())
+    axes = figures.differences(a).axes[0]
+    assert [text.split(":")[0] for text in texts(axes)] == ["gated − plain", "wide − plain", "placebo − plain"]
+    ticks = [line for line in axes.lines if line.get_marker() == "|"]
+    shown = [c for c in a.claims if c.variant != "gated"]  # an outlier, which would hide the others: an arrow
+    assert [list(line.get_xdata()) for line in ticks[1:]] == [list(c.differences) for c in shown]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] == [
+        c.difference.mean for c in shown
+    ]
+    assert len([line for line in axes.lines if line.get_marker() == "<"]) == 1
+
+
+def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
+    record, runs = sweep(SIZES, "size")
+    runs = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.seed) == ("wide, large", 201) else r for r in runs]
+    axes = figures.differences(analyze(record, runs)).axes[0]
+    assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2  # of gated, and of the placebo
+    assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
+
+
+def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
+    record, runs = sweep()
+    (axes,) = figures.tuning(analyze(record, runs)).axes
+    lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
+    assert list(lines) == ["plain", "gated", "wide", "placebo"]
+    assert list(lines["plain"].get_xdata()) == list(GRID)
+    assert list(lines["plain"].get_ydata()) == pytest.approx([2.05, 2.0, 2.05])
+    fresh = [line for line in axes.lines if line.get_marker() == "."]
+    assert all(set(line.get_xdata()) == {0.002} for line in fresh)
+    # Words have no ratios: they are drawn at equal distances.
+    for entry in record["variants"].values():
+        entry["tune"]["optimizer.schedule"] = ["constant", "cosine"]
+    runs = [dataclasses.replace(r, point=r.point | {"optimizer.schedule": s}) for r in runs
+            for s in ("constant", "cosine") if r.phase == "tuning" or s == "cosine"]  # fmt: skip
+    _, words = figures.tuning(analyze(record, runs)).axes
+    assert (words.get_xscale(), [label.get_text() for label in words.get_xticklabels()]) == (
+        "linear", ["constant", "cosine"],
+    )  # fmt: skip
+
+
+def test_a_diverged_run_leaves_a_gap_or_a_triangle():
+    record, runs = sweep()
+    lost = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.phase) == ("wide", "tuning") and r.point[RATE] == 0.004
+            else r for r in runs]  # fmt: skip
+    (axes,) = figures.tuning(analyze(record, lost)).axes
+    triangles = [line for line in axes.lines if (line.get_marker(), line.get_linestyle()) == ("^", "None")]
+    assert [list(line.get_xdata()) for line in triangles] == [[0.004]]
+
+
+def test_curves_are_drawn_with_the_second_half_enlarged():
+    record, runs = sweep()
+    runs = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.seed) == ("wide", 3) else r for r in runs]
+    whole, end = figures.curves(analyze(record, runs)).axes
+    assert [line.get_label() for line in whole.lines] == ["plain", "gated", "placebo"]  # wide has no mean
+    assert [list(axes.lines[0].get_xdata()) for axes in (whole, end)] == [[5, 10], [5, 10]]
+
+
+def test_figures_of_runs_without_curves_and_of_untuned_variants():
+    record, runs = sweep()
+    for entry in record["variants"].values():
+        entry["tune"] = {RATE: [0.002]}
+    runs = [dataclasses.replace(r, curve=()) for r in runs if r.phase == "final"]
+    a = analyze(record, runs)
+    drawn = figures.figures(a)
+    assert list(drawn) == ["differences"]
+    assert figures.to_bytes(drawn["differences"], "svg") == figures.to_bytes(figures.differences(a), "svg")
+
+
+def test_names_are_not_read_as_mathematics():
+    record, runs = sweep()
+    record["variants"]["gated"]["arm"] = r"$\frac"
+    figures.to_bytes(figures.differences(analyze(record, runs)), "png")
