@@ -8,10 +8,7 @@ Under muP it should stay, under the standard parametrization it should fall with
 arXiv:2203.03466). The feed-forward layer widens as well. At width 32, the base, both are the same model.
 
 Result (docs/results/mup.md): muP ends 0.048 nats per token higher than the standard parametrization at width 128 and
-0.031 higher at width 64, each at its own best learning rate (0.046 and 0.021 at the estimated optima).
-
-Width 256 would take three times as long as the other widths together. It was part of an earlier run, with other seeds
-(docs/results/README.md): there muP ended 0.070 nats per token higher at this width.
+0.031 higher at width 64, each at its own best learning rate.
 The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
 They took 44 minutes on one CPU core.
 """

@@ -239,26 +239,13 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
     for name, now in record["variants"].items():
         was = old["variants"][name]
         lines = compare_configs(was["config"], configs[name])[0]
-        lines += [
-            f"{what}: {before} -> {after} (sweep -> now)"
-            for what, before, after in (
-                ("config.train.steps", was["config"]["train"]["steps"], now["config"]["train"]["steps"]),
-                *((f"{key} to choose from", was["tune"].get(key), values) for key, values in now["tune"].items()),
-                ("seeds", was["seeds"], now["seeds"]),
-                ("tuning seeds", was["tuning_seeds"], now["tuning_seeds"]),
-                ("config.eval", _evaluation(was), _evaluation(now)),
-                ("initial parameters", was["warm_starts"], now["warm_starts"]),
-                ("data", was["data"]["fingerprint"], now["data"]["fingerprint"]),
-            )
-            if before != after
-        ]
-        found += [f"  variant {name!r}: {line}" for line in lines]
+        pairs = {key: (was[key], now[key]) for key in ("tune", "seeds", "tuning_seeds", "tokens", "warm_starts")}
+        pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
+        for key in ("every", "max_batches", "batch_size"):  # they decide what is evaluated and when
+            pairs[f"config.eval.{key}"] = was["config"]["eval"][key], now["config"]["eval"][key]
+        lines += [f"{key}: {old} -> {new} (sweep -> now)" for key, (old, new) in pairs.items() if old != new]
+        found += [f"  variant {name!r}: {line}" for line in dict.fromkeys(lines)]
     return found
-
-
-def _evaluation(variant: dict) -> dict:
-    """Return the config keys that decide what is evaluated and when."""
-    return {key: variant["config"]["eval"][key] for key in ("every", "max_batches", "batch_size")}
 
 
 def read_failures(workdir: Path) -> dict[str, str]:

@@ -6,10 +6,10 @@ A run equals the same run trained alone up to rounding, not to the bit: XLA comp
 in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/test_stacked.py).
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -167,27 +167,12 @@ class StackedRuns:
         self._sources = [source.with_seed(seed) for seed in self._seeds]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
         self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
-        self._called = set()  # programs whose first call, which compiles them, has returned
-        self._seconds_of = dict.fromkeys(("compilation", "evaluation", "saving"), 0.0)  # all other seconds: steps
 
     def _put(self, tree):
         """Copy arrays (R, ...) to the devices, each run to its own."""
         dtype = jax.dtypes.canonicalize_dtype(float)
         cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
         return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
-
-    @contextlib.contextmanager
-    def _timed(self, task: str):
-        began = time.monotonic()
-        yield
-        self._seconds_of[task] += time.monotonic() - began
-
-    def _call(self, name: str, program: Callable, *arguments):
-        """Call a program; the time of its first call is that of its compilation."""
-        is_first = name not in self._called
-        self._called.add(name)
-        with self._timed("compilation") if is_first else contextlib.nullcontext():
-            return program(*arguments)
 
     def train(self, signals: Signals) -> list[dict] | None:
         """Train to the last step, from the newest checkpoint if there is one.
@@ -227,7 +212,6 @@ class StackedRuns:
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * len(self.configs)))
         seconds_before, began = record.get("seconds", 0.0), time.monotonic()
-        self._seconds_of |= record.get("seconds_of", {})
         saved, speed = began, _Speed(self.config, len(self.configs))
 
         def eval_due(step: int) -> bool:
@@ -239,15 +223,11 @@ class StackedRuns:
         def save(step: int, states) -> None:
             writer.fsync()
             seconds = seconds_before + time.monotonic() - began
-            seconds = {"seconds": seconds, "seconds_of": self._seconds_of}
-            with self._timed("saving"):
-                checkpoints.save(step, states, {"halted_at": halted_at_R.tolist()} | seconds)
+            checkpoints.save(step, states, {"halted_at": halted_at_R.tolist(), "seconds": seconds})
 
         step = first
         for done in pipeline(
-            lambda states, inputs, n: self._call(
-                "steps", self._programs.steps, states, self._resident, inputs, self._values, n
-            ),
+            lambda states, inputs, n: self._programs.steps(states, self._resident, inputs, self._values, n),
             states,
             dispatches(first, self.config),
             self._inputs,
@@ -270,10 +250,7 @@ class StackedRuns:
         for split in ("validation", "test"):
             self._write_evaluation(writer, states, steps, split, 0)
         seconds, n_runs = seconds_before + time.monotonic() - began, len(self.configs)
-        t, of_steps = self.config.train, seconds - sum(self._seconds_of.values())
-        tokens = n_runs * steps * t.batch_size * t.seq_len
-        speed = tokens / of_steps if tokens and of_steps > 0 else None
-        about = {"seconds": seconds / n_runs, "tokens_per_second": speed, "at_once": n_runs}
+        about = {"seconds": seconds / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
         lines = read_metrics(self.workdir / "metrics.jsonl")
         return [self._result(i, int(halted_at), lines) | about for i, halted_at in enumerate(halted_at_R)]
 
@@ -307,9 +284,7 @@ class StackedRuns:
             inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
             self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
-        found = self._call(f"{split} {max_batches}", self._programs.evaluate, states.params, resident, inputs)
-        with self._timed("evaluation"):
-            sums, counts = jax.device_get(found)
+        sums, counts = jax.device_get(self._programs.evaluate(states.params, resident, inputs))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         counts = [int(n) for n in counts[0]]
         lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
@@ -348,6 +323,7 @@ class _Speed:
 
     def __init__(self, config: Config, n_runs: int):
         self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
+        self._found = []
         self.restart()
 
     def restart(self) -> None:
@@ -355,7 +331,12 @@ class _Speed:
 
     def after(self, n_steps: int) -> float:
         before, self._since = self._since, time.monotonic()
-        return n_steps * self._tokens_per_step / max(self._since - before, 1e-9)
+        self._found.append(n_steps * self._tokens_per_step / max(self._since - before, 1e-9))
+        return self._found[-1]
+
+    def median(self) -> float | None:
+        """Return the median over the dispatches but the first, which compiles; None if there is no other."""
+        return statistics.median(self._found[1:]) if len(self._found) > 1 else None
 
 
 def group_by_program(configs: dict, size: int) -> list[list]:

@@ -94,7 +94,8 @@ def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned):
     base, values = "configs/shakespeare_small.py", {"data.source": "text:text.txt", "train.steps": 20}
     plan = planned(base=base, values=values, variants=TWO, **PAIR)
     assert {v.config.optimizer.warmup_steps for v in plan.variants.values()} == {1}
-    assert len(plan.warnings) == 1 and "optimizer.warmup_steps is 1 instead of 20" in plan.warnings[0]
+    assert len(plan.warnings) == 1
+    assert "optimizer.warmup_steps is 1 instead of 20" in plan.warnings[0]
 
 
 MISTAKES = [
@@ -122,7 +123,7 @@ MISTAKES = [
     ({"sizes": {"s": {}}}, "sizes: there is 1, and a comparison between sizes needs at least 2"),
     ({"sizes": SIZES | {"": {}}}, "sizes: each must have a name"),
     ({"sizes": SIZES, "texts": TEXTS}, "texts and sizes are both given; remove one"),
-    ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "the name of two variants"),
+    ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "name of two variants"),
     ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
     ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),
     ({"texts": {"docs": {}}}, "texts: there is 1"),
@@ -232,7 +233,8 @@ def test_the_sweeps_of_configs_follow_the_design(path: Path):
     if path.stem != "cmu_15780":  # nothing is tuned, and a run is long
         assert (plan.budget.tuning_seeds, plan.budget.seeds) == (2, 10)
     if plan.comparisons:
-        assert set(plan.sweep.placebo) <= {"model.rope_pairing", "model.sinusoidal_order"} and plan.placebos
+        assert set(plan.sweep.placebo) <= {"model.rope_pairing", "model.sinusoidal_order"}
+        assert plan.placebos
         for placebo, baseline in plan.placebos:
             ours, theirs = plan.variants[placebo].config.model, plan.variants[baseline].config.model
             assert ours != theirs

@@ -121,7 +121,7 @@ def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
     text = str(caught.value)
     assert "holds another sweep" in text
     assert "budget: quick -> full (sweep -> now)" in text
-    assert "variant 'glu': optimizer.learning_rate to choose from: [0.02, 0.04, 0.08] -> [0.5] (sweep -> now)" in text
+    assert "variant 'glu': tune: {'optimizer.learning_rate': [0.02, 0.04, 0.08]} -> {" in text
     assert f"variant 'glu': seeds: {glu['seeds']} -> [1, 2] (sweep -> now)" in text
 
 

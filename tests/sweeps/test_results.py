@@ -65,7 +65,8 @@ def test_a_damaged_line_costs_its_run_alone(workdir):
         (workdir / RUNS).write_bytes(before[0] + damaged + before[2])
         warnings = []
         assert read_runs(workdir, warnings.append) == [FINISHED, OTHER], damaged
-        assert len(warnings) == 1 and f"{workdir / RUNS}, line 2: " in warnings[0]
+        assert len(warnings) == 1
+        assert f"{workdir / RUNS}, line 2: " in warnings[0]
     drop_damaged_lines(workdir)
     assert lines(workdir) == [before[0], before[2]]
     assert (workdir / f"{RUNS}.damaged").read_bytes() == damaged

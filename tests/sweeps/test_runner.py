@@ -146,7 +146,8 @@ def test_a_group_that_fails_does_not_stop_the_others(tmp_path, fake, monkeypatch
     n_failed = len(first.failed)
     assert n_failed == sum("failed: RuntimeError: out of memory" in line for line in lines) > 0
     assert read_failures(tmp_path) == {"layer": "RuntimeError: out of memory"}
-    assert points(tmp_path, "final", "rms") and not points(tmp_path, "final", "layer")
+    assert points(tmp_path, "final", "rms")
+    assert not points(tmp_path, "final", "layer")
     monkeypatch.setattr(Fake, "train", train)
     assert start(tmp_path).run() == 0
     assert read_failures(tmp_path) == {}

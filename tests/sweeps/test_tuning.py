@@ -55,7 +55,8 @@ def test_every_tuned_value_moves_to_the_vertex_in_its_own_direction():
     choice = choose(lists, bowl(lists, (0.0034, 0.12)))
     assert choice.best == (0.004, 0.1)
     assert choice.point == (0.0034, 0.12)
-    assert not choice.missing and not choice.at_edge
+    assert not choice.missing
+    assert not choice.at_edge
 
 
 def test_a_best_value_at_an_edge_extends_its_list_by_the_same_ratio():

@@ -38,7 +38,7 @@ def planned(config, changes=(), rates=(1e-3,), **matches) -> PlannedVariant:
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
-    sweep = Sweep(question="?", base="base.py", variants=dict.fromkeys(variants, {}), baseline=next(iter(variants)))
+    sweep = Sweep(question="?", base="base.py", variants={key: {} for key in variants}, baseline=next(iter(variants)))
     return Plan("name", "", sweep, "full", Budget(tuning_seeds=2, seeds=5), variants, ())
 
 
@@ -94,7 +94,8 @@ def test_a_config_is_checked_again_after_its_steps_and_width_are_computed(monkey
     with pytest.raises(UserError) as found:
         resolve(3)
     warmup, profile = found.value.problems
-    assert warmup.startswith("variant 'a', with train.steps from ") and "config.optimizer.warmup_steps: 2 is" in warmup
+    assert warmup.startswith("variant 'a', with train.steps from ")
+    assert "config.optimizer.warmup_steps: 2 is" in warmup
     assert "config.train.profile: (10, 12) must be (first, last)" in profile
 
 
@@ -158,7 +159,8 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
     }
     described = describe_variants(plan_of({name: v.plan for name, v in variants.items()}), variants)
     assert f"training: {(13 * 7.0 + 5 * 100.0) * 10 * 4 * 16:.3g} FLOPs" in described
-    assert "8 runs to tune (2 tuning seeds)" in described and "10 runs at the tuned values" in described
+    assert "8 runs to tune (2 tuning seeds)" in described
+    assert "10 runs at the tuned values" in described
 
 
 @pytest.fixture(scope="module")
