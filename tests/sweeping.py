@@ -65,8 +65,8 @@ def command(workdir, config=SWEEP) -> list[str]:
 
 
 def results(workdir) -> dict:
-    """Return the finished runs by key, without times and devices."""
+    """Return the finished runs by key, without times, devices and commits."""
     found = read_runs(workdir)
     assert len({run.key for run in found}) == len(found)
-    left_out = {"seconds": 0.0, "tokens_per_second": None, "at_once": 0}
+    left_out = {"seconds": 0.0, "tokens_per_second": None, "at_once": 0, "commit": ""}
     return {run.key: dataclasses.replace(run, **left_out) for run in found}

@@ -37,10 +37,11 @@ def test_the_packages_import_one_way():
     assert order.index("layers") < order.index("model") < order.index("step") < order.index("training")
 
 
-def test_the_packages_of_sweeps_import_one_way():
+def test_the_modules_of_sweeps_import_one_way():
     order = import_order("lm/sweeps")
-    assert order.index("design") < order.index("storage") < order.index("analysis") < order.index("training")
-    assert order.index("statistics") < order.index("analysis") < order.index("report")
+    assert order.index("tuning") < order.index("declare") < order.index("plan") < order.index("variants")
+    assert order.index("results") < order.index("analysis") < order.index("report")
+    assert order.index("variants") < order.index("runner")
 
 
 def test_the_modules_import_one_way():

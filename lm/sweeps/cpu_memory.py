@@ -14,7 +14,7 @@ PARAMETERS = 2**22  # of a model whose gradients stay in the caches while micro-
 
 def n_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # not on macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def micro_batch_size(config: Config) -> int | None:

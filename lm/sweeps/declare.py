@@ -12,6 +12,7 @@ from lm.sweeps.tuning import LEARNING_RATE, Lists
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 MARGIN = 0.005  # nats per token
+MISSING: Any = None  # a required field that is not given, which `load_sweep` reports
 MATCHED_KEYS = {"params": "model.d_ff", "flops": "model.d_ff", "tokens": "train.steps"}
 
 Values = dict[str, Any]  # dotted config keys and their values
@@ -40,8 +41,8 @@ class Budget(_Declared):
         unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    tuning_seeds: int = None  # None: missing, which `load_sweep` reports
-    seeds: int = None
+    tuning_seeds: int = MISSING
+    seeds: int = MISSING
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
     tune: Lists = dataclasses.field(default_factory=dict)
@@ -78,14 +79,14 @@ class Sweep(_Declared):
         unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    question: str = None
-    base: str = None
-    variants: Variants = None
-    baseline: str = None
-    comparisons: tuple[tuple[str, str], ...] = None
-    learning_rates: tuple[float, ...] = None
+    question: str = MISSING
+    base: str = MISSING
+    variants: Variants = MISSING
+    baseline: str = MISSING
+    comparisons: tuple[tuple[str, str], ...] = MISSING
+    learning_rates: tuple[float, ...] | None = None
     tune: Lists = dataclasses.field(default_factory=dict)
-    budgets: dict[str, Budget] = None
+    budgets: dict[str, Budget] = MISSING
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
@@ -106,7 +107,7 @@ class Sweep(_Declared):
 def lists_of(declared: Sweep | Budget) -> dict[str, Any]:
     """Return the lists of a sweep or budget by config key, the learning rate first."""
     rates = {} if declared.learning_rates is None else {LEARNING_RATE: declared.learning_rates}
-    return rates | declared.tune
+    return {**rates, **declared.tune}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +116,12 @@ class Match:
 
     Attributes:
         what: "params" or "flops", for model.d_ff; "tokens", for train.steps.
-        of: the variant that is matched; None for "tokens".
+        of: the variant that is matched; "" for "tokens", until it is planned.
         ratio: tokens per parameter.
     """
 
     what: str
-    of: str | None
+    of: str
     ratio: float = 1.0
 
     def __str__(self) -> str:
@@ -148,7 +149,7 @@ def match_tokens(per_parameter: float) -> Match:
     """
     if not 0 < per_parameter < math.inf:
         raise ValueError(f"match_tokens({per_parameter!r}): the number must be positive and finite")
-    return Match("tokens", None, per_parameter)
+    return Match("tokens", "", per_parameter)
 
 
 def in_cell(arm: str, cell: str) -> str:
@@ -206,7 +207,7 @@ def zipped(*axes: Variants) -> Variants:
 
 
 def _merged(axes, names) -> Values:
-    merged = {}
+    merged: Values = {}
     for axis, name in zip(axes, names, strict=True):
         if both := merged.keys() & axis[name].keys():
             raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")

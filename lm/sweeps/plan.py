@@ -134,7 +134,9 @@ def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVaria
     arms = dict(sweep.variants)
     if sweep.placebo:
         arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
-    planned, warnings, problems = {}, [], []
+    planned: dict[str, PlannedVariant] = {}
+    warnings: list[str] = []
+    problems: list[str] = []
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
         name, changes = in_cell(arm, cell), of_cell | of_arm
         tuned = sweep.lists | budget.lists
@@ -150,7 +152,7 @@ def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVaria
             except UserError as error:
                 problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         width, length = matches.get("model.d_ff"), matches.get("train.steps")
-        width = width and dataclasses.replace(width, of=in_cell(width.of or "", cell))
+        width = width and dataclasses.replace(width, of=in_cell(width.of, cell))
         length = length and dataclasses.replace(length, of=in_cell(sweep.baseline, cell))
         if configs:
             planned[name] = PlannedVariant(arm, cell, changes, lists, configs[0], width, length)

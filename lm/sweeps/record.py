@@ -11,7 +11,7 @@ from lm.command_line.sweeping import BUDGETS
 from lm.config import Config, to_dict
 from lm.config.values import short
 from lm.errors import TemporaryError, UserError
-from lm.files import COUNT, lock, read_json, refuse_links, to_json, write_text
+from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.sweeps.declare import PLACEBO
 
 SWEEP = "sweep.json"
@@ -141,10 +141,9 @@ def read_record(workdir: Path) -> dict:
     """Read sweep.json; its names are data, and cannot lead out of a directory that others made.
 
     Raises:
-        UserError: the file is missing, a link, or corrupted.
+        UserError: the file is missing or corrupted.
     """
     path = workdir / SWEEP
-    refuse_links([path])
     try:
         record = read_json(path, _SHAPE, ADVICE)
     except (FileNotFoundError, NotADirectoryError):
@@ -250,10 +249,9 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
 
 def read_failures(workdir: Path) -> dict[str, str]:
     """Return by variant the last error of its runs that failed. Damaged files are left out."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted((workdir / "failed").glob("*.json")):
         with contextlib.suppress(UserError, OSError):
-            refuse_links([path])
             failure = read_json(path, {"variants": [str], "error": str})
             found |= dict.fromkeys(failure["variants"], failure["error"])
     return found

@@ -19,7 +19,7 @@ from typing import Any
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import COUNT, name_errors, parse_json, refuse_links, to_json, without_links, write_text
+from lm.files import COUNT, name_errors, parse_json, read_bytes, to_json, without_links, write_text
 from lm.sweeps.tuning import LEARNING_RATE, Choice, Outcome, choose, outcome
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
@@ -140,9 +140,16 @@ def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[
 
 def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
     """Return the runs by line number, and the errors of damaged lines by theirs."""
-    refuse_links([path])
-    runs, damaged = {}, {}
-    content = path.read_bytes() if path.exists() else b""
+    if path.is_symlink():
+        raise UserError(f"{path} is a symbolic link: runs are appended to a file; replace it by what it names")
+    runs: dict[int, Run] = {}
+    damaged: dict[int, str] = {}
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        content = b""
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}; remove it") from None
     for number, line in enumerate(content.splitlines(), 1):
         try:
             runs[number] = from_line(line)
@@ -154,7 +161,6 @@ def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
 def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
     """Append finished runs to a sweep's file; the caller holds the lock of the directory."""
     path = workdir / RUNS
-    refuse_links([path])
     lines = "".join(f"{to_line(run)}\n" for run in runs)
     with name_errors(path), open(path, "a+b", opener=without_links) as file:
         file.seek(max(0, file.tell() - 1))
@@ -221,7 +227,9 @@ def _from_row(row: dict[str, str]) -> Run:
         seconds=float(row.get("seconds") or 0),
         tokens_per_second=optional(float, "tokens_per_second"),
         at_once=int(row.get("at_once") or 1),
-        **{key: row.get(key) or "" for key in ("processor", "device", "commit")},
+        processor=row.get("processor") or "",
+        device=row.get("device") or "",
+        commit=row.get("commit") or "",
     )
 
 
@@ -243,7 +251,8 @@ def stuck_above(record: dict, variant: str, split: str) -> float:
 
 def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, Outcome]:
     """Return the outcome of each point of a variant all of whose tuning runs are finished."""
-    about, losses = record["variants"][variant], {}
+    about = record["variants"][variant]
+    losses: dict[tuple, dict[int, float | None]] = {}
     for run in runs:
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from lm.cost.units import duration
 from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.runtime import log_to
@@ -29,10 +30,10 @@ from lm.sweeps.results import (
     read_runs,
 )
 from lm.sweeps.stacked import StackedRuns, group_by_program, make_timer, program_of, runs_that_fit
-from lm.sweeps.tuning import choose
+from lm.sweeps.tuning import Outcome, choose
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
 from lm.text_tables import plural
-from lm.training.progress import Progress, duration
+from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
 from lm.workdir.saved_run import newest_checkpoint
@@ -124,7 +125,7 @@ class _Runner:
         self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
         self.say, self.signals = say, signals
         self.failed: list[list[Key]] = []  # groups of runs
-        self._deadly = set()  # programs that have killed too many processes
+        self._deadly: set[tuple] = set()  # programs that have killed too many processes
         with wait_for_lock(workdir):
             self.runs = {run.key: run for run in read_runs(workdir, say)}
             drop_damaged_lines(workdir)
@@ -151,20 +152,23 @@ class _Runner:
 
         The rounds are the same in all processes, whatever has finished: groups of runs are claimed by their content.
         """
-        known, open_ = {name: {} for name in self.variants}, dict.fromkeys(self.variants)
+        known: dict[str, dict[tuple, Outcome]] = {name: {} for name in self.variants}
+        open_ = list(self.variants)
         while open_ and not self.signals.received:
             todo = {name: choose(self.record["variants"][name]["tune"], known[name]).missing for name in open_}
-            open_ = {name: None for name, points in todo.items() if points}
+            open_ = [name for name, points in todo.items() if points]
             self.train([("tuning", n, p, s) for n in open_ for p in todo[n] for s in self.variants[n].tuning_seeds])
             for name in list(open_):
                 found = outcomes_of(self.record, self.runs.values(), name)
                 if not found.keys() >= set(todo[name]):
-                    del open_[name], known[name]  # some of its runs failed
+                    open_.remove(name)  # some of its runs failed
+                    del known[name]
                     continue
                 known[name] |= {point: found[point] for point in todo[name]}
         points = {}
         for name in known if not self.signals.received else ():
             choice = choice_of(self.record, self.runs.values(), name)
+            assert choice.point  # nothing is missing
             points[name] = choice.point
             if len(self.record["variants"][name]["tune"]) > 1 or self.variants[name].plan.n_points:
                 self.say(f"{name}: tuned to {self._describe(choice.point)} (best tried: {self._describe(choice.best)})")
@@ -172,9 +176,9 @@ class _Runner:
                 self.say(f"WARNING: {name}: the best {key} is still at the edge of its list, which was extended")
         return points
 
-    def _describe(self, point: tuple) -> str:
+    def _describe(self, point: tuple | None) -> str:
         keys = [key.rpartition(".")[2] for key in self.record["tune"]]
-        return ", ".join(f"{key} {value}" for key, value in zip(keys, point, strict=True))
+        return ", ".join(f"{key} {value}" for key, value in zip(keys, point or (), strict=True))
 
     def train(self, keys: list[Key]) -> None:
         """Train the missing runs of these, in groups that share a program."""
@@ -191,8 +195,8 @@ class _Runner:
                     if not (claimed and missing):
                         continue
                     title = f"{group[0][0]} {groups.index(group) + 1}/{len(groups)}"
-                    left = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
-                    left = f", {duration(left)} left for all {group[0][0]} runs" if n_trained else ""
+                    seconds = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
+                    left = f", {duration(seconds)} left for all {group[0][0]} runs" if n_trained else ""
                     names = ", ".join(sorted({name for _, name, _, _ in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
                     if self._try(title, group, missing):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from lm.config import Config
+from lm.config import Resolved
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.step import eval_step, init_state, train_steps
@@ -38,7 +38,7 @@ TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "f
 SAVE_EVERY = 120.0  # seconds between two checkpoints
 
 
-def split_config(config: Config) -> tuple[Config, dict[str, float]]:
+def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
     """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
@@ -54,13 +54,13 @@ def split_config(config: Config) -> tuple[Config, dict[str, float]]:
     return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
 
 
-def program_of(config: Config) -> tuple:
+def program_of(config: Resolved) -> tuple:
     """Return a key that is equal for two configs if, and only if, their runs share a program."""
     program, values = split_config(config)
     return program, tuple(values)
 
 
-def with_values(config: Config, values: dict, seed=None) -> Config:
+def with_values(config: Resolved, values: dict, seed=None) -> Resolved:
     """Return the config with other values.
 
     Args:
@@ -83,7 +83,7 @@ class Programs(NamedTuple):
 
 
 @functools.cache
-def make_programs(program: Config, runs_per_device: int, n_devices: int | None = None) -> Programs:
+def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None = None) -> Programs:
     """Make the programs for several runs; each device vectorizes its share of them (vmap).
 
     Args:
@@ -143,7 +143,7 @@ class StackedRuns:
 
     def __init__(
         self,
-        configs: list[Config],
+        configs: list[Resolved],
         corpus: Corpus,
         workdir: Path,
         *,
@@ -166,7 +166,8 @@ class StackedRuns:
         source = BatchSource(corpus.split("train"), self.config)
         self._sources = [source.with_seed(seed) for seed in self._seeds]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
-        self._evaluated = {}  # the inputs of an evaluation by (split, max_batches), on the devices
+        # The inputs of an evaluation by (split, max_batches), on the devices.
+        self._evaluated: dict[tuple[str, int], tuple] = {}
 
     def _put(self, tree):
         """Copy arrays (R, ...) to the devices, each run to its own."""
@@ -193,7 +194,8 @@ class StackedRuns:
             by_run = self._programs.by_run
             abstract = jax.eval_shape(self._programs.init, seeds)
             abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
-            return checkpoints.restore(abstract)
+            if found := checkpoints.restore(abstract):
+                return found
         states = self._programs.init(seeds)
         if self._warm_starts:
             states = states.replace(params=self._warm_started(states.params))
@@ -321,9 +323,9 @@ class StackedRuns:
 class _Speed:
     """Measure the tokens per second of all runs together, from one dispatch to the next."""
 
-    def __init__(self, config: Config, n_runs: int):
+    def __init__(self, config: Resolved, n_runs: int):
         self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
-        self._found = []
+        self._found: list[float] = []
         self.restart()
 
     def restart(self) -> None:
@@ -347,7 +349,7 @@ def group_by_program(configs: dict, size: int) -> list[list]:
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 
-def runs_that_fit(config: Config, corpus: Corpus) -> int:
+def runs_that_fit(config: Resolved, corpus: Corpus) -> int:
     """Return how many runs to vectorize on each device: as many as fit in its memory, and one on a CPU."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
@@ -358,11 +360,12 @@ def runs_that_fit(config: Config, corpus: Corpus) -> int:
     state = jax.eval_shape(functools.partial(init_state, program), 0)
     one_run = lambda state, inputs, own: train_steps(state, source.resident, inputs, 1, with_values(program, own))  # noqa: E731
     memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
+    assert memory
     per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
     return max(1, int(0.8 * limit / max(per_run, 1)))
 
 
-def make_timer(config: Config, corpus: Corpus, runs_per_device: int, n_devices: int) -> Callable[[], float]:
+def make_timer(config: Resolved, corpus: Corpus, runs_per_device: int, n_devices: int) -> Callable[[], float]:
     """Compile runs of a config; return a function that trains them for one dispatch and returns total tokens/s."""
     program, values = split_config(config)
     programs = make_programs(program, runs_per_device, n_devices)
@@ -370,14 +373,14 @@ def make_timer(config: Config, corpus: Corpus, runs_per_device: int, n_devices: 
     source = BatchSource(corpus.split("train"), program)
     resident = jax.device_put(source.resident, programs.replicated)
     inputs = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, t.steps_per_dispatch))
-    values = {name: np.full(n, value, np.float32) for name, value in values.items()}
-    inputs, values, seeds = jax.device_put((inputs, values, np.zeros(n, np.uint32)), programs.by_run)
+    stacked = {name: np.full(n, value, np.float32) for name, value in values.items()}
+    inputs, stacked, seeds = jax.device_put((inputs, stacked, np.zeros(n, np.uint32)), programs.by_run)
     states = programs.init(seeds)
 
     def dispatch() -> float:
         nonlocal states
         began = time.monotonic()
-        states, metrics = programs.steps(states, resident, inputs, values, np.int32(t.steps_per_dispatch))
+        states, metrics = programs.steps(states, resident, inputs, stacked, np.int32(t.steps_per_dispatch))
         jax.block_until_ready(metrics)
         return n * t.steps_per_dispatch * t.batch_size * t.seq_len / (time.monotonic() - began)
 

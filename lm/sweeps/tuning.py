@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lm.config.schema import schema
 from lm.config.values import checked
@@ -54,7 +55,7 @@ def outcome(losses: Sequence[float | None], stuck_above: float = math.inf) -> Ou
     return Outcome(len(losses) - len(finite), len(finite) - len(learned), mean)
 
 
-def parabola_vertex(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def parabola_vertex(x: npt.ArrayLike, y: npt.ArrayLike) -> np.ndarray:
     """Return where the parabolas through three points each are lowest, between the first and the last point.
 
     Args:
@@ -133,26 +134,25 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome]) -> Choice:
     >>> choose(rates, found | {(0.0005,): outcome([2.5])}).point
     (0.001,)
     """
-    declared, lists = lists, {key: tuple(values) for key, values in lists.items()}
+    longer = {key: tuple(values) for key, values in lists.items()}
     while True:
-        points = list(itertools.product(*lists.values()))
+        points: list[Point] = list(itertools.product(*longer.values()))
         if len(points) == 1:
-            return Choice(lists, (), points[0], points[0])
+            return Choice(longer, (), points[0], points[0])
         if missing := tuple(point for point in points if point not in outcomes):
-            return Choice(lists, missing)
-        best = dict(zip(lists, min(points, key=lambda point: outcomes[point].rank), strict=True))
-        edges = tuple(key for key, values in lists.items() if len(values) > 1 and best[key] in (values[0], values[-1]))
-        wider = {
-            key: longer
-            for key in edges
-            if len(lists[key]) < len(declared[key]) + MAX_EXTENSIONS
-            and (longer := extended(key, lists[key], best[key])) != lists[key]
-        }
-        if not wider:
+            return Choice(longer, missing)
+        found = [outcomes[point].rank for point in points]
+        lowest = points[found.index(min(found))]
+        best = dict(zip(longer, lowest, strict=True))
+        edges = [key for key, values in longer.items() if _is_scale(values) and best[key] in (values[0], values[-1])]
+        before = longer
+        for key in edges:
+            if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:
+                longer = longer | {key: extended(key, longer[key], best[key])}
+        if longer == before:
             break
-        lists |= wider
-    point = tuple(_vertex_along(key, lists, best, outcomes) for key in lists)
-    return Choice(lists, (), tuple(best.values()), point, tuple(key for key in edges if _is_scale(lists[key])))
+    point = tuple(_vertex_along(key, longer, best, outcomes) for key in longer)
+    return Choice(longer, (), lowest, point, tuple(edges))
 
 
 def extended(key: str, values: Sequence[Any], best: Any) -> tuple:
@@ -188,7 +188,7 @@ def _vertex_along(key: str, lists: dict[str, tuple], best: dict[str, Any], outco
     values = lists[key]
     if not _is_scale(values):
         return best[key]
-    line = [outcomes[tuple((best | {key: value}).values())] for value in values]
+    line = [outcomes[tuple({**best, key: value}.values())] for value in values]
     # A run that diverged or got stuck is not on a parabola.
     losses = [math.inf if found.n_diverged or found.n_stuck else found.loss for found in line]
     return vertex(values, losses, values.index(best[key]))

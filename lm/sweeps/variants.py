@@ -13,7 +13,7 @@ import numpy as np
 
 from lm import data, parameters
 from lm.command_line.loading import check_config
-from lm.config import MESH_AXES, Config, flatten, to_dict
+from lm.config import MESH_AXES, Resolved, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus, batches
@@ -45,7 +45,7 @@ class Variant:
     """
 
     plan: PlannedVariant
-    config: Config
+    config: Resolved
     corpus: Corpus
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
@@ -69,7 +69,7 @@ class Variant:
     def first_point(self) -> tuple:
         return tuple(values[0] for values in self.plan.lists.values())
 
-    def run_config(self, point: tuple, seed: int) -> Config:
+    def run_config(self, point: tuple, seed: int) -> Resolved:
         """Return the config of one run; `point` has a value of each list."""
         values = {key.removeprefix("optimizer."): value for key, value in zip(self.plan.lists, point, strict=True)}
         return with_values(self.config, values, seed)
@@ -114,7 +114,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
     return variants
 
 
-def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Config, Corpus]]:
+def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
     corpora, resolved, problems = {}, {}, []
     for name, planned in plan.variants.items():
         config = planned.config
@@ -133,7 +133,7 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Config, Corpus]]:
     return resolved
 
 
-def _check_computed(plan: Plan, resolved: dict[str, tuple[Config, Corpus]]) -> None:
+def _check_computed(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
     """Raise UserError with the mistakes in the configs whose width or length was computed."""
     problems = []
     for name, planned in plan.variants.items():
@@ -154,8 +154,12 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
         return {}
     seeds = [*variant.seeds, *(variant.tuning_seeds if variant.plan.n_points else ())]
     configs = {seed: variant.run_config(variant.first_point, seed) for seed in seeds}
-    found = {seed: warm_start(config, variant.corpus, lambda text: None) for seed, config in configs.items()}
-    groups = {}  # seeds whose runs load the same parameters
+    found: dict[int, WarmStart] = {}
+    for seed, config in configs.items():
+        start = warm_start(config, variant.corpus, lambda text: None)
+        assert start  # init_from is set
+        found[seed] = start
+    groups: dict[tuple, list[int]] = {}  # seeds whose runs load the same parameters
     for seed, start in found.items():
         groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)
     for alike in groups.values():
@@ -163,7 +167,7 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
     return found
 
 
-def matched(config: Config, match: Match, target: Config) -> Config:
+def matched(config: Resolved, match: Match, target: Resolved) -> Resolved:
     """Return a config with the d_ff at which its parameters or FLOPs, linear in d_ff, are nearest to another config's.
 
     Args:
@@ -172,25 +176,26 @@ def matched(config: Config, match: Match, target: Config) -> Config:
         target: the resolved config of the variant `match.of`.
     """
 
-    def with_width(d_ff: int) -> Config:
+    def with_width(d_ff: int) -> Resolved:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
 
-    def measure(c: Config) -> float:
+    def measure(c: Resolved) -> float:
         return flops.flops_per_token(c.model, c.train.seq_len) if match.what == "flops" else _n_params(c)
 
     one, two = measure(with_width(1)), measure(with_width(2))
     return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
 
 
-def trained_on(config: Config, tokens: float) -> Config:
+def trained_on(config: Resolved, tokens: float) -> Resolved:
     """Return the config with train.steps for this many tokens, and warm-up, decay and evaluations in proportion."""
     t, o = config.train, config.optimizer
     steps = max(1, round(tokens / (t.batch_size * t.seq_len)))
 
-    def in_proportion(n: int | None) -> int | None:
+    def in_proportion(n: int) -> int:
         return n and max(1, round(n * steps / max(t.steps, 1)))
 
-    warmup_steps, decay_steps = min(in_proportion(o.warmup_steps), steps - 1), in_proportion(o.decay_steps)
+    warmup_steps = min(in_proportion(o.warmup_steps), steps - 1)
+    decay_steps = None if o.decay_steps is None else in_proportion(o.decay_steps)
     return dataclasses.replace(
         config,
         train=dataclasses.replace(t, steps=steps),
@@ -199,7 +204,7 @@ def trained_on(config: Config, tokens: float) -> Config:
     )
 
 
-def _n_params(config: Config) -> int:
+def _n_params(config: Resolved) -> int:
     return parameters.count(parameters.parameter_table(config.model))
 
 
@@ -249,7 +254,7 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
         raise UserError(*problems)
 
 
-def fingerprint(config: Config, corpus: Corpus, warm: WarmStart | None = None) -> str:
+def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None) -> str:
     """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
 
     Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:

@@ -211,7 +211,7 @@ def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
 def test_a_linked_lock_of_a_group_is_an_error_and_not_another_process(tmp_path):
     (tmp_path / ".claims" / "group").mkdir(parents=True)
     (tmp_path / ".claims" / "group" / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="is a symbolic link"), start(tmp_path)._claim("group"):
+    with pytest.raises(UserError, match="not a file but a link"), start(tmp_path)._claim("group"):
         pass
 
 
