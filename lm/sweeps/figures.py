@@ -66,7 +66,7 @@ def differences(a: Analysis) -> Figure:
     heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
     figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + ROW * len(labels)), layout="constrained")
     axes = figure.subplots()
-    limits, top = _limits(claims), 0.0
+    limits, top = _limits(claims, a.record["margin"]), 0.0
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for claim, label, height in zip(claims, labels, heights, strict=True):
         axes.text(0.0, top, label, transform=axes.get_yaxis_transform(), va="top", fontsize=9, bbox=white)
@@ -106,18 +106,20 @@ def nats(x: float) -> str:
     return f"{x:+.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:+.0e}"
 
 
-def _limits(claims: list[Claim]) -> tuple[float, float]:
-    """Return the limits of an axis that shows 0 and all comparisons but outliers.
+def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
+    """Return the limits of an axis that shows 0, the margin and all comparisons but outliers.
 
     An outlier reaches more than 4 times as far from 0 as the median of the comparisons.
     """
     found = [c for c in claims if c.difference]
-    ends = [(0.0, *c.differences, *(c.difference.interval() if len(c.differences) > 2 else ())) for c in found]
+    # The interval of two differences is too wide to be shown.
+    ends = [(-margin, margin, *c.differences, *((c.holm_low, c.holm_high) if len(c.differences) > 2 else ()))
+            for c in found]  # fmt: skip
     reach = [max(map(abs, values)) for values in ends]
     shown = [v for v, far in zip(ends, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]
     low, high = min(map(min, shown)), max(map(max, shown))
-    margin = 0.06 * (high - low) or 1e-3
-    return low - margin, high + margin
+    space = 0.06 * (high - low)
+    return low - space, high + space
 
 
 def _draw_claim(axes, claim: Claim, y: float, limits: tuple[float, float]) -> None:

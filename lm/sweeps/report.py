@@ -20,7 +20,7 @@ import markdown
 from markupsafe import Markup
 
 from lm.errors import UserError
-from lm.files import read_json, refuse_links, to_json, write_bytes, write_text
+from lm.files import read_json, to_json, write_bytes, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.figures import figures, nats, to_bytes, words
@@ -298,7 +298,6 @@ def to_report_json(a: Analysis) -> str:
 def write_report(a: Analysis, directory: Path) -> list[Path]:
     """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the paths."""
     written = [directory / name for name in ("report.html", "report.md", "claims.csv", "runs.csv", "report.json")]
-    refuse_links([directory / "figures", *written])
     drawn = figures(a)
     _write_figures(drawn, directory / "figures")
     paths = {name: f"figures/{name}.png" for name in drawn}
@@ -324,8 +323,7 @@ def publish(a: Analysis, directory: Path) -> Path:
         raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
     if not is_file_name(name):
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
-    refuse_links([page])
-    page.mkdir(parents=True, exist_ok=True)
+    _make_directory(page)
     variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
     record = {key: value for key, value in a.record.items() if key != "sha256"} | {"variants": variants}
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
@@ -335,7 +333,6 @@ def publish(a: Analysis, directory: Path) -> Path:
 
 def read_page(page: Path) -> Analysis:
     """Analyze a published page again, from its sweep.json and runs.csv."""
-    refuse_links([page])
     return analyze(read_json(page / "sweep.json"), runs_from_csv(page / "runs.csv"))
 
 
@@ -346,7 +343,6 @@ def write_page(a: Analysis, directory: Path) -> Path:
     """
     name = a.record["name"]
     page = directory / name
-    refuse_links([directory / f"{name}.md", page])
     _write_figures(figures(a), page)
     paths = {figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()}
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
@@ -356,6 +352,17 @@ def write_page(a: Analysis, directory: Path) -> Path:
 
 
 def _write_figures(drawn: Mapping[str, Any], directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    _make_directory(directory)
     for name, figure in drawn.items():
         write_bytes(directory / f"{name}.png", to_bytes(figure, "png"))
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory if it is missing; refuse a link, which somebody else may have left. Links of files are replaced.
+
+    Raises:
+        UserError: it is a link or not a directory.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} is a link or not a directory: files would be written elsewhere; remove it")
+    path.mkdir(parents=True, exist_ok=True)
