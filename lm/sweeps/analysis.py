@@ -169,8 +169,8 @@ def _variant(record: dict, runs: Sequence[Run], name: str) -> Variant:
     return Variant(
         name=name,
         about=about,
-        point=dict(zip(about["tune"], choice.point, strict=True)),
-        best=dict(zip(about["tune"], choice.best, strict=True)),
+        point=dict(zip(about["tune"], choice.point or (), strict=True)),
+        best=dict(zip(about["tune"], choice.best or (), strict=True)),
         at_edge=choice.at_edge,
         runs=final,
         losses=losses,
@@ -191,8 +191,11 @@ def _at_best_of_grid(record: dict, runs: Sequence[Run], name: str) -> tuple[Choi
         if (run.phase, run.variant) == ("tuning", name):
             tuned.setdefault(run.point[key], []).append(run.val_loss)
     best = min(tuned, key=lambda value: outcome(tuned[value], limit).rank) if tuned else values[0]
-    final = [run for run in runs if (run.phase, run.variant) == ("final", name)]
-    final = {run.seed: run for run in final if math.isclose(run.point[key], best, rel_tol=1e-6)}
+    final = {
+        run.seed: run
+        for run in runs
+        if (run.phase, run.variant) == ("final", name) and math.isclose(run.point[key], best, rel_tol=1e-6)
+    }
     at_edge = (key,) if len(values) > 1 and best in (values[0], values[-1]) else ()
     return Choice({key: tuple(values)}, (), (best,), (best,), at_edge), dict(sorted(final.items()))
 
@@ -231,18 +234,19 @@ def _mean(record: dict, group: Sequence[Claim]) -> Claim:
         return dataclasses.replace(claim, missing=f"no result at {', '.join(lost)}")
     if len(group) < 2:
         return dataclasses.replace(claim, missing="one cell only")
-    found = statistics.mean_over_cells([c.difference for c in group])
+    differences = [c.difference for c in group if c.difference]
+    found = statistics.mean_over_cells(differences)
     if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
         # An earlier page: all cells have the same seeds, so that their differences are correlated.
         found = found._replace(mean=statistics.estimate(np.mean([c.differences for c in group], axis=0)))
-    multipliers = [c.log_multiplier for c in group]
+    multipliers = [c.log_multiplier for c in group if c.log_multiplier]
     return dataclasses.replace(
         claim,
         difference=found.mean,
-        differences=tuple(c.difference.mean for c in group),
+        differences=tuple(d.mean for d in differences),
         tau=found.tau,
         prediction=found.prediction,
-        log_multiplier=statistics.mean_over_cells(multipliers).mean if all(multipliers) else None,
+        log_multiplier=statistics.mean_over_cells(multipliers).mean if len(multipliers) == len(group) else None,
     )
 
 
@@ -256,7 +260,9 @@ def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -
     if len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1 or not compute_S2.all():
         return list(group)
     losses_S2N = [[[v.losses[seed] for seed in a.losses if seed in b.losses] for v in (a, b)] for a, b in pairs]
-    found = statistics.log_multipliers(compute_S2, losses_S2N) or [None] * len(group)
+    found = statistics.log_multipliers(compute_S2, losses_S2N)
+    if found is None:
+        return list(group)
     return [dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)]
 
 

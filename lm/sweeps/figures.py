@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+from lm.sweeps.statistics import Estimate
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
@@ -72,7 +73,7 @@ def differences(a: Analysis) -> Figure:
         axes.text(0.0, top, label, transform=axes.get_yaxis_transform(), va="top", fontsize=9, bbox=white)
         top -= height + ROW
         if claim.difference:
-            _draw_claim(axes, claim, top + 0.65 * ROW, limits)
+            _draw_claim(axes, claim, claim.difference, top + 0.65 * ROW, limits)
     margin = a.record["margin"]
     axes.axvspan(-margin, margin, color="#eeeeee", linewidth=0, zorder=-1)
     axes.axvline(0, color="black", linewidth=0.8, zorder=0)
@@ -122,11 +123,11 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
     return low - space, high + space
 
 
-def _draw_claim(axes, claim: Claim, y: float, limits: tuple[float, float]) -> None:
-    (low, high), mean = limits, claim.difference.mean
+def _draw_claim(axes, claim: Claim, difference: Estimate, y: float, limits: tuple[float, float]) -> None:
+    (low, high), mean = limits, difference.mean
     color = "#777777" if claim.kind == PLACEBO else COLORS[0]
     axes.plot(np.clip(claim.differences, low, high), [y] * len(claim.differences), "|", color="#555555", markersize=9)
-    lines = [((claim.holm_low, claim.holm_high), 1.2, "-"), (claim.difference.interval(), 3.5, "-")]
+    lines = [((claim.holm_low, claim.holm_high), 1.2, "-"), (difference.interval(), 3.5, "-")]
     if claim.cell == MEAN:
         lines.append((claim.prediction, 0.9, ":"))
     for ends, width, style in lines:

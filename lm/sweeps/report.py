@@ -11,6 +11,7 @@ import html
 import io
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,9 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
 
     def both(claim: Claim, field: str) -> str:
         """Return a number of both variants of a claim, once if it is the same."""
-        pair = [costs.get((arm, claim.cell)) for arm in (claim.variant, claim.against)]
-        if None in pair:
+        keys = [(arm, claim.cell) for arm in (claim.variant, claim.against)]
+        pair = [costs[key] for key in keys if key in costs]
+        if len(pair) < 2:
             return "–"
         numbers = [v.tokens_per_second if field == "tokens_per_second" else v.about[field] for v in pair]
         return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in numbers))
@@ -214,6 +216,18 @@ def code_lines(start: Mapping[str, Any]) -> tuple[str, str]:
     return f"commit {commit}", "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
 
 
+def _starts(a: Analysis) -> list[dict]:
+    """Return the starts of a sweep without the host's name and this machine's directories."""
+    shown = ("time", "platform", "processor", "device", "versions", "git")
+    return [
+        {key: start[key] for key in shown} | {"argv": shlex.split(_command(start))[2:]} for start in a.record["starts"]
+    ]
+
+
+def _command(start: Mapping[str, Any]) -> str:
+    return format_command("lm.sweep", start["argv"][1:])
+
+
 def _reproduction(a: Analysis) -> str:
     """Return what is needed to repeat the sweep, a line each: every commit and machine once."""
     starts, variants = a.record["starts"], a.record["variants"].values()
@@ -222,7 +236,7 @@ def _reproduction(a: Analysis) -> str:
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
     minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
     lines = [
-        format_command("lm.sweep", starts[-1]["argv"][1:]),
+        _command(starts[-1]),
         *(line for start in starts for line in code_lines(start)),
         *(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in starts),
         "data " + ", ".join(f"{name} (fingerprint {digest})" for name, digest in data),
@@ -287,7 +301,8 @@ def to_csv(rows: list[dict]) -> str:
 
 def to_report_json(a: Analysis) -> str:
     """Return the numbers of the report as strict JSON."""
-    about = {key: a.record[key] for key in ("name", "budget", "question", "margin", "axis", "cells", "tune", "starts")}
+    about = {key: a.record[key] for key in ("name", "budget", "question", "margin", "axis", "cells", "tune")}
+    about["starts"] = _starts(a)
     found = {"claims": claim_rows(a), "variants": variant_rows(a), "warnings": a.warnings, "failed": a.failed}
     return to_json(about | found, indent=1) + "\n"
 
@@ -325,7 +340,8 @@ def publish(a: Analysis, directory: Path) -> Path:
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
     _make_directory(page)
     variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
-    record = {key: value for key, value in a.record.items() if key != "sha256"} | {"variants": variants}
+    record = a.record | {"variants": variants, "starts": _starts(a)}
+    record.pop("sha256", None)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv(a.runs))
     return write_page(a, directory)

@@ -42,10 +42,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     >>> [round(x, 4) for x in (e.mean, e.se, e.p, *e.interval())]
     [0.3, 0.1528, 0.1885, -0.3572, 0.9572]
     """
-    values = np.asarray(values, float)
-    n = len(values)
-    se = float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-    return Estimate(float(values.mean()), se, n - 1, n)
+    x, n = np.asarray(values, float), len(values)
+    se = float(x.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return Estimate(float(x.mean()), se, n - 1, n)
 
 
 def holm_factors(p_values: Sequence[float]) -> list[float]:
