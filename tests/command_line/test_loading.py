@@ -161,11 +161,15 @@ def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(confi
     assert "use less than 20" in the_problem(config_file(), "train.steps=20", "optimizer.warmup_steps=20")
 
 
-def test_a_file_or_a_sweep_whose_schedule_does_not_fit_is_refused(config_file, the_problem):
-    path = config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
-    assert "use less than 20" in the_problem(path)
+def test_a_file_whose_schedule_does_not_fit_is_refused_and_values_of_a_sweep_shorten_it(config_file, the_problem):
+    assert "use less than 20" in the_problem(
+        config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
+    )
+    path, warnings = config_file("config.optimizer.warmup_steps = 20"), []
+    assert load_values(path, {"train.steps": 10}, warnings.append) == load(path, ["train.steps=10"], warnings.append)
+    assert len(warnings) == 2
     with pytest.raises(UserError, match="use less than 10"):
-        load_values(config_file("config.optimizer.warmup_steps = 20"), {"train.steps": 10})
+        load_values(path, {"train.steps": 10, "optimizer.warmup_steps": 20})
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------
