@@ -174,7 +174,7 @@ def make_optimizer(
     if factor != 1:
         scales = width_scales(o, table, factor)
         chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
-    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/training/stacked.py
+    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
         decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         chain.append(cautious(decay) if o.cautious_decay else decay)
     if o.name == "schedule_free":

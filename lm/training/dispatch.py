@@ -1,6 +1,6 @@
 """Dispatches: groups of steps that the device runs without the host, and the pipeline that keeps the device busy.
 
-A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/training/stacked.py`) share both.
+A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share both.
 """
 
 import contextlib
