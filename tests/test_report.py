@@ -72,6 +72,7 @@ def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
     assert re.search(r"^\* gated saves \d\d % \[.*\] of the training compute that plain needs", text, re.M)
     assert re.search(r"^\| gated − plain over 2 sizes \|.*\| \d\d % \[-?\d+, \d+\] \|", text, re.M)
     assert "| gated − plain at small |" in text
+    assert re.search(r"^\* wide needs \d+ % \[\d+, \d+\] more training compute than plain", text, re.M)
     assert "(95 % prediction interval)" in text
 
 

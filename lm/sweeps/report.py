@@ -106,16 +106,22 @@ def _saved(log_m: Estimate | None) -> Markup:
     """Format the training compute that a multiplier saves, with its interval."""
     if log_m is None:
         return Markup("–")
-    ends = (100 * statistics.compute_saved(x) for x in (log_m.mean, *log_m.interval()))
-    return Markup("{:.0f} % [{:.0f}, {:.0f}]".format(*ends))
+    return _percent(statistics.compute_saved(x) for x in (log_m.mean, *log_m.interval()))
 
 
-def _share(log_m: Estimate) -> Markup:
-    """Format the training compute that is saved, or the additional compute that is needed, as a positive share."""
-    if log_m.mean > 0:
-        return _saved(log_m)
-    ends = (100 * math.expm1(-x) for x in (log_m.mean, *log_m.interval()[::-1]))
-    return Markup("an additional {:.0f} % [{:.0f}, {:.0f}]".format(*ends))
+def _needed(log_m: Estimate) -> Markup:
+    """Format the additional training compute that a multiplier below 1 means, with its interval."""
+    return _percent(math.expm1(min(-x, 700.0)) for x in (log_m.mean, *log_m.interval()[::-1]))
+
+
+def _percent(shares: Iterable[float]) -> Markup:
+    """Format a share and its interval in percent; a flat loss gives very large ones.
+
+    >>> print(_percent([0.28, -1e9, 0.31]))
+    28 % [-1e+11, 31]
+    """
+    shown = [f"{100 * x:.0f}" if abs(x) < 100 else f"{100 * x:.0e}" for x in shares]
+    return Markup("{} % [{}, {}]".format(*shown))
 
 
 def _value(value: Any) -> str:
@@ -165,7 +171,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "share": _share,
+        "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "needed": _needed,
         "both": both, "words": words, "value": _value, "changes": _changes, "losses": _losses, "decimals": _decimals,
         "tokens_per_parameter": lambda about: _significant(_ratio(about)), "block": block,
     }  # fmt: skip
