@@ -182,15 +182,6 @@ def count(table: Table) -> int:
     return sum(parameter.size for parameter in table.values())
 
 
-def count_without_embeddings(table: Table) -> int:
-    """Return the number of parameters without embeddings, learned positions and the head.
-
-    Kaplan et al. 2020 (arXiv:2001.08361) count these. Their exponents and those of all parameters differ where the
-    embeddings are a large part of a small model (Pearce and Song 2024, arXiv:2406.12907).
-    """
-    return sum(p.size for p in table.values() if p.kind != "embedding" and "V" not in p.axes)
-
-
 DISTRIBUTIONS = {
     "normal": jax.random.normal,
     "truncated_normal": lambda key, shape: jax.random.truncated_normal(key, -3, 3, shape),

@@ -136,17 +136,6 @@ def test_variants_share_the_initial_values_of_common_parameters(other):
         assert base.keys() != changed.keys()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_count_without_embeddings_is_that_of_the_blocks_and_the_final_norm(tied):
-    """GPT-2's published count, without 50,257 embeddings and 1,024 positions of 768; a head does not count either."""
-    c = ModelConfig(
-        vocab_size=50257, d_model=768, n_layers=12, n_heads=12, n_kv_heads=12, d_head=64, d_ff=3072, norm="layer",
-        ffn="mlp", ffn_bias=True, attn_bias=True, head_bias=not tied, positions="learned", max_positions=1024,
-        tie_embeddings=tied,
-    )  # fmt: skip
-    assert parameters.count_without_embeddings(parameter_table(c)) == 124_439_808 - (50257 + 1024) * 768
-
-
 def test_names_layers_and_seeds_have_uncorrelated_values():
     values = initial(ffn="glu", n_kv_heads=4)
     same_shape = ["attention/w_k_DGK", "attention/w_v_DGK", "attention/w_q_DHK"]

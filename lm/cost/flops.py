@@ -46,15 +46,6 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
     return 6 * matmul_params(config) + 12 * keys
 
 
-def flops_per_token_without_head(config, seq_len: int) -> float:
-    """Return `flops_per_token` without the product with the head.
-
-    Scaling laws that do not count embeddings do not count the head either (Kaplan et al. 2020, arXiv:2001.08361). The
-    lookup of an embedding has no floating-point operations.
-    """
-    return flops_per_token(config, seq_len) - 6 * head_params(config)
-
-
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:
     """Return model FLOPs utilization (Chowdhery et al. 2022), the needed over the possible FLOP/s, in [0, 1].
 

@@ -23,8 +23,6 @@ class Split:
             loss * n_tokens / n_bytes / ln 2 in bits per byte.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
         surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
-        surprisal_in_windows: maps consecutive ids (n,) and the seq_len of an evaluation to -ln P of each, given the ids
-            of its window only; None if the source is not known.
     """
 
     name: str
@@ -33,7 +31,6 @@ class Split:
     n_bytes: int | None
     segments: np.ndarray | ConcatenatedArray | None = None
     surprisal: Callable[[np.ndarray], np.ndarray] | None = None
-    surprisal_in_windows: Callable[[np.ndarray, int], np.ndarray] | None = None
 
     @property
     def packed(self) -> bool:
@@ -90,7 +87,6 @@ class Corpus:
             None if None in sizes else sum(size for size in sizes if size),
             ConcatenatedArray([part.segments for part in parts if part.segments is not None]) if self.packed else None,
             parts[0].surprisal,
-            parts[0].surprisal_in_windows,
         )
 
 

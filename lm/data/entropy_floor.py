@@ -44,21 +44,6 @@ def best_loss(split: Split, n_predicted: int) -> float | None:
     return float(split.surprisal(np.asarray(split.tokens[: n_predicted + 1]))[1:].mean())
 
 
-def best_loss_in_windows(split: Split, seq_len: int) -> float | None:
-    """Return the mean loss of the best model that sees windows of `seq_len` tokens, over a whole split.
-
-    An evaluation begins a new window every seq_len tokens (`lm.data.batches.eval_windows`), so even this model predicts
-    the first tokens of a window from fewer tokens than the source does. Its loss is above `best_loss`, and the loss of
-    models of growing size approaches it.
-
-    Returns:
-        Nats per token; None if the true source of the text is not known, or if the split is packed.
-    """
-    if split.surprisal_in_windows is None or split.packed or len(split.tokens) < 2:
-        return None
-    return float(split.surprisal_in_windows(np.asarray(split.tokens), seq_len)[1:].mean())
-
-
 def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
     """Compare the mean loss over the first predictions of a split with `best_loss`, and return the latter.
 

@@ -94,36 +94,11 @@ class MarkovChain:
 
         It is 0, a lower bound, for the first letters, whose context is not part of the text.
         """
-        return self._surprisal(text, self.order)
-
-    def surprisal_in_windows(self, text: str, seq_len: int) -> np.ndarray:
-        """Return the loss of the best model that sees only the letters of its window, for each letter.
-
-        Windows are those of an evaluation (`lm.data.batches.eval_windows`): letters kT to kT + T - 1 are inputs, and
-        kT + 1 to kT + T are predicted, where T is `seq_len`. The first letters of a window are predicted from a shorter
-        context, whose distribution is the stationary one. The value of the first letter, which is not predicted, is 0.
-        """
-        found, position = self._surprisal(text, self.order), (np.arange(len(text)) - 1) % seq_len
-        for n_known in range(1, self.order):
-            of_window = position == n_known - 1
-            found[of_window] = self._surprisal(text, n_known)[of_window]
-        found[:1] = 0
-        return found
-
-    def _surprisal(self, text: str, n_known: int) -> np.ndarray:
-        """Return -ln P of each letter given the `n_known` letters before it; 0 for the first ones."""
-        letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0])
+        n_known, letters = self.order, np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0])
         n = max(0, len(letters) - n_known)
         contexts = sum((_V**i * letters[n_known - 1 - i :][:n] for i in range(n_known)), np.zeros(n, np.int64))
-        known = -self._log_probabilities(n_known)[contexts, letters[n_known:]]
+        known = np.log(TOTAL) - np.log(self.weights)[contexts, letters[n_known:]]
         return np.concatenate([np.zeros(len(letters) - n), known])
-
-    def _log_probabilities(self, n_known: int) -> np.ndarray:
-        """Return ln P(x | the last `n_known` letters), (16^n_known, 16), in the stationary chain."""
-        if n_known == self.order:
-            return np.log(self.weights) - np.log(TOTAL)
-        joint = (self.stationary[:, None] * self.weights / TOTAL).reshape(-1, _V**n_known, _V).sum(axis=0)
-        return np.log(joint / joint.sum(axis=1, keepdims=True))
 
 
 def _first_order_weights() -> np.ndarray:

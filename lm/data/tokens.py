@@ -73,7 +73,6 @@ def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> S
     return dataclasses.replace(
         split,
         surprisal=lambda ids: chain.surprisal(tokenizer.decode(ids)),
-        surprisal_in_windows=lambda ids, seq_len: chain.surprisal_in_windows(tokenizer.decode(ids), seq_len),
     )
 
 

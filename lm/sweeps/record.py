@@ -25,15 +25,12 @@ _VARIANT = {
     "tuning_seeds": [COUNT],
     "n_params": COUNT,
     "flops_per_token": float,
-    "n_params_without_embeddings": COUNT,
-    "flops_per_token_without_embeddings": float,
     "tokens": COUNT,
     "data": {
         "name": str,
         "fingerprint": str,
         "notices": [str],
         "test_bytes_per_token": (float, None),
-        "best_test_loss": (float, None),
         "unigram": {"validation": float, "test": float},
     },
     "config": {
@@ -83,7 +80,6 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         start: this process; see `_START`.
     """
     from lm.baselines.ngrams import unigram_loss
-    from lm.data.entropy_floor import best_loss_in_windows
 
     sweep = plan.sweep
     described = {
@@ -96,8 +92,6 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
             "tuning_seeds": list(v.tuning_seeds),
             "n_params": v.n_params,
             "flops_per_token": v.flops,
-            "n_params_without_embeddings": v.without_embeddings[0],
-            "flops_per_token_without_embeddings": v.without_embeddings[1],
             "tokens": v.tokens,
             "warm_starts": {str(seed): w.checksum() for seed, w in v.warm_starts.items()},
             "data": {
@@ -105,7 +99,6 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
                 "fingerprint": v.corpus.fingerprint,
                 "notices": list(v.corpus.notices),
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
-                "best_test_loss": best_loss_in_windows(v.corpus.split("test"), v.config.train.seq_len),
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
             "config": to_dict(v.config),

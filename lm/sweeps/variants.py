@@ -40,7 +40,6 @@ class Variant:
         corpus: its data.
         seeds, tuning_seeds: of its runs.
         n_params, flops: parameters, and training FLOPs per token.
-        without_embeddings: both without embeddings and the head.
         warm_starts: by seed, the parameters that a run starts from; empty: random.
     """
 
@@ -51,7 +50,6 @@ class Variant:
     tuning_seeds: tuple[int, ...]
     n_params: int
     flops: float
-    without_embeddings: tuple[int, float]
     warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)
 
     @property
@@ -103,11 +101,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         config, corpus = resolved[name]
         seeds, tuning_seeds = plan.seeds(planned.cell), plan.tuning_seeds(planned.cell)
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        without = (
-            parameters.count_without_embeddings(parameters.parameter_table(config.model)),
-            flops.flops_per_token_without_head(config.model, config.train.seq_len),
-        )
-        variant = Variant(planned, config, corpus, seeds, tuning_seeds, _n_params(config), cost, without)
+        variant = Variant(planned, config, corpus, seeds, tuning_seeds, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
     refuse_duplicates(variants, {name: experiment_digest(config) for name, config in rated.items()})

@@ -38,10 +38,6 @@ def test_flops_of_gpt2_small_by_hand():
     assert flops.flops_per_token(GPT2_SMALL, 1024, full_square=True) == 741_192_192 + 113_246_208
 
 
-def test_flops_without_the_head():
-    assert flops.flops_per_token_without_head(GPT2_SMALL, 1024) == 741_192_192 + 56_678_400 - 6 * 768 * 50257
-
-
 def test_full_square_is_palms_formula():
     # PaLM, appendix B: 6N + 12 L H Q T; N counts the weights in matrix products here.
     c, seq_len = LLAMA_32_1B, 4096

@@ -65,30 +65,6 @@ def test_the_surprisal_of_a_part_of_the_text_is_that_within_the_whole():
     assert chain.surprisal(text[:2]).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("order", [2, 3])
-def test_in_windows_the_first_letters_are_predicted_from_the_letters_of_the_window(order):
-    """P(x | the last k letters) is counted in a long text, where each count of a context is large enough."""
-    chain, seq_len, n = MarkovChain(order), 8, 100_000
-    text = chain.text(n)
-    found, known = chain.surprisal_in_windows(text, seq_len), chain.surprisal(text)
-    letters = np.frombuffer(text.encode(), np.uint8).astype(int) - ord("a")
-    counts = np.zeros((16, 16))
-    np.add.at(counts, (letters[:-1], letters[1:]), 1)
-    expected = -np.log((counts / counts.sum(axis=1, keepdims=True))[letters[:-1], letters[1:]])
-    first = np.arange(1, n, seq_len)  # predicted from one letter
-    assert abs(found[first].mean() - expected[first - 1].mean()) < 0.01
-    full = np.setdiff1d(np.arange(1, n), np.concatenate([first + k for k in range(order - 1)]))
-    np.testing.assert_array_equal(found[full], known[full])
-    means = [found[first[:-1] + k].mean() for k in range(order)]
-    assert means == sorted(means, reverse=True)  # each letter of the window helps
-    assert found[0] == 0
-
-
-def test_windows_of_a_chain_of_order_1_lose_nothing():
-    text = MarkovChain().text(1000)
-    np.testing.assert_array_equal(MarkovChain().surprisal_in_windows(text, 7), MarkovChain().surprisal(text))
-
-
 def test_letters_are_zipf_distributed_and_each_letter_of_the_context_lowers_the_entropy():
     chain, order = MarkovChain(3), 3
     joint = chain.stationary[:, None] * chain.weights / TOTAL

@@ -23,7 +23,6 @@ from lm.data import (
     tokenizers,
 )
 from lm.data import tokens as tokens_module
-from lm.data.entropy_floor import best_loss_in_windows
 from lm.data.markov import LETTERS, MarkovChain
 from lm.errors import UserError
 
@@ -286,14 +285,10 @@ def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
         for name, split in corpus.splits.items():
             text = corpus.tokenizer.decode(split.tokens)
             np.testing.assert_array_equal(split.surprisal(split.tokens), MarkovChain(order).surprisal(text), name)
-            in_windows = MarkovChain(order).surprisal_in_windows(text, 5)
-            np.testing.assert_array_equal(split.surprisal_in_windows(split.tokens, 5), in_windows, name)
-            assert best_loss_in_windows(split, 5) == in_windows[1:].mean()
     for other in (config(source="markov", tokenizer="byte"), config()):
         corpus = quiet(other)
         assert corpus.entropy_floor is None
         assert all(split.surprisal is None for split in corpus.splits.values())
-        assert {best_loss_in_windows(split, 5) for split in corpus.splits.values()} == {None}
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def variants_of(changes: dict[str, dict], rates: dict[str, tuple]) -> dict[str, 
             section, _, key = key.partition(".")
             sections.setdefault(section, {})[key] = value
         config = tiny(**sections)
-        found[name] = Variant(planned(config, changed, rates[name]), config, CORPUS, (0,), (1,), 1, 7.0, (1, 1.0))
+        found[name] = Variant(planned(config, changed, rates[name]), config, CORPUS, (0,), (1,), 1, 7.0)
     return found
 
 
@@ -154,7 +154,7 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
     config = tiny(train={"steps": 10, "batch_size": 4, "seq_len": 16})
     rates = {"tuned": (1e-3, 2e-3, 4e-3, 8e-3), "given": (1e-3,)}
     variants = {
-        name: Variant(planned(config, {}, rate), config, CORPUS, tuple(range(5)), (6, 7), 1, cost, (1, 1.0))
+        name: Variant(planned(config, {}, rate), config, CORPUS, tuple(range(5)), (6, 7), 1, cost)
         for (name, rate), cost in zip(rates.items(), (7.0, 100.0), strict=True)
     }
     described = describe_variants(plan_of({name: v.plan for name, v in variants.items()}), variants)
@@ -226,7 +226,7 @@ def test_an_unused_hyperparameter_does_not_change_the_fingerprint():
 
 def test_the_config_of_a_run_has_its_point_and_its_seed():
     lists = {LEARNING_RATE: (1e-3, 2e-3), "optimizer.b2": (0.9, 0.99)}
-    variant = Variant(PlannedVariant("", "", {}, lists, None, None, None), tiny(), CORPUS, (0,), (1,), 1, 7.0, (1, 1.0))
+    variant = Variant(PlannedVariant("", "", {}, lists, None, None, None), tiny(), CORPUS, (0,), (1,), 1, 7.0)
     ours, theirs = (flatten(to_dict(config)) for config in (variant.run_config((3e-3, 0.95), 7), tiny()))
     assert {key: ours[key] for key in ours if ours[key] != theirs[key]} | {"optimizer.b2": 0.95} == {
         LEARNING_RATE: 3e-3,
