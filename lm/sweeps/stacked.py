@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lm.config import Resolved
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
-from lm.step import eval_step, init_state, train_steps
+from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps import cpu_memory
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
@@ -198,7 +198,9 @@ class StackedRuns:
                 return found
         states = self._programs.init(seeds)
         if self._warm_starts:
-            states = states.replace(params=self._warm_started(states.params))
+            params = self._warm_started(states.params)
+            start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=self._programs.by_run)
+            states = states.replace(params=params, opt_state=start(params))
         return None, states, {}
 
     def _warm_started(self, params):
@@ -286,7 +288,8 @@ class StackedRuns:
             inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
             self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
-        sums, counts = jax.device_get(self._programs.evaluate(states.params, resident, inputs))
+        params = evaluated_params(states, self.config)
+        sums, counts = jax.device_get(self._programs.evaluate(params, resident, inputs))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         counts = [int(n) for n in counts[0]]
         lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
