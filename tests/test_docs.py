@@ -172,11 +172,15 @@ def test_worked_changes_have_places():
         compile(files[file], file, "exec")
 
 
-def test_readme_shows_a_worked_change():
-    blocks = re.findall(r"```python\n.*?```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    blocks = [block for block in blocks if block.startswith("```python\n# lm/")]
-    assert blocks
-    assert all(block in CHANGES.read_text(encoding="utf-8") for block in blocks)
+def test_the_code_in_readme_is_that_of_a_worked_change_or_of_the_model():
+    """The excerpt of the model has its lines, in their order."""
+    blocks = re.findall(r"```python\n# lm/.*?```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    excerpts = [block for block in blocks if block.startswith("```python\n# lm/model.py")]
+    assert len(blocks) > len(excerpts) == 1
+    assert all(block in CHANGES.read_text(encoding="utf-8") for block in blocks if block not in excerpts)
+    source = iter([line.strip() for line in (ROOT / "lm" / "model.py").read_text(encoding="utf-8").splitlines()])
+    for line in excerpts[0].splitlines()[2:-1]:
+        assert line.strip() in source, line
 
 
 @pytest.mark.slow
