@@ -1,12 +1,13 @@
 """Diagnostics of a training step by layer: attention, activations, gradients, parameters and updates."""
 
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, model, parameters
 from lm.config import Resolved
-from lm.declarations import Parameter
 from lm.parallel import collectives
 from lm.past import Past
 from lm.step import TrainState, batch_fields, gradients, optimizer
@@ -51,25 +52,25 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
 
 def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
     """Return the root mean square of each parameter, per layer if stacked, and of all weights of each layer."""
-    found, weights = {}, []
+    found: dict = {}
+    weights = []
     for path, x in parameters.flat(tree).items():
-        stacked = table[path].layers is not None
-        axes = tuple(range(1, x.ndim)) if stacked else None
-        mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axes)
+        p = table[path]
+        mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), None if p.layers is None else tuple(range(1, x.ndim)))
         found[path] = jnp.sqrt(mean_square)
-        if stacked and table[path].kind == "weight":
-            weights.append((table[path], mean_square))
+        if p.layers is not None and p.kind == "weight":
+            weights.append((p.layers, p.size / len(p.layers), mean_square))
     if weights:
-        n_layers = max(len(p.layers) for p, _ in weights)
-        sizes = [_by_layer(p, p.size / len(p.layers), n_layers) for p, _ in weights]
-        squares = (_by_layer(p, mean_square, n_layers) for p, mean_square in weights)
+        n_layers = max(len(layers) for layers, _, _ in weights)
+        sizes = [_by_layer(layers, size, n_layers) for layers, size, _ in weights]
+        squares = (_by_layer(layers, mean_square, n_layers) for layers, _, mean_square in weights)
         found["layers"] = jnp.sqrt(sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True)))
     return found
 
 
-def _by_layer(p: Parameter, values, n_layers: int):
-    """Return the values of the layers that have a parameter, and 0 for all other layers."""
-    return values if len(p.layers) == n_layers else jnp.zeros(n_layers).at[jnp.asarray(p.layers)].set(values)
+def _by_layer(layers: Sequence[int], values, n_layers: int):
+    """Return the values of these layers, and 0 for all other layers."""
+    return values if len(layers) == n_layers else jnp.zeros(n_layers).at[jnp.asarray(layers)].set(values)
 
 
 def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
