@@ -2,11 +2,12 @@
 
 import argparse
 import re
+from typing import Any
 
 from lm.config.values import path_argument, short
 from lm.errors import UserError
 
-STEP = {
+STEP: dict[str, Any] = {
     "default": "best",
     "metavar": "N|best|latest|ema|mean:N",
     "help": "checkpoint (default: best, by validation loss); ema: the average of config.train.ema at the latest step; "

@@ -108,8 +108,8 @@ def _open_manifest(o: Options, files: list[Path], n_units: int) -> dict:
     options = dataclasses.asdict(o)
     job = {"format": FORMAT} | {name: options[name] for name in options if name not in ("output", "workers")}
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(lambda file: cache.digest_of(file, cache.user_cache(None)), files)
-        digests = list(tqdm(digests, "hashing the input", len(files), disable=None))
+        hashing = pool.map(lambda file: cache.digest_of(file, cache.user_cache(None)), files)
+        digests = list(tqdm(hashing, "hashing the input", len(files), disable=None))
     found = [
         {"file": str(file), "size": file.stat().st_size, "sha256": digest}
         for file, digest in zip(files, digests, strict=True)
