@@ -28,7 +28,7 @@ def get_sweep():
                 tuning_seeds=1,
                 seeds=2,
                 values={"train.steps": 60, "eval.every": 20},
-                learning_rates=(4e-3, 8e-3, 1.6e-2),
+                learning_rates=(1.6e-2, 3.2e-2, 6.4e-2),
             ),
             "full": Budget(tuning_seeds=2, seeds=10),
         },

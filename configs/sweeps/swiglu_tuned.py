@@ -31,7 +31,7 @@ def get_sweep():
                 seeds=2,
                 values={"train.steps": 60, "eval.every": 20},
                 tune={
-                    "optimizer.learning_rate": (4e-3, 8e-3, 1.6e-2),
+                    "optimizer.learning_rate": (1.6e-2, 3.2e-2, 6.4e-2),
                     "optimizer.weight_decay": (0.1, 0.3),
                 },
             ),
