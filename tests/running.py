@@ -102,6 +102,7 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], files
     """Run a command in a process that was forked for it."""
     for number, file in enumerate(files, 1):
         os.dup2(file.detach(), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", 1, closefd=False)  # noqa: SIM115 - to the end
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -117,9 +118,8 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], files
     try:
         code = main(*before, *arguments) if before else main(arguments)
     finally:
-        sys.stdout.flush()
         atexit._run_exitfuncs()
-    sys.exit(code)
+    sys.exit(code)  # multiprocessing flushes stdout and stderr
 
 
 def completed(module: str, arguments: list[str], *, cwd: Path, env=None) -> subprocess.CompletedProcess:

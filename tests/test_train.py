@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import time
 
 import numpy as np
@@ -171,7 +170,7 @@ def test_a_terminal_shows_every_step(bench, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_whose_reader_goes_away_continues(bench, tmp_path):
-    with subprocess.Popen(bench.command(tmp_path / "run"), cwd=tmp_path, env=bench.env, stdout=subprocess.PIPE) as run:
+    with open(tmp_path / "stderr.txt", "w") as stderr, bench.start(tmp_path / "run", stderr=stderr) as run:
         run.stdout.readline()
         run.stdout.close()
         assert run.wait(timeout=300) == 0
