@@ -140,7 +140,11 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfe
 
 
 def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019)."""
+    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019).
+
+    The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys and values, before
+    they sum over devices; the one for CPUs sums each.
+    """
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes)
     x_BTD = n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
@@ -160,14 +164,19 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Trans
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
-    """Count the weights of all layers whose outputs are split over tensor, and those whose inputs are."""
-    n_split: Counter = Counter()
-    for p in parameters.parameter_table(m).values():
+    """Count the modules whose outputs are split over tensor, and the weights whose inputs are, in all layers.
+
+    The weights of one module that are split by their outputs have the same input.
+    """
+    columns: dict[str, int] = {}
+    rows = 0
+    for path, p in parameters.parameter_table(m).items():
         if p.contract and p.layers is not None:
             spec = sharding.parameter_spec(p, sizes)
-            n_split["columns"] += len(p.layers) * any(spec[i] == "tensor" for i in p.columns)
-            n_split["rows"] += len(p.layers) * any(spec[i] == "tensor" for i in p.rows)
-    return n_split["columns"], n_split["rows"]
+            rows += len(p.layers) * any(spec[i] == "tensor" for i in p.rows)
+            if any(spec[i] == "tensor" for i in p.columns):
+                columns[path.rpartition("/")[0]] = len(p.layers)
+    return sum(columns.values()), rows
 
 
 def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:

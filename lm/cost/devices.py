@@ -109,7 +109,7 @@ DEVICES = {
         "TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice", _SLICES_2D), 0.92
     ),
     "v5p": Device(
-        "TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144), 0.81
+        "TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144), 0.79
     ),
     "v6e": Device("TPU v6 lite", _tpu(918), 32e9, 1.64e12, 448e9, 256, 3e9, 4, Gke("tpu-v6e-slice", _SLICES_2D)),
 }

@@ -139,7 +139,7 @@ CUDNN = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="n
     ],
 )
 def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
-    """The state is replaced in place and parameters are gathered as planned, over fsdp 4 x tensor 2."""
+    """The state is replaced in place, and what is sent over fsdp 4 and tensor 2 was planned."""
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention=attention))
     e = estimate(config, device, 8)
     c = compile_step(config, device, e.sizes, dump=str(tmp_path))
@@ -151,5 +151,5 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
         sent[kind, tuple(axes)] = sent.get((kind, tuple(axes)), 0) + n_bytes
     for transfer in e.sent:
         planned[transfer.kind, transfer.axes] = planned.get((transfer.kind, transfer.axes), 0) + transfer.sent
-    gathers = "all-gather", ("fsdp",)
-    assert sent[gathers] == pytest.approx(planned[gathers], rel=0.15)
+    for collective in (("all-gather", ("fsdp",)), ("all-reduce", ("tensor",))):
+        assert sent[collective] == pytest.approx(planned[collective], rel=0.1), collective
