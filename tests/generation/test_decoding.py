@@ -1,5 +1,6 @@
 """Decoding with a cache of keys and values, compared with the model without a cache."""
 
+import dataclasses
 import functools
 
 import jax
@@ -166,7 +167,8 @@ def test_texts_of_different_lengths_and_temperatures_share_one_program():
 def test_the_cache_has_the_minimum_size():
     """Key and value heads only, no more slots than the layer's window, in the dtype of computation."""
     for dtype in ("float32", "bfloat16"):
-        _, _, decoder = built("learned", compute_dtype=dtype)  # with and without a window of 3; one key head
+        *_, decoder = built("learned")  # with and without a window of 3; one key head
+        decoder = decoder.replace(config=dataclasses.replace(decoder.config, compute_dtype=dtype))
 
         def prefill(prompts_BT, lengths_B, decoder=decoder):
             return decoding._apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=8))[1]
@@ -185,9 +187,8 @@ def test_bfloat16_generates():
 
 def test_logits_that_are_not_finite_are_an_error():
     """A model with such weights would draw the same token without end."""
-    config, params, _ = built("learned")
-    wrong = jax.tree.map(lambda p: p.at[..., 0].set(np.nan), params)
-    decoder = make_decoder(wrong, config.model, seq_len=config.train.seq_len)
+    *_, decoder = built("learned")
+    decoder = decoder.replace(params=jax.tree.map(lambda p: p.at[..., 0].set(np.nan), decoder.params))
     with pytest.raises(UserError, match=r"logits are not finite.*--step"):
         decoder.generate([[1]], 1, GREEDY)
 
