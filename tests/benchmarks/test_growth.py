@@ -2,15 +2,7 @@
 
 import json
 
-import pytest
-
 from benchmarks import compare, growth
-
-
-@pytest.mark.parametrize("exponent", [-0.5, 0.0, 1.0, 2.0])
-def test_the_slope_is_the_exponent_of_a_power_law(exponent):
-    at = [1, 2, 8, 16]
-    assert growth.slope(at, [3.0 * x**exponent for x in at]) == pytest.approx(exponent, abs=1e-12)
 
 
 def test_the_picture_shows_the_slope_of_every_line():

@@ -41,35 +41,29 @@ def test_the_p_value_is_that_of_a_one_sided_t_test():
     assert math.isnan(records.p_value([1.5, 1.5, 1.5], 1.88))
 
 
-def test_a_result_by_the_rules_is_a_record():
-    tuning = [{"config": CONFIG | {"train.steps": 180}}]
-    assert list(records.problems(RECORD, tuning)) == []
+BROKEN = [
+    (("runs", 0, "loss"), 1.48, "p = 0.21, not below 0.01"),
+    (("runs", 0, "loss"), math.nan, "p = nan, not below 0.01"),
+    (("runs",), RECORD["runs"][:4], "4 runs, fewer than 5"),
+    (("runs", 3, "wall"), 901.0, "a run took 901 s, more than 900"),
+    (("runs", 3, "seed"), 7, "seeds are not 0, 1, 2, ..."),
+    (("machine", "cores_used"), 4, "4 cores, not 2"),
+    (("machine", "git"), None, "not of a commit"),
+    (("machine", "git", "dirty"), True, "not of a commit"),
+    (("overrides",), ["train.steps=3"], "values of the config were overridden"),
+    (("caveat",), "seen before", "seen before"),
+    (("config", "model.d_model"), 128, "not tuned on the tuning text"),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "problem"),
-    [
-        (("runs", 0, "loss"), 1.48, "p = 0.21, not below 0.01"),
-        (("runs", 0, "loss"), math.nan, "p = nan, not below 0.01"),
-        (("runs",), RECORD["runs"][:4], "4 runs, fewer than 5"),
-        (("runs", 3, "wall"), 901.0, "a run took 901 s, more than 900"),
-        (("runs", 3, "seed"), 7, "seeds are not 0, 1, 2, ..."),
-        (("machine", "cores_used"), 4, "4 cores, not 2"),
-        (("machine", "git"), None, "not of a commit"),
-        (("machine", "git", "dirty"), True, "not of a commit"),
-        (("overrides",), ["train.steps=3"], "values of the config were overridden"),
-        (("caveat",), "seen before", "seen before"),
-        (("config", "model.d_model"), 128, "not tuned on the tuning text"),
-    ],
-)
-def test_each_broken_rule_is_named(path, value, problem):
-    broken = copy.deepcopy(RECORD)
-    *parents, last = path
-    place = broken
-    for name in parents:
-        place = place[name]
-    place[last] = value
-    assert list(records.problems(broken, [{"config": CONFIG}])) == [problem]
+def test_a_result_by_the_rules_is_a_record_and_each_broken_rule_is_named():
+    assert list(records.problems(RECORD, [{"config": CONFIG | {"train.steps": 180}}])) == []
+    for path, value, problem in BROKEN:
+        broken = place = copy.deepcopy(RECORD)
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        assert list(records.problems(broken, [{"config": CONFIG}])) == [problem], path
 
 
 def test_configs_against_the_rules_are_refused(config_file):
@@ -90,14 +84,6 @@ def test_text_and_splits_are_those_of_the_track(config_file):
     assert config.data.splits == (0.9, 0.1, 0.0)
     assert (config.data.tokenizer, config.eval.every) == ("char", 0)
     assert tracks.describe(config) == {}
-
-
-def test_a_described_config_has_what_differs_from_the_defaults():
-    assert tracks.describe(tracks.load_config(TINY, ["train.steps=3"])) == {
-        "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.dropout": 0.1, "train.steps": 3,
-        "train.batch_size": 4, "train.seq_len": 16, "train.steps_per_dispatch": 2, "eval.sample_tokens": 0,
-        "checkpoint.every": 4, "log.every": 1, "log.tensorboard": False,
-    }  # fmt: skip
 
 
 @pytest.mark.slow
