@@ -43,7 +43,13 @@ def test_learning_rates_follow_the_table():
     """As in the mup package, a parameter without an axis of the width, such as the head's bias, keeps its rate."""
     table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
     table |= {"alpha": parameters.Parameter((), "", "scalar")}
-    for name, hidden, others in (("adamw", 0.25, 1.0), ("lion", 0.25, 1.0), ("sgd", 1.0, 4.0), ("muon", 1.0, 1.0)):
+    for name, hidden, others in (
+        ("adamw", 0.25, 1.0),
+        ("lion", 0.25, 1.0),
+        ("sgd", 1.0, 4.0),
+        ("muon", 1.0, 1.0),
+        ("normuon", 0.5, 1.0),
+    ):
         scales = parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))
         assert scales["layers/ffn/w_gate_DF"] == scales["layers/attention/w_o_HKD"] == hidden
         assert scales["embedding"] == scales["head/w_DV"] == scales["final_norm/scale_D"] == others

@@ -61,6 +61,14 @@ CONTRADICTIONS = [
     ("data.stride=3", "data.stride: 3 has no effect with order"),
     ("train.debug=true model.scan_layers=true", "train.debug: true"),
     ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
+    ("model.parametrization=mup optimizer.name=soap", "optimizer.name: muP defines no learning rates for soap"),
+    ("optimizer.name=schedule_free", "optimizer.schedule: cosine, but schedule_free"),
+    ("optimizer.name=schedule_free optimizer.schedule=constant optimizer.b1=0", "optimizer.b1: 0.0"),
+    ("optimizer.name=schedule_free optimizer.schedule=constant train.ema=0.9", "train.ema: 0.9"),
+    (
+        "optimizer.name=schedule_free optimizer.schedule=constant model.param_dtype=bfloat16",
+        "model.param_dtype: bfloat16 is too coarse",
+    ),
     ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
     ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
     ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
@@ -81,6 +89,7 @@ def test_a_contradiction_is_reported_once(config_file, the_problem):
 
 
 FITTING = [
+    "model.parametrization=mup optimizer.name=muon",
     "optimizer.schedule=constant optimizer.decay_steps=2000",
     "model.scan_layers=true model.window_pattern=(64,64,0)",
     "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.n_layers=1 "

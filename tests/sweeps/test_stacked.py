@@ -18,6 +18,7 @@ RULES = {
     "muon": {"name": "muon", "schedule": "linear", "adam_learning_rate": 3e-3},
     "sgd": {"name": "sgd", "momentum": 0.9, "schedule": "wsd", "learning_rate": 0.1},
     "lion": {"name": "lion", "schedule": "constant"},
+    "schedule_free": {"name": "schedule_free", "schedule": "constant", "cautious_decay": True},
 }
 
 
