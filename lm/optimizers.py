@@ -127,7 +127,7 @@ WIDTH_SCALES = {
     "adamw": lambda factor: (1 / factor, 1.0),
     "lion": lambda factor: (1 / factor, 1.0),
     "muon": lambda factor: (1.0, 1.0),
-    "normuon": lambda factor: (factor**-0.5, 1.0),  # its Frobenius norm grows with the width
+    "normuon": lambda factor: (factor**-0.5, 1.0),  # the root mean square of an update is fixed
     "muonh": lambda factor: (1.0, 1.0),
     "sgd": lambda factor: (1.0, factor),
     "schedule_free": lambda factor: (1 / factor, 1.0),
