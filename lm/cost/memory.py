@@ -72,9 +72,9 @@ def _state_shapes(config: Resolved):
 
 
 def train_state_bytes(config: Resolved, sizes: dict[str, int]) -> tuple[int, int]:
-    """Return the bytes that one device holds of the parameters and of the optimizer state."""
+    """Return the bytes that one device holds of the parameters, and of the optimizer state and the EMA."""
     state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
-    return local_bytes(state.params), local_bytes(state.opt_state)
+    return local_bytes(state.params), local_bytes((state.opt_state, state.ema))
 
 
 def local_bytes(tree) -> int:
