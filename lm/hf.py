@@ -5,7 +5,7 @@ import re
 import sys
 
 from lm.command_line.checkpoint import STEP, parse_step
-from lm.config.values import MAX_INT, short
+from lm.config.values import MAX_INT, path_argument, short
 from lm.errors import UserError, with_exit_code
 
 EPILOG = """\
@@ -44,8 +44,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         return added.add_argument
 
     add = command("import", import_, "write the directory of a run with the weights and tokenizer of a checkpoint")
-    add("directory", metavar="DIR", help="the directory of the checkpoint")
-    add("--workdir", required=True, metavar="DIR", help="the directory to write")
+    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
+    add("--workdir", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add(
         "--seq-len",
         type=int,
@@ -55,16 +55,16 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (default: as stored)")
 
     add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
-    add("--workdir", required=True, metavar="DIR", help="the directory of the run")
-    add("--output", required=True, metavar="DIR", help="the directory to write")
+    add("--workdir", required=True, type=path_argument, metavar="DIR", help="the directory of the run")
+    add("--output", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add("--step", **STEP)
     add(
         "--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (default: 5)"
     )
 
     add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
-    add("directory", metavar="DIR", help="the directory of the checkpoint")
-    add("--workdir", metavar="RUN", help="compare the weights of this run (default: those of DIR)")
+    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
+    add("--workdir", type=path_argument, metavar="RUN", help="compare the weights of this run (default: those of DIR)")
     add("--step", **STEP)
     add("--prompt", metavar="TEXT", help="the text to compare on (default: random ids)")
     add("--ids", metavar="N,N,...", help="the token ids to compare on (default: random ids)")
@@ -77,7 +77,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
 
     add = command("config", config, "print our config for the config.json of a checkpoint")
-    add("directory", metavar="DIR", help="the directory of the checkpoint")
+    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
     return parser.parse_args(argv)
 
 

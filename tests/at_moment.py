@@ -28,6 +28,8 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
     from lm.training import batch_source
     from lm.workdir import checkpoints, metrics
 
+    if action == "HUP":
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     calls = itertools.count(1)
 
     def maybe_act() -> None:
