@@ -77,10 +77,10 @@ def read_bytes(path: str | Path, at_most: int | None = None) -> bytes:
             (None: LARGEST).
         OSError: it is missing or cannot be read.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a directory, a pipe or a device")
+            raise ValueError("it is a pipe or a device")
         if status.st_size > (at_most := at_most or LARGEST):
             raise ValueError(f"it has {status.st_size:,} bytes; at most {at_most:,} are expected")
         return file.read()

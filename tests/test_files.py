@@ -56,7 +56,7 @@ def test_a_corrupted_file_is_an_error_of_one_line_that_names_it(tmp_path, monkey
 def test_a_file_that_cannot_be_read_is_not_called_corrupted(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing.json")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         read_json(tmp_path)
 
 

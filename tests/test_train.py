@@ -173,7 +173,7 @@ def test_a_run_whose_reader_goes_away_continues(bench, tmp_path):
     with open(tmp_path / "stderr.txt", "w") as stderr, bench.start(tmp_path / "run", stderr=stderr) as run:
         run.stdout.readline()
         run.stdout.close()
-        assert run.wait(timeout=300) == 0
+        assert run.wait(timeout=600) == 0
     assert summary_of(tmp_path / "run")["status"] == "finished"
 
 
