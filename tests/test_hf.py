@@ -53,7 +53,7 @@ def test_config_prints_a_file_that_trains_the_architecture(with_tokenizer, tmp_p
     assert main(["config", str(with_tokenizer)]) == 0
     path = tmp_path / "published.py"
     path.write_text(capsys.readouterr().out)
-    assert load_config(str(path), []).model == read_config(with_tokenizer).model
+    assert vars(load_config(str(path), []).model) == vars(read_config(with_tokenizer).model)
 
 
 MISTAKES = {
