@@ -1,12 +1,23 @@
 """Types of a config whose open keys are filled in (`lm.parameters.resolve`): the widths are numbers, not None."""
 
+import dataclasses
 from typing import Any
 
 from lm.config.convert import from_dict
 from lm.config.schema import Config, ModelConfig, TrainConfig
 
 
-class ResolvedModel(ModelConfig):
+class _SameFields:
+    """Equality with any config of equal fields, whether it has the narrower type or not."""
+
+    def __eq__(self, other: object) -> bool:
+        return dataclasses.is_dataclass(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))  # that of a dataclass
+
+
+class ResolvedModel(_SameFields, ModelConfig):
     """The model section of a resolved config."""
 
     n_kv_heads: int
@@ -16,13 +27,13 @@ class ResolvedModel(ModelConfig):
     max_positions: int
 
 
-class ResolvedTrain(TrainConfig):
+class ResolvedTrain(_SameFields, TrainConfig):
     """The train section of a resolved config."""
 
     steps_per_dispatch: int
 
 
-class Resolved(Config):
+class Resolved(_SameFields, Config):
     """A resolved config. Each type only narrows annotations: the fields are those of its base."""
 
     model: ResolvedModel

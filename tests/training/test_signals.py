@@ -11,14 +11,14 @@ from lm.training.signals import Signals
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_are_noted_and_handled_as_before_afterwards(name):
     number, lines = getattr(signal, name), []
-    before = signal.getsignal(number)
+    before = signal.signal(number, signal.default_int_handler)  # pytest may run under nohup, which ignores SIGHUP
     with Signals(lines.append) as signals:
         assert not signals.to_stop()
         os.kill(os.getpid(), number)
         assert signals.to_stop()
     assert signals.received == number
     assert [line.partition(":")[0] for line in lines] == [name]
-    assert signal.getsignal(number) == before
+    assert signal.signal(number, before) == signal.default_int_handler
 
 
 def test_a_process_under_nohup_ignores_sighup():
