@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from huggingface_checkpoints import checkpoint
@@ -20,6 +21,7 @@ from lm.hf import main
 from lm.huggingface.config_files import read_config
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
+from lm.huggingface.writing import write_checkpoint
 from lm.workdir import checkpoints
 
 
@@ -83,19 +85,25 @@ def test_mistakes_exit_with_2_and_one_line(tmp_path, command):
         assert "usage:" in message or output.count("\n") == 1
 
 
-@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
-def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenizer, tmp_path, command):
+def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenizer, tmp_path, command, monkeypatch):
     export = ("export", "--workdir", tmp_path / "run", "--output", tmp_path / "out")
     (partial := tmp_path / ".run.partial").mkdir()
     (partial / "config.json").write_text("{")  # an import that was killed
     code, output = command(main, "import", with_tokenizer, "--workdir", tmp_path / "run")
     assert (code, partial.exists()) == (0, False), output
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))  # as on a disk that is full after 2 kB
+
+    def on_full_disk(target, config, params, *arguments, **options):
+        """Write as on a disk that is full after 2 kB; NumPy arrays, so that JAX compiles and stores nothing."""
+        params, (soft, hard) = jax.tree.map(np.asarray, params), resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+            return write_checkpoint(target, config, params, *arguments, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "write_checkpoint", on_full_disk)
         code, output = command(main, *export)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (code, "model.safetensors" in output, "Traceback" in output) == (1, True, False), output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
     (partial := tmp_path / ".out.partial").mkdir()

@@ -217,7 +217,7 @@ def test_on_eight_devices_a_run_starts_from_the_same_parameters(bench, model_dir
 def test_the_config_of_an_architecture_takes_overrides(model_dir):
     config = load(f"hf:{model_dir}", ["train.steps=7", "model.norm=layer"], warn=str)
     expected = dataclasses.replace(read_config(model_dir).model, norm="layer")
-    assert config.model == expected
+    assert dataclasses.asdict(config.model) == dataclasses.asdict(expected)
     assert (config.name, config.train.seq_len, config.train.steps) == ("llama", 16, 7)
     assert (config.data.tokenizer, config.data.special_tokens) == (f"hf:{model_dir}/tokenizer.json", True)
     checkpoint(model_dir, dtype="bfloat16")

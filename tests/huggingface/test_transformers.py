@@ -17,10 +17,18 @@ from lm.huggingface.tokenizer_files import write_tokenizer
 from lm.huggingface.weights import load_params
 from lm.huggingface.writing import write_checkpoint
 
-torch = pytest.importorskip("torch", reason="needs torch and transformers (extra [bench])")
-transformers = pytest.importorskip("transformers", reason="needs torch and transformers (extra [bench])")
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
+pytestmark = pytest.mark.slow  # the fast suite compares with stored logits (test_importing.py)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def libraries():
+    """Import what takes ten seconds only when a test runs."""
+    global torch, transformers
+    torch = pytest.importorskip("torch", reason="needs torch and transformers (extra [bench])")
+    transformers = pytest.importorskip("transformers", reason="needs torch and transformers (extra [bench])")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
 
 SIZES = {
     "vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -77,8 +85,7 @@ def their_logits(theirs, ids):
 logits = jax.jit(model.logits, static_argnums=1)
 
 
-# Three seconds each; tests/huggingface/test_importing.py compares with stored logits.
-@pytest.mark.parametrize("name", [n if n == "qwen2" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_an_imported_model_computes_the_same_and_returns_unchanged(name, tmp_path):
     theirs = build(name, tmp_path / "from")
     config = read_config(tmp_path / "from")
@@ -99,16 +106,10 @@ def test_an_imported_model_computes_the_same_and_returns_unchanged(name, tmp_pat
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-FAST = ("gemma2", "gpt2")  # with two configs; all families have twelve
-
-
-@pytest.mark.parametrize(
-    ("family", "seeds"),
-    [*((family, range(2)) for family in FAST), *(pytest.param(f, range(12), marks=pytest.mark.slow) for f in RANDOM)],
-)
-def test_transformers_computes_the_logits_of_exported_models(family, seeds, tmp_path):
+@pytest.mark.parametrize("family", RANDOM)
+def test_transformers_computes_the_logits_of_exported_models(family, tmp_path):
     ids = np.random.default_rng(0).integers(0, 19, (2, 8))
-    for seed in seeds:
+    for seed in range(12):
         config = tiny(model=drawn(family, seed) | {"scan_layers": True})
         params = redrawn(config.model)
         (directory := tmp_path / str(seed)).mkdir()
