@@ -11,6 +11,7 @@ from running import checkpoint_steps, checksums, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
 from lm.training import job
+from lm.training.finish import joined
 from lm.workdir.directory import SUMMARY_FIELDS
 from lm.workdir.metrics import validation_losses
 
@@ -82,6 +83,18 @@ def test_the_metrics_have_every_step_and_its_learning_rate(bench):
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
     assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {n_validation - 1}
     assert lines[-2]["loss"] < lines[4]["loss"]  # the model learned
+
+
+def test_splits_are_joined_by_their_tokens_and_bytes():
+    common = {"windows": 4, "data": "text"}
+    parts = [
+        common | {"loss": 2.0, "tokens": 300, "bits_per_byte": 2 / np.log(2) / 1.5},  # 1.5 bytes per token
+        common | {"loss": 3.0, "tokens": 100, "bits_per_byte": 3 / np.log(2)},
+    ]
+    line = joined(parts)
+    assert (line["loss"], line["tokens"], line["windows"]) == (900 / 400, 400, 8)
+    assert line["bits_per_byte"] == pytest.approx(900 / np.log(2) / (450 + 100))
+    assert joined([part | {"bits_per_byte": None} for part in parts])["bits_per_byte"] is None
 
 
 @pytest.mark.slow
