@@ -129,15 +129,14 @@ class Checkpoints:
         )
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
-    def restore(self, abstract_state, step: int | None = None) -> tuple[int, Any, dict] | None:
-        """Restore the newest intact checkpoint, or that of a step.
+    def restore(self, abstract_state) -> tuple[int, Any, dict] | None:
+        """Restore the newest intact checkpoint.
 
-        Without `step`, a corrupted checkpoint causes a warning, its directory is renamed to STEP.corrupted-N, and the
-        next older one is restored.
+        A corrupted one causes a warning, its directory is renamed to STEP.corrupted-N, and the next older one is
+        restored.
 
         Args:
             abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
-            step: the step to restore; None: the newest.
 
         Returns:
             (step, state, meta), or None if there is no checkpoint.
@@ -148,7 +147,7 @@ class Checkpoints:
         """
         self.wait()
         # As process 0 lists them: another process may see an older state of a shared file system.
-        candidates = from_first(lambda: sorted(self.steps(), reverse=True)) if step is None else [step]
+        candidates = from_first(lambda: sorted(self.steps(), reverse=True))
         corrupted: dict[int, str] = {}
         for candidate in candidates:
             if jax.process_index() > 0:
@@ -164,7 +163,7 @@ class Checkpoints:
         if not candidates:
             return None
         raise UserError(
-            f"{self._directory} has no intact checkpoint" + (f" of step {step}" if step is not None else "") + ":",
+            f"{self._directory} has no intact checkpoint:",
             *(f"  step {candidate}: {reason}" for candidate, reason in corrupted.items()),
         )
 
