@@ -7,6 +7,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from flax import traverse_util
+
 from lm.config import ModelConfig
 
 
@@ -117,6 +119,11 @@ def width_factor(c: ModelConfig) -> float:
     return {"standard": 1.0, "mup": c.d_model / c.mup_base_d_model}[c.parametrization]
 
 
+def query_heads(c: ModelConfig) -> int:
+    """Return the number of heads of queries; differential attention subtracts pairs of them, which leaves n_heads."""
+    return 2 * c.n_heads if c.attn_differential else c.n_heads
+
+
 def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
     return 0.02 / math.sqrt(2 * c.n_layers if residual else 1) / math.sqrt(width_factor(c))
 
@@ -162,3 +169,13 @@ def bias(shape: tuple[int, ...], axes: str) -> Parameter:
 def gain(shape: tuple[int, ...], axes: str) -> Parameter:
     """Return the declaration of a norm's gain, which starts at 1."""
     return Parameter(shape, axes, "norm", init="ones")
+
+
+def nest(flat: dict) -> dict:
+    """Return {"a": {"b": x}} for {"a/b": x}."""
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def flat(nested: dict) -> dict:
+    """Return {"a/b": x} for {"a": {"b": x}}."""
+    return traverse_util.flatten_dict(nested, sep="/")

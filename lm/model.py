@@ -33,6 +33,7 @@ NORMS = {
     "layer": lambda x, p, c: layer_norm(
         x, p["scale_D"], p.get("bias_D"), eps=c.norm_eps, algorithm=c.norm_algorithm, ddof=c.norm_ddof
     ),
+    "dyt": lambda x, p, c: norms.dyt(x, p["alpha"], p["scale_D"], p["bias_D"]),
 }
 
 # Position encodings: (positions, config, parameters) -> (what is added to the embeddings, the rotation of q and k).
@@ -74,6 +75,14 @@ class Context:
             return self.windows[layer if isinstance(layer, int) else 0]
         return jnp.asarray([window or UNLIMITED for window in self.windows])[layer]
 
+    def rotation_in(self, c: ResolvedModel, layer):
+        """Return cos and sin in a layer: those of all layers, or 1 and 0 in the layers that do not rotate."""
+        if self.rotation is None or all(c.rope_pattern):
+            return self.rotation
+        rotates = jnp.asarray(c.rope_pattern, bool)[layer % len(c.rope_pattern)]
+        cos, sin = self.rotation
+        return jnp.where(rotates, cos, 1), jnp.where(rotates, sin, 0)
+
     def dropout(self, x_BTD, rate: float, site: int):
         """Apply dropout at one numbered site of the model, where each example draws from its own key."""
         if self.dropout_keys_B is None or rate == 0:
@@ -108,9 +117,9 @@ class Attention(nn.Module):
             q_axes, k_axes = parameters.QK_NORM_AXES[c.qk_norm_over]
             q_BTHK = norms.rms_norm(q_BTHK, p[f"q_scale_{q_axes}"], eps=c.norm_eps)
             k_BTGK = norms.rms_norm(k_BTGK, p[f"k_scale_{k_axes}"], eps=c.norm_eps)
-        if context.rotation is not None:
-            q_BTHK = position_encodings.apply_rope(q_BTHK, *context.rotation, pairing=c.rope_pairing)
-            k_BTGK = position_encodings.apply_rope(k_BTGK, *context.rotation, pairing=c.rope_pairing)
+        if (rotation := context.rotation_in(c, layer)) is not None:
+            q_BTHK = position_encodings.apply_rope(q_BTHK, *rotation, pairing=c.rope_pairing)
+            k_BTGK = position_encodings.apply_rope(k_BTGK, *rotation, pairing=c.rope_pairing)
         scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else c.attn_scale
         options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
         stream, (q_BTHK, k_BTGK) = at(variants.QUERIES_KEYS, here, stream, (q_BTHK, k_BTGK))

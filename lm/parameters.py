@@ -9,10 +9,10 @@ import hashlib
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
 from lm.config import Config, Resolved, ResolvedModel, as_resolved, layer_windows
-from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, weight, width_factor
+from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, nest, query_heads, weight, width_factor
+from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
 from lm.layers import variants
 
 LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
@@ -117,19 +117,21 @@ def of_layer(table: dict, layer: int | None) -> dict:
 def norm_table(c: ResolvedModel) -> Table:
     """Return the parameters of a norm."""
     table = {"scale_D": gain((c.d_model,), "D")}
-    if c.norm == "layer" and c.norm_bias:
+    if c.norm == "dyt":
+        table["alpha"] = Parameter((), "", "scalar", init="ones", std=0.5)
+    if c.norm == "dyt" or (c.norm == "layer" and c.norm_bias):
         table["bias_D"] = bias((c.d_model,), "D")
     return Table("the parameter table of a norm", table)
 
 
 def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
     """Return the parameters of attention in a layer; None: in any layer."""
-    D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
+    D, H, G, K = c.d_model, query_heads(c), c.n_kv_heads, c.d_head
     table = {
         "w_q_DHK": weight(c, (D, H, K), "DHK"),
         "w_k_DGK": weight(c, (D, G, K), "DGK"),
         "w_v_DGK": weight(c, (D, G, K), "DGK"),
-        "w_o_HKD": weight(c, (H, K, D), "HKD", contract="HK", residual=True),
+        "w_o_HKD": weight(c, (c.n_heads, K, D), "HKD", contract="HK", residual=True),
     }
     if c.attn_bias:
         table["b_q_HK"] = bias((H, K), "HK")
@@ -148,7 +150,7 @@ def attended_keys(c: ResolvedModel) -> list[tuple[int, int]]:
 
     The products of attention have no parameters, so this declares their cost.
     """
-    return [(c.n_heads * c.d_head, window) for window in layer_windows(c)]
+    return [(query_heads(c) * c.d_head, window) for window in layer_windows(c)]
 
 
 def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
@@ -221,13 +223,3 @@ def _draw(key, p: Parameter):
     sharded = p.size >= LARGE and jax.sharding.get_abstract_mesh().auto_axes
     x = DISTRIBUTIONS[p.init](key, p.shape if sharded else (p.size,)).reshape(p.shape)
     return p.std * x if p.std else x
-
-
-def nest(flat: dict) -> dict:
-    """Return {"a": {"b": x}} for {"a/b": x}."""
-    return traverse_util.unflatten_dict(flat, sep="/")
-
-
-def flat(nested: dict) -> dict:
-    """Return {"a/b": x} for {"a": {"b": x}}."""
-    return traverse_util.flatten_dict(nested, sep="/")

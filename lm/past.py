@@ -7,6 +7,7 @@ cache (lm/generation/kv_cache.py); diagnostics and lm/interpret observe attentio
 from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from lm.errors import UserError
@@ -75,12 +76,22 @@ class Past:
         return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=-2)
 
     def running_sum(self, module, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its row, (B, T, C). Arguments as for `last`.
+        """Return the sum over each position and all earlier ones of its document, (B, T, C). Arguments as for `last`.
 
-        Documents that share a row are not told apart: use differences of sums within one document.
+        >>> Past(segments=jnp.array([[1, 1, 2]])).running_sum(None, "x", jnp.array([[[1.0], [2.0], [4.0]]]))[0, :, 0]
+        Array([1., 3., 4.], dtype=float32)
         """
         self._check_whole(name)
-        return jnp.cumsum(x_BTC, axis=-2)
+        if self.segments is None:
+            return jnp.cumsum(x_BTC, axis=-2)
+        starts_BT = self.segments != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
+
+        def add(earlier, later):
+            (a, a_starts), (b, b_starts) = earlier, later
+            return jnp.where(b_starts, b, a + b), a_starts | b_starts
+
+        starts_BT1 = jnp.broadcast_to(starts_BT[..., None], x_BTC.shape)
+        return jax.lax.associative_scan(add, (x_BTC, starts_BT1), axis=x_BTC.ndim - 2)[0]
 
     def _check_whole(self, name: str):
         if collectives.global_seq_len(1) > 1:

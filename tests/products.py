@@ -20,6 +20,9 @@ def product_flops(jaxpr) -> int:
             (contracted, _), _ = equation.params["dimension_numbers"]
             a, out = equation.invars[0].aval, equation.outvars[0].aval
             total += 2 * out.size * math.prod(a.shape[i] for i in contracted)
+        if equation.primitive.name.startswith("ragged_dot"):  # every row with the matrix of one group
+            a, out = equation.invars[0].aval, equation.outvars[0].aval
+            total += 2 * out.size * a.shape[-1]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         inner = [v for v in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr) if _is_jaxpr(v)]
         total += times * sum(product_flops(getattr(v, "jaxpr", v)) for v in inner)

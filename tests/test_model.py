@@ -24,6 +24,7 @@ OTHER = T * T  # an id that is not in TOKENS
 
 LAYER = {"norm": "layer"}
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_theta": 4.0}
+MOE = {"ffn": "moe", "n_experts": 4}
 ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_model": ({"n_heads": 4}, 16, 32),
     "n_layers": ({}, 2, 3),
@@ -57,7 +58,23 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "qk_norm": ({}, False, True),
     "qk_norm_over": ({"qk_norm": True}, "head", "all_heads"),
     "window_pattern": ({}, (0,), (0, 3)),
+    "rope_pattern": ({}, (1,), (1, 0)),
+    "n_experts": ({"ffn": "moe"}, 4, 6),
+    "experts_per_token": (MOE, 1, 2),
+    "shared_expert": (MOE, False, True),
+    "moe_first_layer": (MOE, 0, 1),
     "attn_gate": ({}, "none", "head"),
+    "attn_exclusive": ({}, "none", "full"),
+    "attn_sink": ({}, False, True),
+    "attn_forget": ({}, False, True),
+    "attn_differential": ({}, False, True),
+    "value_embeddings": ({}, False, True),
+    "residual": ({}, "sum", "depth_attention"),
+    "residual_scalars": ({}, False, True),
+    "conv_keys": ({}, False, True),
+    "conv_values": ({}, False, True),
+    "conv_stream": ({}, False, True),
+    "token_shift": ({}, False, True),
     "value_residual": ({}, "none", "half"),
     "attn_scale": ({}, None, 1.0),
     "attn_softcap": ({}, None, 1.0),
@@ -71,12 +88,20 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "compute_dtype": ({}, "float32", "bfloat16"),
 }
 IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and norm_algorithm, among its exact algorithms
-TRAINING_ONLY = {"init", "embed_std", "zero_init_residual", "dropout", "max_positions"}
-ONE_CHOICE = {"residual"}
+TRAINING_ONLY = {
+    "moe_balance",
+    "router_z",
+    "multi_token_prediction",
+    "init",
+    "embed_std",
+    "zero_init_residual",
+    "dropout",
+    "max_positions",
+}
 
 
 def test_every_model_key_is_in_exactly_one_list():
-    lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY, ONE_CHOICE]
+    lists = [set(ARCHITECTURE), IMPLEMENTATION, TRAINING_ONLY]
     assert sum(map(len, lists)) == len(set.union(*lists))
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
 
@@ -101,8 +126,9 @@ CHOICES = {
     "norm_placement": ["pre", "post", "sandwich", "output", "parallel", "none"],
     "activation": ["relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"],
     "positions": ["rope", "sinusoidal", "learned", "none"],
-    "norm": ["rms", "layer"],
-    "ffn": ["mlp", "glu"],
+    "norm": ["rms", "layer", "dyt"],
+    "ffn": ["mlp", "glu", "moe"],
+    "residual": ["sum", "depth_attention", "hyper_connections"],
 }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig
 from lm.config.values import close_match, divisors
 
+# Ideas that see earlier tokens in another way than by attention.
+WHOLE_SEQUENCES = ("attn_forget", "conv_keys", "conv_values", "conv_stream", "token_shift", "multi_token_prediction")
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
 Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
 
@@ -293,6 +295,35 @@ def mesh(config: Config) -> Iterator[Problem]:
         yield keys, f"config.mesh: {' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
 
 
+def ideas(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if m.ffn == "moe" and m.experts_per_token > m.n_experts:
+        yield problem(
+            "model.experts_per_token model.n_experts", f"{m.experts_per_token} of {m.n_experts} experts; use fewer"
+        )
+    if m.ffn == "moe" and m.moe_first_layer >= m.n_layers:
+        yield problem(
+            "model.moe_first_layer model.n_layers",
+            f"{m.moe_first_layer} leaves no layer with experts; use at most {m.n_layers - 1}",
+        )
+    if m.residual != "sum" and m.norm_placement == "post":
+        yield problem(
+            "model.norm_placement model.residual",
+            f"post normalizes the plain sum, which residual = {m.residual} replaces; use pre",
+        )
+    if m.multi_token_prediction and config.train.loss_chunk:
+        yield problem(
+            "train.loss_chunk model.multi_token_prediction",
+            f"{config.train.loss_chunk}, but multi-token prediction uses all logits at once; use 0",
+        )
+    whole = [name for name in WHOLE_SEQUENCES if getattr(m, name)] + ["ffn"] * (m.ffn == "moe")
+    if whole and config.mesh.sequence not in (0, 1):
+        yield problem(
+            f"mesh.sequence model.{whole[0]}",
+            f"{config.mesh.sequence}, but model.{whole[0]} needs whole sequences on a device; use 1",
+        )
+
+
 # ---- Input and output ------------------------------------------------------------------------------------------
 
 
@@ -320,6 +351,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width,
+    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, ideas,
     source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation, packages,
 )  # fmt: skip

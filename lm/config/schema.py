@@ -44,7 +44,7 @@ class ModelConfig:
     n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1)
     d_head: int | None = key(None, "width of a head; none: d_model / n_heads", low=1)
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
-    norm: str = key("rms", "normalization layer: RMSNorm or LayerNorm", choices=("rms", "layer"))
+    norm: str = key("rms", "normalization layer: RMSNorm, LayerNorm or DyT", choices=("rms", "layer", "dyt"))
     norm_eps: float = key(1e-5, "epsilon added to the variance or mean square before the root", above=0.0)
     norm_bias: bool = key(True, "layer: add a bias (RMSNorm never has one)")
     norm_algorithm: str = key(
@@ -57,7 +57,9 @@ class ModelConfig:
         "pre", "position of the norms in a block (output: x + norm(f(x)), as in OLMo 2)",
         choices=("pre", "post", "sandwich", "output", "parallel", "none"),
     )  # fmt: skip
-    ffn: str = key("glu", "feed-forward layer: two matrices, or gated with three", choices=("mlp", "glu"))
+    ffn: str = key(
+        "glu", "feed-forward layer: two matrices, gated with three, or gated experts", choices=("mlp", "glu", "moe")
+    )
     activation: str = key(
         "silu",
         "activation of the feed-forward layer",
@@ -67,6 +69,12 @@ class ModelConfig:
         None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a multiple of 64 (glu)",
         low=1,
     )  # fmt: skip
+    n_experts: int = key(8, "moe: number of experts, each of width d_ff", low=2)
+    experts_per_token: int = key(2, "moe: number of experts that a token uses", low=1)
+    shared_expert: bool = key(False, "moe: one more expert that every token uses")
+    moe_first_layer: int = key(0, "moe: first layer with experts; earlier ones are glu", low=0)
+    moe_balance: float = key(0.01, "moe: weight of the balance of experts in the loss", low=0.0)
+    router_z: float = key(0.001, "moe: weight of the router's log(Z)^2 in the loss", low=0.0)
     ffn_bias: bool = key(False, "add biases in the feed-forward layer")
     attn_bias: bool = key(False, "add biases to the query, key and value projections")
     attn_out_bias: bool | None = key(
@@ -76,6 +84,10 @@ class ModelConfig:
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
     rope_theta: float = key(10_000.0, "rope: base of the wavelengths", above=0.0)
     rope_pairing: str = key("adjacent", "rope: which features are rotated together", choices=("adjacent", "halves"))
+    rope_pattern: tuple[int, ...] = key(
+        (1,), "rope: layers that rotate queries and keys (1) and layers that do not (0), repeated over the depth",
+        low=0, high=1,
+    )  # fmt: skip
     rope_width: int | None = key(
         None, "rope: number of features of each head that are rotated, the first ones; none: d_head", low=2
     )
@@ -106,14 +118,34 @@ class ModelConfig:
         choices=("head", "all_heads"),
     )  # fmt: skip
     attn_gate: str = key(
-        "none", "gate of each head of attention before the output projection: sigmoid(x W) (head), or 2 sigmoid(x W) "
-        "from W = 0 (head_identity)", choices=("none", "head", "head_identity"),
+        "none", "gate of attention's output for each head or each feature (element): sigmoid(x W), or 2 sigmoid(x W) "
+        "from W = 0 (identity)", choices=("none", "head", "element", "head_identity", "element_identity"),
     )  # fmt: skip
+    attn_exclusive: str = key(
+        "none", "remove from attention's output its part along the token's own value: all of it, or a learned part "
+        "from 0", choices=("none", "full", "learned"),
+    )  # fmt: skip
+    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head")
+    attn_forget: bool = key(False, "a forget gate for each head and token; usually with positions = none")
+    attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values")
+    value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
     value_residual: str = key(
         "none", "add the values of the first layer to those of each layer: half of each, or a learned part from 0",
         choices=("none", "half", "learned"),
     )  # fmt: skip
-    residual: str = key("sum", "how branches read the residual stream and add to it", choices=("sum",))
+    residual: str = key(
+        "sum", "how branches read the residual stream and add to it: the plain sum, attention over the outputs of all "
+        "earlier branches, or four streams with learned mappings",
+        choices=("sum", "depth_attention", "hyper_connections"),
+    )  # fmt: skip
+    residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
+    conv_keys: bool = key(False, "causal convolution over 4 positions of the keys, from 0, added to them")
+    conv_values: bool = key(False, "the same of the values")
+    conv_stream: bool = key(False, "the same of the residual stream before each layer")
+    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0")
+    multi_token_prediction: bool = key(
+        False, "also predict the second and third next token, with weights 1/2 and 1/4 that fall to 0"
+    )
     window_pattern: tuple[int, ...] = key(
         (0,), "sliding-window attention: keys a query sees (including itself) in each layer, repeated over the depth; "
         "0: all", low=0,

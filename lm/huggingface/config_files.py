@@ -22,6 +22,7 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  #
 WITHOUT_EFFECT = frozenset({
     "dropout", "init", "embed_std", "zero_init_residual", "mup_base_d_model", "mup_base_d_head", "param_dtype",
     "compute_dtype", "scan_layers", "attention", "remat",
+    "n_experts", "experts_per_token", "shared_expert", "moe_first_layer", "moe_balance", "router_z",  # of ffn = moe
 })  # fmt: skip
 
 
@@ -236,6 +237,7 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
     if c.attn_scale is not None and math.isclose(c.attn_scale, c.d_head**-0.5):
         ours["attn_scale"] = None
     ours["window_pattern"] = (0,) if not any(layer_windows(c)) else c.window_pattern
+    ours["rope_pattern"] = (1,) if all(c.rope_pattern) else c.rope_pattern
     ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
     if c.rope_width == c.d_head:
         ours["rope_width"] = None

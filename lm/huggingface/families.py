@@ -86,7 +86,8 @@ class Family:
 USUAL = {
     "norm": "rms", "norm_bias": True, "norm_algorithm": "two_pass", "norm_ddof": 0, "norm_placement": "pre",
     "ffn": "glu", "ffn_bias": False, "attn_bias": False, "attn_out_bias": False, "head_bias": False,
-    "positions": "rope", "rope_theta": 10_000.0, "rope_pairing": "halves", "rope_width": None, "rope_scaling": "none",
+    "positions": "rope", "rope_theta": 10_000.0, "rope_pairing": "halves", "rope_pattern": (1,), "rope_width": None,
+    "rope_scaling": "none",
     "rope_factor": 1.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_positions": 8192,
     "sinusoidal_order": "sine_first", "max_positions": None, "qk_norm": False, "qk_norm_over": "head",
     "window_pattern": (0,), "attn_softcap": None, "attn_scale": None, "logit_softcap": None, "embed_scale": 1.0,

@@ -194,7 +194,7 @@ def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
 
 
 def _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
-    """Return the masked scores (B, H, T, S), and the values with all heads; a sink is one more key."""
+    """Return the masked scores (B, H, T, S), and the values with all heads; a sink is one more score at the end."""
     # Key heads are repeated for the queries that share them. An einsum with separate group and query axes needs no
     # extra memory but is not a plain batched product, which takes 1.6 times as long on a CPU.
     n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
@@ -207,7 +207,6 @@ def _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
     if scoring.sink_H is not None:
         sink_BHT1 = jnp.broadcast_to(scoring.sink_H[:, None, None], (*scores_BHTS.shape[:-1], 1))
         scores_BHTS = jnp.concatenate([scores_BHTS, sink_BHT1.astype(scores_BHTS.dtype)], axis=-1)
-        v_BSHK = jnp.concatenate([v_BSHK, jnp.zeros_like(v_BSHK[..., :1, :, :])], axis=-3)
     return scores_BHTS, v_BSHK
 
 
@@ -215,20 +214,19 @@ def _tapped(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap):
     """Attention with its scores and weights observed or replaced."""
     visible_BTS = mask.visible()
     scores_BHTS, v_BSHK = _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap)
-    weights_BHTS = jax.nn.softmax(scores_BHTS)
-    n_keys = k_BSGK.shape[-3]  # without the sink
-    weights_BHTS = jnp.concatenate([tap("weights", weights_BHTS[..., :n_keys]), weights_BHTS[..., n_keys:]], axis=-1)
+    weights_BHTS = tap("weights", jax.nn.softmax(scores_BHTS)[..., : k_BSGK.shape[-3]])  # without the sink
     return _zero_blind_queries(weighted_sums(weights_BHTS, v_BSHK).astype(v_BSHK.dtype), visible_BTS)
 
 
 def _masked_softmax(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring):
     """The reference: two products around a softmax. A query that sees nothing returns the mean of all values."""
     scores_BHTS, v_BSHK = _scores(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring)
-    if softmax_means.enabled(v_BSHK):
+    if scoring.sink_H is None and softmax_means.enabled(v_BSHK):
         return softmax_means.softmax_means(scores_BHTS, v_BSHK).astype(v_BSHK.dtype)
     # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is the derivative.
     weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
     sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
+    weights_BHTS = weights_BHTS[..., : v_BSHK.shape[-3]]  # without the sink
     return (weighted_sums(weights_BHTS, v_BSHK) / sum_BTH[..., None]).astype(v_BSHK.dtype)
 
 

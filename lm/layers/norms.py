@@ -24,6 +24,11 @@ def rms_norm(x, scale, *, eps=1e-5):
     return affine(y, scale, None).astype(x.dtype)
 
 
+def dyt(x, alpha, scale, bias):
+    """Return tanh(alpha x) * scale + bias, a norm without statistics (DyT, Zhu et al. 2025, arXiv:2503.10622)."""
+    return affine(jnp.tanh(alpha * widen(x)), scale, bias).astype(x.dtype)
+
+
 def widen(x):
     """Return x in the dtype of statistics, float32 or wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

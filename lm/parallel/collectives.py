@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from lm.declarations import Parameter, Table
+from lm.declarations import Parameter, Table, flat, nest
 from lm.parallel.mesh import BATCH_AXES, axis_size, traced_mesh
 from lm.parallel.sharding import parameter_spec
-from lm.parameters import flat, nest
 
 MANUAL_AXES = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` maps
 

@@ -21,26 +21,60 @@ An idea that lets positions see each other calls `here.last` or `here.running_su
 
 import dataclasses
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 from lm.config import ResolvedModel
 from lm.declarations import Parameter, Table
-from lm.layers.variants import glu, head_gate, mlp, residual_sum, value_residual
+from lm.layers.variants import (
+    attention_gate,
+    attention_sink,
+    depth_attention,
+    differential_attention,
+    exclusive_attention,
+    forgetting_gate,
+    glu,
+    hyper_connections,
+    mlp,
+    moe,
+    multi_token_prediction,
+    residual_scalars,
+    residual_sum,
+    short_convolution,
+    token_shift,
+    value_embedding,
+    value_residual,
+)
 
-EMBEDDING: dict[str, ModuleType] = {}  # x_BTD, the stream before the first block
-BLOCK_INPUT: dict[str, ModuleType] = {}  # x_BTD, at the start of each block
-QUERIES_KEYS: dict[str, ModuleType] = {}  # (q_BTHK, k_BTGK), after the rotation
-VALUES = {"value_residual": value_residual}  # v_BTGK
-SCORES: dict[str, ModuleType] = {}  # options of attend: softcap, scale
-HEADS = {"attn_gate": head_gate}  # o_BTHK, the output of the heads; and v_BTGK
-LAST_HIDDEN: dict[str, ModuleType] = {}  # x_BTD, after the final norm
-LOSSES: dict[str, ModuleType] = {}  # ideas with `losses`, and no `apply`
+Site = dict[str, Any]  # ideas, modules or objects with the functions above, by their key of config.model
+
+EMBEDDING: Site = {"token_shift": token_shift}  # x_BTD, the stream before the first block
+BLOCK_INPUT: Site = {  # x_BTD, at the start of each block
+    "residual_scalars": residual_scalars,
+    "conv_stream": short_convolution.stream,
+}
+QUERIES_KEYS: Site = {"conv_keys": short_convolution.keys}  # (q_BTHK, k_BTGK), after the rotation
+VALUES: Site = {  # v_BTGK
+    "conv_values": short_convolution.values,
+    "value_embeddings": value_embedding,
+    "value_residual": value_residual,
+}
+SCORES: Site = {"attn_sink": attention_sink, "attn_forget": forgetting_gate}  # options of attend: softcap, scale, ...
+HEADS: Site = {  # o_BTHK, the output of the heads; and v_BTGK
+    "attn_differential": differential_attention,
+    "attn_exclusive": exclusive_attention,
+    "attn_gate": attention_gate,
+}
+LAST_HIDDEN: Site = {}  # x_BTD, after the final norm
+LOSSES: Site = {"multi_token_prediction": multi_token_prediction}  # ideas with `losses`, and no `apply`
 
 # Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
 # layer, by config.model.ffn.
-RESIDUALS = {"sum": residual_sum}
-FEED_FORWARDS = {"mlp": mlp, "glu": glu}
+RESIDUALS = {
+    "sum": residual_sum,
+    "depth_attention": depth_attention,
+    "hyper_connections": hyper_connections,
+}
+FEED_FORWARDS = {"mlp": mlp, "glu": glu, "moe": moe}
 
 # The sites by the module of lm/model.py that declares their parameters.
 SITES = {
@@ -81,11 +115,11 @@ class Here:
         return self.context.past.last(self.module, name, x_BTC, n)
 
     def running_sum(self, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its row, (B, T, C). `name` as for `last`."""
+        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name` as for `last`."""
         return self.context.past.running_sum(self.module, name, x_BTC)
 
 
-def active(c: ResolvedModel, module: str) -> Iterator[ModuleType]:
+def active(c: ResolvedModel, module: str) -> Iterator[Any]:
     """Yield the ideas that are on, in one module of lm/model.py."""
     for site in SITES[module]:
         yield from (idea for key, idea in site.items() if getattr(c, key) not in OFF)
@@ -93,7 +127,7 @@ def active(c: ResolvedModel, module: str) -> Iterator[ModuleType]:
         yield RESIDUALS[c.residual]
 
 
-def layers_of(idea: ModuleType, c: ResolvedModel):
+def layers_of(idea: Any, c: ResolvedModel):
     """Return the layers that have an idea."""
     return idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
 
@@ -113,16 +147,16 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
         ValueError: two ideas declare a parameter of the same name.
     """
     found: dict[str, Parameter] = {}
-    owners: dict[str, ModuleType] = {}
+    owners: dict[str, Any] = {}
     for idea in active(c, module):
         for name, p in (idea.table(c) if hasattr(idea, "table") else {}).items():
             if owners.setdefault(name, idea) is not idea:
                 raise ValueError(f"{idea.__name__} and {owners[name].__name__} both declare {name}; rename one")
-            found[name] = dataclasses.replace(p, layers=layers_of(idea, c))
+            found[name] = p if module == "model" else dataclasses.replace(p, layers=layers_of(idea, c))
     return found
 
 
-def everywhere(c: ResolvedModel) -> list[ModuleType]:
+def everywhere(c: ResolvedModel) -> list[Any]:
     """Return all ideas that are on, feed-forward layers included."""
     return [idea for module in SITES for idea in active(c, module)] + [kind for kind, _ in feed_forwards(c)]
 
@@ -133,7 +167,7 @@ def carried(c: ResolvedModel, x_BTD) -> dict:
     return {name: array for idea in ideas for name, array in idea.carry(c, x_BTD).items()}
 
 
-def feed_forwards(c: ResolvedModel) -> list[tuple[ModuleType, Any]]:
+def feed_forwards(c: ResolvedModel) -> list[tuple[Any, Any]]:
     """Return the kinds of feed-forward layers and the layers that have them.
 
     A kind with `layers` names the kind of all other layers: OTHERS.
@@ -146,7 +180,7 @@ def feed_forwards(c: ResolvedModel) -> list[tuple[ModuleType, Any]]:
     return found
 
 
-def feed_forward(c: ResolvedModel, layer: int) -> ModuleType:
+def feed_forward(c: ResolvedModel, layer: int) -> Any:
     """Return the kind of feed-forward layer of a layer."""
     return next(kind for kind, layers in feed_forwards(c) if layer in layers)
 

@@ -1,0 +1,27 @@
+"""A gate on attention's output before the output projection: o <- o sigmoid(x W) (Qiu et al. 2025, arXiv:2505.06708).
+
+head, element                    one gate for each head, W (D, H), or for each feature, W (D, H, K)
+head_identity, element_identity  o <- 2 o sigmoid(x W) with W = 0: at step 0 the model is the one without the gate
+"""
+
+import jax
+
+from lm.declarations import Parameter, weight
+from lm.layers.linear import project
+
+
+def table(c):
+    axes, shape = "DH", (c.d_model, c.n_heads)
+    if c.attn_gate.startswith("element"):
+        axes, shape = "DHK", (*shape, c.d_head)
+    if c.attn_gate.endswith("_identity"):
+        return {f"w_gate_{axes}": Parameter(shape, axes, "weight", "D")}
+    return {f"w_gate_{axes}": weight(c, shape, axes)}
+
+
+def apply(here, stream, o_BTHK, v_BTGK):
+    if here.c.attn_gate.startswith("element"):
+        gate_BTHK = jax.nn.sigmoid(project(here.x_BTD, here.p["w_gate_DHK"]))
+    else:
+        gate_BTHK = jax.nn.sigmoid(project(here.x_BTD, here.p["w_gate_DH"]))[..., None]
+    return stream, (2 if here.c.attn_gate.endswith("_identity") else 1) * o_BTHK * gate_BTHK

@@ -1,0 +1,14 @@
+"""Attention sink: one more key for each head, with a learned score and the value 0 (gpt-oss, arXiv:2508.10925).
+
+The softmax's denominator gains exp(s_h), so a head may attend to nothing. s_h starts at 0, as if one key had score 0.
+"""
+
+from lm.declarations import Parameter, query_heads
+
+
+def table(c):
+    return {"sink_H": Parameter((query_heads(c),), "H", "scalar")}
+
+
+def apply(here, stream, options):
+    return stream, options | {"sink_H": here.p["sink_H"]}

@@ -1,0 +1,40 @@
+"""Attention over depth: h = sum_i softmax_i(w . RMSNorm(y_i)) y_i (Attention Residuals, Moonshot AI, March 2026).
+
+y_0 are the embeddings and y_1, y_2, ... the outputs of all branches so far; h, in place of their sum, is the input of
+the next branch, and at the end that of the final norm. Each branch has its own w, 0 at step 0. The mean then has the
+direction of the plain sum, which is all that a norm leaves of it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lm.declarations import Parameter
+from lm.layers.norms import rms_norm
+
+BRANCHES = ("attention", "ffn")
+
+
+def table(c):
+    n_outputs = 2 * c.n_layers + 1
+    # Two products with each output: the scores and the mean.
+    return {f"{name}_depth_D": Parameter((c.d_model,), "D", "scalar", "D", used=2 * n_outputs) for name in BRANCHES}
+
+
+def carry(c, x_BTD):
+    later = jnp.zeros((*x_BTD.shape[:-1], 2 * c.n_layers, c.d_model), x_BTD.dtype)
+    return {"outputs_BTYD": jnp.concatenate([x_BTD[..., None, :], later], axis=-2)}
+
+
+def read(here, stream, branch: str):
+    return stream["x"]
+
+
+def add(here, stream, branch: str, y_BTD) -> dict:
+    last = 2 * here.layer + 1 + BRANCHES.index(branch)
+    places_Y = jnp.arange(stream["outputs_BTYD"].shape[-2])
+    outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], stream["outputs_BTYD"])
+    w_D = here.p[f"{branch}_depth_D"]
+    keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
+    scores_BTY = jnp.einsum("BTYD,D->BTY", keys_BTYD, w_D, preferred_element_type=jnp.float32)
+    weights_BTY = jax.nn.softmax(jnp.where(places_Y <= last, scores_BTY, -jnp.inf)).astype(y_BTD.dtype)
+    return stream | {"outputs_BTYD": outputs_BTYD, "x": jnp.einsum("BTY,BTYD->BTD", weights_BTY, outputs_BTYD)}

@@ -1,0 +1,19 @@
+"""Differential attention V2: o_h = a_2h - sigmoid(x W)_h a_2h+1, two heads of queries for each h (Microsoft, 2026).
+
+Ye, Dong, Sun and Wei, "Differential Transformer V2". Both heads of a pair share keys and values. `query_heads` of
+lm/parameters.py doubles the queries; the output projection is that of H heads.
+"""
+
+import jax
+
+from lm.declarations import weight
+from lm.layers.linear import project
+
+
+def table(c):
+    return {"w_lambda_DH": weight(c, (c.d_model, c.n_heads), "DH")}
+
+
+def apply(here, stream, a_BTQK, v_BTGK):
+    gate_BTH = jax.nn.sigmoid(project(here.x_BTD, here.p["w_lambda_DH"]))
+    return stream, a_BTQK[..., 0::2, :] - gate_BTH[..., None] * a_BTQK[..., 1::2, :]

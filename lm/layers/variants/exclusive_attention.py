@@ -1,0 +1,26 @@
+"""Exclusive attention: o <- o - a (o . v / |v|^2) v, with the token's own value v (Zhai 2026, arXiv:2603.09078).
+
+Attention then adds only what the token itself does not have. Heads of a group share its value.
+
+full     a = 1, as in the paper
+learned  a = tanh(a_h), one a_h per head, from 0: at step 0 the model is the one without it
+"""
+
+import jax.numpy as jnp
+
+from lm.declarations import Parameter
+
+EPS = 1e-12  # a value of 0 has no direction
+
+
+def table(c):
+    return {"exclusive_H": Parameter((c.n_heads,), "H", "scalar")} if c.attn_exclusive == "learned" else {}
+
+
+def apply(here, stream, o_BTHK, v_BTGK):
+    v_BTHK = jnp.repeat(v_BTGK, o_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2).astype(jnp.float32)
+    along = jnp.sum(o_BTHK * v_BTHK, axis=-1, keepdims=True)
+    along /= jnp.maximum(jnp.sum(v_BTHK * v_BTHK, axis=-1, keepdims=True), EPS)
+    if here.c.attn_exclusive == "learned":
+        along *= jnp.tanh(here.p["exclusive_H"].astype(jnp.float32))[:, None]
+    return stream, (o_BTHK - along * v_BTHK).astype(o_BTHK.dtype)

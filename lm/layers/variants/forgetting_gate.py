@@ -1,0 +1,21 @@
+"""Forgetting attention: scores of query t and key s += sum of log f_l over l = s+1 .. t (Lin et al. 2025, 2503.02130).
+
+f = sigmoid(x W + b) is one number per head and token, in (0, 1). The paper uses it without a position encoding:
+positions = "none". The sum is a difference of running sums; its part of the query does not change the softmax.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lm.declarations import bias, query_heads, weight
+from lm.layers.linear import project
+
+
+def table(c):
+    return {"w_forget_DH": weight(c, (c.d_model, query_heads(c)), "DH"), "b_forget_H": bias((query_heads(c),), "H")}
+
+
+def apply(here, stream, options):
+    logits_BTH = project(here.x_BTD, here.p["w_forget_DH"], here.p["b_forget_H"])
+    log_f_BTH = jax.nn.log_sigmoid(logits_BTH.astype(jnp.float32))
+    return stream, options | {"bias_BSH": -here.running_sum("forgotten", log_f_BTH)}

@@ -1,0 +1,78 @@
+"""Hyper-connections (Zhu et al. 2024, arXiv:2409.19606) whose mixing is doubly stochastic (mHC, Xie et al. 2025).
+
+The residual stream is n = 4 streams X (n, D). A branch F has its own mappings of them, which depend on the token (mHC:
+arXiv:2512.24880):
+
+    X <- R X + post F(pre X)     pre = sigmoid(a x W_pre + b_pre), post = 2 sigmoid(a x W_post + b_post),
+                                 R = Sinkhorn(exp(a x W_res + b_res)), x = RMSNorm of X as one vector
+
+At step 0, W = 0, a = 0.01, and b gives pre = 1/n, post = 1 and R near the identity. All streams then equal the plain
+residual stream, which makes the model of step 0 the one without them. The final norm reads their mean.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lm.declarations import Parameter
+from lm.layers.norms import rms_norm
+
+N_STREAMS = 4
+N_ITERATIONS = 20  # of Sinkhorn's algorithm, as in the paper
+OFF_DIAGONAL = -8.0  # of b_res at step 0
+
+
+def table(c):
+    n = N_STREAMS
+    maps = {}
+    for branch in ("attention", "ffn"):
+        shape = n, c.d_model, n * (n + 2)
+        maps[f"w_{branch}_maps_CDM"] = Parameter(shape, "CDM", "scalar", "CD")
+        maps[f"{branch}_maps_M"] = Parameter((n * (n + 2),), "M", "scalar")
+        maps[f"{branch}_maps_scale"] = Parameter((), "", "scalar", init="ones", std=0.01)
+    return maps
+
+
+def carry(c, x_BTD):
+    return {"streams_BTCD": jnp.repeat(x_BTD[..., None, :], N_STREAMS, axis=-2)}
+
+
+def read(here, stream, branch: str):
+    # Biases are stored as differences from their values of step 0.
+    pre_BTC = jax.nn.sigmoid(_logits(here, stream, branch, slice(0, N_STREAMS)) - jnp.log(N_STREAMS - 1.0))
+    streams_BTCD = stream["streams_BTCD"]
+    return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
+
+
+def add(here, stream, branch: str, y_BTD) -> dict:
+    n, streams_BTCD = N_STREAMS, stream["streams_BTCD"]
+    logits_BTM = _logits(here, stream, branch, slice(n, None))
+    post_BTC = 2 * jax.nn.sigmoid(logits_BTM[..., :n])
+    mix_BTCE = sinkhorn(logits_BTM[..., n:].reshape(*logits_BTM.shape[:-1], n, n) + OFF_DIAGONAL * (1 - jnp.eye(n)))
+    post_BTC, mix_BTCE = (a.astype(streams_BTCD.dtype) for a in (post_BTC, mix_BTCE))
+    streams_BTCD = jnp.sum(mix_BTCE[..., None] * streams_BTCD[..., None, :, :], axis=-2)
+    streams_BTCD += post_BTC[..., None] * y_BTD[..., None, :]
+    return stream | {"streams_BTCD": streams_BTCD, "x": jnp.mean(streams_BTCD, axis=-2)}
+
+
+def _logits(here, stream, branch, columns: slice):
+    """Return a x W + b (B, T, M) of some of the mappings, in float32."""
+    flat_BTX = stream["streams_BTCD"].reshape(*stream["streams_BTCD"].shape[:-2], -1)
+    flat_BTX = rms_norm(flat_BTX, None, eps=here.c.norm_eps)
+    w_CDM = here.p[f"w_{branch}_maps_CDM"]
+    w_XM = w_CDM.reshape(-1, w_CDM.shape[-1])[:, columns]
+    logits_BTM = jnp.einsum("BTX,XM->BTM", flat_BTX, w_XM, preferred_element_type=jnp.float32)
+    return here.p[f"{branch}_maps_scale"] * logits_BTM + here.p[f"{branch}_maps_M"][columns]
+
+
+def sinkhorn(logits):
+    """Return exp(logits) with rows and columns normalized in turn, so that all of them sum to 1 (Sinkhorn 1967).
+
+    >>> sinkhorn(jnp.array([[0.0, 1.0], [2.0, 3.0]])).sum(axis=0)
+    Array([1., 1.], dtype=float32)
+    """
+
+    def normalize(_, logits):
+        logits = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return logits - jax.nn.logsumexp(logits, axis=-2, keepdims=True)
+
+    return jnp.exp(jax.lax.fori_loop(0, N_ITERATIONS, normalize, logits))

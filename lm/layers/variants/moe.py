@@ -1,0 +1,88 @@
+"""Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017, arXiv:1701.06538).
+
+p is the softmax of the router's logits x W, divided by its sum over the k chosen, as in Mixtral and Qwen3. No token is
+dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with the weights of its expert.
+model.d_ff is the width of one expert. A shared expert sees every token (DeepSeek-V2, arXiv:2405.04434).
+
+Terms of the loss: "moe_balance" is T sum_e f_e P_e for each sequence of T tokens, with f_e = E / (k T) times the number
+of tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20);
+"router_z" is the sum of log(Z)^2 of the router's logits (ST-MoE, arXiv:2202.08906, eq. 5).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lm.declarations import weight
+from lm.errors import UserError
+from lm.layers import feed_forward
+from lm.layers.variants import glu
+from lm.parallel import collectives
+
+OTHERS = "glu"  # the feed-forward layer of the layers before config.model.moe_first_layer
+default_d_ff = glu.default_d_ff
+
+
+def layers(c):
+    return range(c.moe_first_layer, c.n_layers)
+
+
+def table(c):
+    D, F, E = c.d_model, c.d_ff, c.n_experts
+    used = c.experts_per_token / E
+    found = {
+        "w_router_DE": weight(c, (D, E), "DE"),
+        "w_gate_EDF": weight(c, (E, D, F), "EDF", batch="E", used=used),
+        "w_up_EDF": weight(c, (E, D, F), "EDF", batch="E", used=used),
+        "w_down_EFD": weight(c, (E, F, D), "EFD", contract="F", batch="E", used=used, residual=True),
+    }
+    if c.shared_expert:
+        found |= {f"w_shared_{name}_DF": weight(c, (D, F), "DF") for name in ("gate", "up")}
+        found["w_shared_down_FD"] = weight(c, (F, D), "FD", contract="F", residual=True)
+    return found
+
+
+def carry(c, x_BTD):
+    return {f"loss/{name}": jnp.float32(0) for name in loss_weights(c, 0)}
+
+
+def loss_weights(c, progress):
+    return {"moe_balance": c.moe_balance, "router_z": c.router_z}
+
+
+def apply(here, stream, x_BTD, tap):
+    c, p = here.c, here.p
+    logits_BTE = jnp.einsum("...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32)
+    probabilities_BTE = jax.nn.softmax(logits_BTE)
+    weights_BTk, experts_BTk = jax.lax.top_k(probabilities_BTE, c.experts_per_token)
+    weights_BTk /= jnp.sum(weights_BTk, axis=-1, keepdims=True)
+    y_BTD = dispatch(x_BTD, weights_BTk, experts_BTk, p, feed_forward.ACTIVATIONS[c.activation])
+    if c.shared_expert:
+        shared = p["w_shared_gate_DF"], p["w_shared_up_DF"], p["w_shared_down_FD"]
+        y_BTD += feed_forward.glu(x_BTD, *shared, activation=c.activation, tap=tap)
+    return stream | _loss_terms(c, stream, logits_BTE, probabilities_BTE, experts_BTk), y_BTD
+
+
+def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
+    """Return the weighted sum of the chosen experts' outputs for each token, (B, T, D)."""
+    n_experts, k = len(p["w_gate_EDF"]), experts_BTk.shape[-1]
+    order = jnp.argsort(experts_BTk.reshape(-1), stable=True)  # of pairs of a token and one of its experts
+    sizes_E = jnp.bincount(experts_BTk.reshape(-1), length=n_experts).astype(jnp.int32)
+    rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // k]
+    gate, up = (jax.lax.ragged_dot(rows, p[name], sizes_E) for name in ("w_gate_EDF", "w_up_EDF"))
+    y = jax.lax.ragged_dot(activation(gate) * up, p["w_down_EFD"], sizes_E)
+    y_BTkD = y[jnp.argsort(order)].reshape(*experts_BTk.shape, -1)
+    return jnp.sum(weights_BTk[..., None].astype(y.dtype) * y_BTkD, axis=-2)
+
+
+def _loss_terms(c, stream, logits_BTE, probabilities_BTE, experts_BTk):
+    if collectives.global_seq_len(1) > 1:
+        raise UserError(
+            "config.mesh.sequence: the balance of experts needs whole sequences on a device; use sequence = 1"
+        )
+    T = logits_BTE.shape[-2]
+    chosen_BTE = jnp.sum(jax.nn.one_hot(experts_BTk, c.n_experts), axis=-2)
+    f_BE = jnp.mean(chosen_BTE, axis=-2) * c.n_experts / c.experts_per_token
+    balance = T * jnp.sum(f_BE * jnp.mean(probabilities_BTE, axis=-2))
+    router_z = jnp.sum(jnp.square(jax.nn.logsumexp(logits_BTE, axis=-1)))
+    found = {"loss/moe_balance": balance, "loss/router_z": router_z}
+    return {name: stream[name] + term for name, term in found.items()}

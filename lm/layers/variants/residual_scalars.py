@@ -1,0 +1,19 @@
+"""Scalars of the residual stream: x <- a_l x + b_l x_0 before layer l; x_0 are the embeddings (nanochat, 2026).
+
+a = 1 and b = 0 at step 0, so that the model starts as the one without it. modded-nanogpt mixes likewise.
+"""
+
+from lm.declarations import Parameter
+
+
+def table(c):
+    return {"residual_scale": Parameter((), "", "scalar", init="ones"), "embedding_scale": Parameter((), "", "scalar")}
+
+
+def carry(c, x_BTD):
+    return {"x0_BTD": x_BTD}
+
+
+def apply(here, stream, x_BTD):
+    a, b = (here.p[name].astype(x_BTD.dtype) for name in ("residual_scale", "embedding_scale"))
+    return stream, a * x_BTD + b * stream["x0_BTD"]

@@ -1,0 +1,40 @@
+"""Short causal convolution: y_t = x_t + sum_j w_j x_{t-3+j}, j = 0 .. 3, with a filter for each feature.
+
+On the keys (after their rotation), the values or the stream before each block (Canon layers, Allen-Zhu 2025,
+arXiv:2512.17351). w = 0 at step 0: the model starts as the one without it.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from lm.declarations import Parameter
+
+KERNEL = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortConvolution:
+    """The convolution at one site; `place` is "keys", "values" or "stream"."""
+
+    place: str
+
+    def table(self, c):
+        axes, shape = ("D", (c.d_model,)) if self.place == "stream" else ("GK", (c.n_kv_heads, c.d_head))
+        name = f"w_conv_{self.place}_J{axes}"
+        return {name: Parameter((KERNEL, *shape), f"J{axes}", "scalar", "J", batch=axes)}
+
+    def apply(self, here, stream, value):
+        if self.place == "keys":
+            q_BTHK, k_BTGK = value
+            return stream, (q_BTHK, self._convolve(here, k_BTGK))
+        return stream, self._convolve(here, value)
+
+    def _convolve(self, here, x):
+        flat_BTC = x.reshape(*x.shape[:2], -1)
+        w_JC = here.p[f"w_conv_{self.place}_J{'D' if self.place == 'stream' else 'GK'}"].reshape(KERNEL, -1)
+        last_BTJC = here.last(f"conv_{self.place}", flat_BTC, KERNEL)
+        return x + jnp.einsum("BTJC,JC->BTC", last_BTJC, w_JC).reshape(x.shape)
+
+
+keys, values, stream = map(ShortConvolution, ("keys", "values", "stream"))

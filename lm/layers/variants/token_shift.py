@@ -1,0 +1,22 @@
+"""Token shift ("smear"): x_t <- x_t + a sigmoid(x_t[:24] . w) x_{t-1} on the embeddings (nanochat, 2026).
+
+a = 0 at step 0: the model starts as the one without it.
+"""
+
+import jax
+
+from lm.declarations import Parameter
+from lm.layers.linear import project
+
+GATE_INPUTS = 24  # the first features of x
+
+
+def table(c):
+    n = min(GATE_INPUTS, c.d_model)
+    return {"shift_scale": Parameter((), "", "scalar"), "w_shift_C1": Parameter((n, 1), "C1", "scalar", "C")}
+
+
+def apply(here, stream, x_BTD):
+    gate_BT1 = jax.nn.sigmoid(project(x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
+    previous_BTD = here.last("shift", x_BTD, 2)[:, :, 0]
+    return stream, x_BTD + here.p["shift_scale"].astype(x_BTD.dtype) * gate_BT1 * previous_BTD

@@ -1,0 +1,32 @@
+"""Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last (nanochat, 2026).
+
+E has one row of values for each token. Each layer that has it has an own E and an own gate W (12, G). E starts with the
+standard deviation 1 / sqrt(D), as there, and W at 0.
+"""
+
+import math
+
+import jax
+
+from lm.declarations import Parameter
+from lm.layers.linear import project
+
+GATE_INPUTS = 12  # the first features of x
+
+
+def layers(c):
+    return tuple(layer for layer in range(c.n_layers) if (c.n_layers - 1 - layer) % 2 == 0)
+
+
+def table(c):
+    shape, n = (c.vocab_size, c.n_kv_heads, c.d_head), min(GATE_INPUTS, c.d_model)
+    return {
+        "value_embedding_VGK": Parameter(shape, "VGK", "embedding", init="normal", std=1 / math.sqrt(c.d_model)),
+        "w_value_gate_CG": Parameter((n, c.n_kv_heads), "CG", "scalar", "C"),
+    }
+
+
+def apply(here, stream, v_BTGK):
+    gate_BTG = 3 * jax.nn.sigmoid(project(here.x_BTD[..., :GATE_INPUTS], here.p["w_value_gate_CG"]))
+    e_BTGK = here.p["value_embedding_VGK"][here.context.tokens_BT].astype(v_BTGK.dtype)
+    return stream, v_BTGK + gate_BTG[..., None] * e_BTGK
