@@ -39,6 +39,7 @@ def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(bench, t
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_estimates_the_time_if_asked(bench, tmp_path):
     code, output = run(bench, "--dry-run", "--measure", "--workdir", tmp_path / "sweep")
     assert code == 0, output

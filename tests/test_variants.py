@@ -285,8 +285,8 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     ("layers", "groups"),
     [
         ((1, 3, 5), ((0, 2, 3),)),  # every second layer: a scan over the periods
-        (range(1, 6), ((0, 1, 1), (1, 1, 5))),  # all but the first
-        ((0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1))),
+        pytest.param(range(1, 6), ((0, 1, 1), (1, 1, 5)), marks=pytest.mark.slow),  # all but the first
+        pytest.param((0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1)), marks=pytest.mark.slow),
     ],
 )
 def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):

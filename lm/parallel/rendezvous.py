@@ -55,7 +55,10 @@ def _collect(address: str, n: int, timeout: float) -> UserError | None:
     problem: UserError | None = None
     connections: dict[int, socket.socket] = {}  # by process id
     with _listen(address) as server, contextlib.ExitStack() as opened:
-        while not problem and (missing := sorted(set(range(1, n)) - connections.keys())):
+        while not problem:
+            connections = {i: waiting for i, waiting in connections.items() if _is_open(waiting)}
+            if not (missing := sorted(set(range(1, n)) - connections.keys())):
+                break
             if time.monotonic() > deadline:
                 problem = TemporaryError(
                     f"{_list(missing)} of {n} did not connect to process 0 within {timeout} s (--connect_timeout); see "

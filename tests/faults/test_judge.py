@@ -1,6 +1,6 @@
 """The campaign's judge calls a fault that the code does not notice silent, and reports losses and tracebacks."""
 
-import json
+import dataclasses
 import random
 
 import pytest
@@ -9,6 +9,7 @@ from benchmarks.faults import caches, damage, sweeps
 from benchmarks.faults.judge import Outcome, judge
 from benchmarks.faults.runs import Bench, call
 from lm.data import cache
+from lm.sweeps.results import Run, append_runs
 
 
 @pytest.fixture
@@ -67,18 +68,18 @@ def test_an_exception_and_a_hanging_command_have_no_exit_code():
     assert "hung" in call(hang, [], seconds=1).output
 
 
-def test_a_run_of_a_sweep_that_is_trained_again_may_differ_in_times_and_provenance_only(tmp_path):
-    run = {"phase": "final", "variant": "base", "learning_rate": 0.01, "seed": 7, "test_loss": 2.5}
+def test_a_run_of_a_sweep_that_is_trained_again_may_differ_in_times_only(tmp_path):
+    run = Run("final", "base", {"optimizer.learning_rate": 0.01}, 7, "finished", None, 8, 64, 2.4, 2.5)
     runs = {
-        "whole": run | {"seconds": 9.0, "seconds_of": {"saving": 0.1}, "provenance": {"host": "a"}, "sha256": "1"},
-        "again": run | {"seconds": 8.0, "seconds_of": {"saving": 0.2}, "provenance": {"host": "b"}, "sha256": "2"},
-        "other": run | {"test_loss": 2.6},
+        "whole": dataclasses.replace(run, seconds=9.0, tokens_per_second=100.0),
+        "again": dataclasses.replace(run, seconds=8.0, tokens_per_second=200.0),
+        "other": dataclasses.replace(run, test_loss=2.6),
     }
     for name, found in runs.items():
-        (tmp_path / name / "results").mkdir(parents=True)
-        (tmp_path / name / "results" / "runs.json").write_text(json.dumps([found]))
+        (tmp_path / name).mkdir()
+        append_runs(tmp_path / name, [found])
     assert sweeps.changes(tmp_path / "again", tmp_path / "whole") == []
-    assert sweeps.changes(tmp_path / "other", tmp_path / "whole") == ["the run ('final', 'base', 0.01, 7) differs"]
+    assert sweeps.changes(tmp_path / "other", tmp_path / "whole") == ["the run ('final', 'base', (0.01,), 7) differs"]
 
 
 @pytest.mark.parametrize("way", damage.WAYS)

@@ -50,6 +50,7 @@ def test_every_rule_resumes_to_the_same_bits_and_compiles_once(tmp_path, rule):
     jax.tree.map(np.testing.assert_array_equal, step(step(state)), states[4])
 
 
+@pytest.mark.slow
 def test_runs_evaluate_save_and_load_their_averages(train, tmp_path):
     """Evaluating the loaded average gives the loss in the metrics."""
     ema, free = tmp_path / "ema", tmp_path / "free"
