@@ -192,8 +192,9 @@ def test_gradients_equal_central_differences_in_float64():
     with jax.enable_x64(True):
         params = jax.tree.map(np.float64, redrawn(config.model))
         batch = batch_of(config, weights=np.random.default_rng(1).uniform(size=(4, 8)))
+        state = state_of(config, params)
         compiled = jax.jit(lambda params: step.gradients(state.replace(params=params), batch, config))
-        state, p, grads = state_of(config, params), flat(params), flat(compiled(params)[1])
+        p, grads = flat(params), flat(compiled(params)[1])
 
         def loss(params):
             losses = compiled(params)[0]

@@ -12,7 +12,7 @@ import functools, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_default_matmul_precision", "highest")
 from lm.layers import attention
-from lm.layers.attention import Mask
+from lm.layers.attention import Mask, Scoring
 from lm.parallel.mesh import make_mesh
 
 calls, library = [], jax.nn.dot_product_attention
@@ -30,14 +30,14 @@ mask = Mask.causal(16, window=5)
 def gradients(attend):
     return jax.jit(jax.value_and_grad(lambda *x: (attend(*x) ** 2).sum(), argnums=(0, 1, 2)))(*qkv)
 
-expected = gradients(lambda q, k, v: attention._einsum(q, k, v, mask, 0.3, None))
+expected = gradients(lambda q, k, v: attention._einsum(q, k, v, mask, Scoring(0.3)))
 mesh = make_mesh({"replica": 1, "fsdp": 2, "tensor": 2, "sequence": 1})
 rows, heads = jax.P("fsdp"), jax.NamedSharding(mesh, jax.P("fsdp", None, "tensor"))
 qkv = [jax.device_put(x, heads) for x in qkv]
 with jax.set_mesh(mesh):
     # As in a training step: the examples are mapped, the heads are left to the partitioner.
     found = gradients(jax.shard_map(
-        lambda q, k, v: attention._cudnn(q, k, v, mask, 0.3, None), in_specs=(rows,) * 3, out_specs=rows,
+        lambda q, k, v: attention._cudnn(q, k, v, mask, Scoring(0.3)), in_specs=(rows,) * 3, out_specs=rows,
         axis_names={"replica", "fsdp", "sequence"}, check_vma=False,
     ))
 assert set(calls) == {((2, 16, 4, 8), (2, 16, 2, 8))}, calls  # each device has its own heads
