@@ -5,7 +5,7 @@ This module does not import jax, because it is used before jax is configured.
 
 import os
 
-from lm.config import Config, ModelConfig
+from lm.config import Config
 from lm.config.values import divisors
 
 TOKENS = 512  # of a micro-batch: the activations of more tokens leave the caches of a core
@@ -17,7 +17,7 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
-def micro_batch_size(config: Config) -> int | None:
+def micro_batch_size(config: Config, n_parameters: int) -> int | None:
     """Return the micro-batch size of a run: the config's, or the largest divisor of the batch with at most 512 tokens.
 
     The config's None, one micro-batch, is kept in three cases: if such a micro-batch has fewer than 128 tokens; if the
@@ -25,12 +25,12 @@ def micro_batch_size(config: Config) -> int | None:
     float32, because only float32 was measured.
 
     >>> from lm.config import default_config, from_dict
-    >>> micro_batch_size(from_dict(default_config()))  # 32 sequences of 256 tokens
+    >>> micro_batch_size(from_dict(default_config()), n_parameters=10**6)  # 32 sequences of 256 tokens
     2
     """
     t, m = config.train, config.model
     size = max((n for n in divisors(t.batch_size) if n * t.seq_len <= TOKENS), default=0)
-    too_small, too_large = size * t.seq_len < TOKENS // 4, _n_parameters(m) > PARAMETERS
+    too_small, too_large = size * t.seq_len < TOKENS // 4, n_parameters > PARAMETERS
     if t.micro_batch_size or too_small or too_large or size == t.batch_size or m.compute_dtype != "float32":
         return t.micro_batch_size
     return size
@@ -40,14 +40,11 @@ def step_bytes(config: Config) -> int:
     """Estimate the memory that a step or an evaluation allocates.
 
     A step needs about 30 float32 numbers per token, layer and feature, an evaluation about 15 per token and feature.
+    The parameters are those of a plain model: the exact number would need jax.
     """
     t, m = config.train, config.model
-    trained = (micro_batch_size(config) or t.batch_size) * t.seq_len
+    layer = m.d_model * (4 * m.d_model + max(8 * m.d_model, 3 * (m.d_ff or 0)))
+    n_parameters = m.n_layers * layer + 2 * m.d_model * (m.vocab_size or 0)
+    trained = (micro_batch_size(config, n_parameters) or t.batch_size) * t.seq_len
     evaluated = (config.eval.batch_size or t.batch_size) * t.seq_len
     return max(120 * trained * m.n_layers, 60 * evaluated) * m.d_model
-
-
-def _n_parameters(m: ModelConfig) -> int:
-    """Estimate the number of parameters; the vocabulary counts if it is known, as it is in a resolved config."""
-    ffn = {"glu": 3, "mlp": 2}[m.ffn] * m.d_ff if m.d_ff else 8 * m.d_model
-    return m.d_model * (m.n_layers * (4 * m.d_model + ffn) + 2 * (m.vocab_size or 0))

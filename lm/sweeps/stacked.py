@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from lm import parameters
 from lm.config import Resolved
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
@@ -49,7 +50,10 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
     device_per_core = jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores()
-    micro_batch_size = cpu_memory.micro_batch_size(config) if device_per_core else config.train.micro_batch_size
+    micro_batch_size = config.train.micro_batch_size
+    if device_per_core:
+        n_parameters = parameters.count(parameters.parameter_table(config.model))
+        micro_batch_size = cpu_memory.micro_batch_size(config, n_parameters)
     train = dataclasses.replace(config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size)
     return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
 

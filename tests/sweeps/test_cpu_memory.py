@@ -2,6 +2,7 @@
 
 import pytest
 
+from lm import parameters
 from lm.command_line.loading import load_values
 from lm.sweeps.cpu_memory import micro_batch_size, step_bytes
 
@@ -18,11 +19,14 @@ from lm.sweeps.cpu_memory import micro_batch_size, step_bytes
         ("shakespeare_small", {"model.compute_dtype": "bfloat16"}, None),
         ("shakespeare_small", {"model.vocab_size": 50_000}, None),
         ("shakespeare_small", {"model.d_ff": 10_000}, None),
+        ("shakespeare_small", {"model.ffn": "moe"}, 8),
+        ("shakespeare_small", {"model.ffn": "moe", "model.d_ff": 2000}, None),
         ("shakespeare_gpu", {"model.compute_dtype": "float32"}, None),
     ],
 )
 def test_micro_batches_have_at_most_512_tokens_unless_the_model_is_large(name, changes, expected):
-    assert micro_batch_size(load_values(f"configs/{name}.py", changes)) == expected
+    config = parameters.resolve(load_values(f"configs/{name}.py", changes), vocab_size=65)
+    assert micro_batch_size(config, parameters.count(parameters.parameter_table(config.model))) == expected
 
 
 def test_the_memory_of_a_step_is_that_of_a_micro_batch():
