@@ -152,6 +152,8 @@ def test_cached_decoding_equals_the_full_forward_pass(row):
     params = redrawn(c)
     decoder = decoding.make_decoder(params, c, seq_len=T)
     expected = jax.jit(lambda params: model.hidden(params, c, TOKENS))(params)
+    one = jax.jit(lambda params: model.hidden(params, c, TOKENS[0]))(params)  # lm.interpret has no batch
+    np.testing.assert_allclose(one, expected[0], rtol=0, atol=1e-5)
     lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
     h_BTD, cache = jax.jit(
         lambda tokens: decoding._apply(decoder, {}, tokens, Prefill(lengths_B=lengths_B, n_slots=T))

@@ -60,7 +60,7 @@ def _logits(here, stream, branch, columns: slice):
     flat_BTX = rms_norm(flat_BTX, None, eps=here.c.norm_eps)
     w_CDM = here.p[f"w_{branch}_maps_CDM"]
     w_XM = w_CDM.reshape(-1, w_CDM.shape[-1])[:, columns]
-    logits_BTM = jnp.einsum("BTX,XM->BTM", flat_BTX, w_XM, preferred_element_type=jnp.float32)
+    logits_BTM = jnp.einsum("...X,XM->...M", flat_BTX, w_XM, preferred_element_type=jnp.float32)
     return here.p[f"{branch}_maps_scale"] * logits_BTM + here.p[f"{branch}_maps_M"][columns]
 
 

@@ -18,5 +18,5 @@ def table(c):
 
 def apply(here, stream, x_BTD):
     gate_BT1 = jax.nn.sigmoid(project(x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
-    previous_BTD = here.last("shift", x_BTD, 2)[:, :, 0]
+    previous_BTD = here.last("shift", x_BTD, 2)[..., 0, :]
     return stream, x_BTD + here.p["shift_scale"].astype(x_BTD.dtype) * gate_BT1 * previous_BTD
