@@ -260,17 +260,17 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
 
     class LookBack:
         def apply(here, stream, v_BTGK):
-            flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:2], -1)
+            flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
             last_BTnC = here.last("v_last", flat_BTC, 3)
             sum_BTC = here.running_sum("v_sum", flat_BTC)
-            own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[:, :, 0]  # a difference of sums
-            return stream, (jnp.einsum("BTnC,n->BTC", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
+            own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[..., 0, :]  # a difference of sums
+            return stream, (jnp.einsum("...nC,n->...C", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
                 v_BTGK.shape
             )
 
     class Forget:
         def apply(here, stream, options):
-            shape = (*here.x_BTD.shape[:2], here.c.n_heads)
+            shape = (*here.x_BTD.shape[:-1], here.c.n_heads)
             f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
             sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
             return stream, options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
