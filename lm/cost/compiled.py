@@ -70,7 +70,7 @@ class Compiled:
 
 
 def compile_step(config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None) -> Compiled:
-    """Compile the training step of a config for a mesh of devices, none of which need exist here.
+    """Compile the training step of a config for a mesh of devices, which this machine need not have.
 
     Args:
         config: a resolved config.

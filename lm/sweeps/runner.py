@@ -110,7 +110,7 @@ def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
 
 
 class _Runner:
-    """The runs of a sweep, of which this process trains those that no other process has claimed.
+    """The runs of a sweep. This process trains those that no other process has claimed.
 
     Args:
         variants: by name, what can be trained.

@@ -60,7 +60,7 @@ def parabola_vertex(x: npt.ArrayLike, y: npt.ArrayLike) -> np.ndarray:
 
     Args:
         x: ascending positions (..., 3).
-        y: the values there (..., 3), of which the middle one is the lowest.
+        y: the values there (..., 3); the middle one is the lowest.
 
     Returns:
         Positions (...); the middle one where a parabola has no minimum.
