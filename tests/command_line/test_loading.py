@@ -274,6 +274,7 @@ def leaf_values(draw):
     elif typing.get_origin(kind or type_) is tuple or typing.get_origin(type_) is tuple:
         inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
         value = tuple(draw(st.lists(VALUES[inner], min_size=1, max_size=3)))
+        value = tuple(min(v, limits["high"]) for v in value) if limits["high"] is not None else value
     else:
         value = draw(VALUES[kind])
         value = min(value, limits["high"]) if limits["high"] is not None else value
