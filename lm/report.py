@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm.errors import UserError, with_exit_code
 from lm.sweeps.analysis import Analysis, analyze
-from lm.sweeps.record import read_failures, read_record
+from lm.sweeps.record import read_failures, read_record, without_cells
 from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
 
 DESCRIPTION = """\
@@ -64,21 +64,23 @@ def is_page(directory: Path) -> bool:
 
 
 def read_finished(directory: Path) -> Analysis:
-    """Analyze the finished sweep of a directory.
+    """Analyze the finished cells of the sweep of a directory.
 
     Raises:
-        UserError: the directory holds no sweep, or runs are missing that did not fail.
+        UserError: the directory holds no sweep, or every cell lacks runs that did not fail.
     """
     record, runs, failed = read_record(directory), read_runs(directory), read_failures(directory)
-    unfinished = [
-        name
+    unfinished = {
+        name: about["cell"]
         for name, about in record["variants"].items()
         if name not in failed
         and (choice_of(record, runs, name).missing or len(final_runs(record, runs, name)) < len(about["seeds"]))
-    ]
-    if unfinished:
+    }
+    left = [cell for cell in record["cells"] if cell in unfinished.values()]
+    if left == record["cells"]:
         command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
         raise UserError(f"{directory} is not finished: {', '.join(unfinished)} lack runs; resume with {command}")
+    record = without_cells(record, left)
     if failed.keys() >= record["variants"].keys():
         raise UserError(f"{directory}: every variant has runs that failed ({next(iter(failed.values()))})")
     return analyze(record, runs, failed)

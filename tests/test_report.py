@@ -110,6 +110,16 @@ def test_an_unfinished_sweep_names_what_is_missing_and_the_command(tmp_path, cap
     assert "holds no sweep" in capsys.readouterr().err
 
 
+def test_finished_cells_are_reported_before_the_others(tmp_path, undrawn, capsys):
+    record, runs = sweep(SIZES, "size")
+    kept = [run for run in runs if not (run.variant == "gated, large" and run.phase == "final")]
+    assert command.main([str(write(tmp_path, record, kept))]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "| gated − plain at small | -0.1" in text
+    assert "* Not finished, and not in this report: large." in text
+    assert "large" not in (tmp_path / "runs.csv").read_text()
+
+
 def test_all_files_are_written_and_hold_the_unrounded_numbers(tmp_path, capsys):
     record, runs = sweep()
     workdir = write(tmp_path / "s", record, runs[::-1])

@@ -136,10 +136,10 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
 
     Args:
         record: sweep.json.
-        runs: its finished runs.
+        runs: its finished runs. Those of variants that are not in the record are left out, as are such failures.
         failed: by variant, the error of runs that failed.
     """
-    failed = dict(failed or {})
+    failed = {name: error for name, error in (failed or {}).items() if name in record["variants"]}
     variants = {name: _variant(record, runs, name) for name in record["variants"] if name not in failed}
     comparisons = [_comparison(record, variants, pair, bool(record["axis"])) for pair in record["comparisons"]]
     if record["axis"] == "size":
@@ -153,6 +153,7 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
                      for group in _by_arms(placebos) if len(group) > 1]  # fmt: skip
     claims += _judged(record, comparisons) + [_judge(record, placebo, 1.0) for placebo in placebos]
     order = list(record["variants"])
+    runs = [run for run in runs if run.variant in record["variants"]]
     runs = sorted(runs, key=lambda r: (order.index(r.variant), r.phase == "final", tuple(r.point.values()), r.seed))
     return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
 
@@ -300,6 +301,7 @@ def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str
         "tokens": [name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]],
         "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
         "identical": [" and ".join(group) for group in _identical(list(variants.values()))],
+        "cells": record.get("unfinished", []),
         "data": list(dict.fromkeys(note for v in record["variants"].values() for note in v["data"]["notices"])),
     }  # fmt: skip
     return {kind: names for kind, names in found.items() if names}

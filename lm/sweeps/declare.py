@@ -72,7 +72,7 @@ class Sweep(_Declared):
         sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
             compared at every size. The value of a tuned key is the size's own list.
         texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
-            tuned, trained and compared on every text.
+            tuned, trained and compared on every text; with sizes too, at every size on every text.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
@@ -100,8 +100,11 @@ class Sweep(_Declared):
 
     @property
     def cells(self) -> Variants:
-        """Return the sizes or the texts; {"": {}} without them."""
-        return self.sizes or self.texts or {"": {}}
+        """Return the sizes, the texts, or each size on each text; {"": {}} without them."""
+        if not (self.sizes and self.texts):
+            return self.sizes or self.texts or {"": {}}
+        pairs = itertools.product(self.texts.items(), self.sizes.items())
+        return {f"{text}, {size}": of_text | of_size for (text, of_text), (size, of_size) in pairs}
 
 
 def lists_of(declared: Sweep | Budget) -> dict[str, Any]:

@@ -239,13 +239,14 @@ def _is_pair(found) -> bool:
 
 def _wrong_cells(sweep: Sweep) -> Iterator[str]:
     """Yield the mistakes in the sizes and texts."""
-    if sweep.sizes and sweep.texts:
-        yield "texts and sizes are both given; remove one of them"
     for field, cells in (("sizes", sweep.sizes), ("texts", sweep.texts)):
         if len(cells) == 1:
             yield f"{field}: there is 1, and a comparison between {field} needs at least 2"
         if "" in cells:
             yield f"{field}: each must have a name"
+    for text, size in itertools.product(sweep.texts, sweep.sizes):
+        for key in sweep.texts[text].keys() & sweep.sizes[size].keys():
+            yield f"{key} is set by text {text!r} and by size {size!r}; remove it from one of them"
     names = [in_cell(arm, cell) for cell in sweep.cells for arm in sweep.variants]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         yield f"{twice[0]!r} would be the name of two variants; rename a variant, size or text"

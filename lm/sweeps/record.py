@@ -12,7 +12,7 @@ from lm.config import Config, to_dict
 from lm.config.values import short
 from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, lock, read_json, to_json, write_text
-from lm.sweeps.declare import PLACEBO
+from lm.sweeps.declare import PLACEBO, Sweep
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
@@ -58,7 +58,7 @@ _SHAPE = {
     "base": str,
     "baseline": str,
     "arms": [str],
-    "axis": ("size", "text", None),
+    "axis": ("size", "text", "cell", None),
     "cells": [str],
     "comparisons": [[str]],
     "placebos": [[str]],
@@ -113,7 +113,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "base": sweep.base,
         "baseline": sweep.baseline,
         "arms": [*sweep.variants, *([PLACEBO] if sweep.placebo else [])],
-        "axis": "size" if sweep.sizes else "text" if sweep.texts else None,
+        "axis": _axis(sweep),
         "cells": list(sweep.cells),
         "comparisons": [list(pair) for pair in plan.comparisons],
         "placebos": [list(pair) for pair in plan.placebos],
@@ -123,6 +123,11 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "variants": described,
         "starts": [start],
     }
+
+
+def _axis(sweep: Sweep) -> str | None:
+    """Return what the cells are called: sizes, texts, or cells if they are both."""
+    return "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text" if sweep.texts else None
 
 
 def _checksum(record: dict) -> str:
@@ -146,6 +151,15 @@ def read_record(workdir: Path) -> dict:
     if problem := next(_inconsistencies(record), None):
         raise UserError(f"{path} is corrupted: {problem}; {ADVICE}")
     return record
+
+
+def without_cells(record: dict, left_out: list[str]) -> dict:
+    """Return the record of a sweep as if it had not these cells, which are named under "unfinished"."""
+    cells = [cell for cell in record["cells"] if cell not in left_out]
+    variants = {name: about for name, about in record["variants"].items() if about["cell"] in cells}
+    pairs = {key: [p for p in record[key] if set(p) <= variants.keys()] for key in ("comparisons", "placebos")}
+    axis = record["axis"] if len(cells) > 1 else None
+    return record | pairs | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
 
 
 def is_file_name(name: str) -> bool:

@@ -131,9 +131,9 @@ class _Runner:
             drop_damaged_lines(workdir)
 
     def run(self) -> int:
-        """Train everything that is missing; returns the exit code."""
-        points = self.tune()
-        if not self.signals.received:
+        """Train everything that is missing, cell by cell; returns the exit code."""
+        for cell in self.record["cells"]:
+            points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
             self.train([("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].seeds])
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
@@ -147,13 +147,13 @@ class _Runner:
         self.say(f"finished; next: python -m lm.report {self.workdir}")
         return 0
 
-    def tune(self) -> dict[str, tuple]:
-        """Train the tuning runs, and return the chosen point of each variant whose tuning is complete.
+    def tune(self, names: list[str]) -> dict[str, tuple]:
+        """Train the tuning runs of these variants, and return the chosen point of each whose tuning is complete.
 
         The rounds are the same in all processes, whatever has finished: groups of runs are claimed by their content.
         """
-        known: dict[str, dict[tuple, Outcome]] = {name: {} for name in self.variants}
-        open_ = list(self.variants)
+        known: dict[str, dict[tuple, Outcome]] = {name: {} for name in names}
+        open_ = list(names)
         while open_ and not self.signals.received:
             todo = {name: choose(self.record["variants"][name]["tune"], known[name]).missing for name in open_}
             open_ = [name for name, points in todo.items() if points]

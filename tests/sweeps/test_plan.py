@@ -75,6 +75,13 @@ def test_every_variant_is_planned_on_every_text(planned):
     assert not set(plan.seeds("plays")) & set(plan.seeds("docs"))
 
 
+def test_sizes_and_texts_together_give_a_cell_for_each_pair(planned):
+    plan = planned(sizes=SIZES, texts=TEXTS)
+    assert list(plan.sweep.cells) == ["plays, s", "plays, m", "docs, s", "docs, m"]
+    config = plan.variants["glu, docs, m"].config
+    assert (config.model.d_model, config.data.source) == (32, "python_docs")
+
+
 def test_tuned_keys_are_a_product_of_lists_that_a_budget_and_a_variant_may_replace(planned):
     budgets = {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=5, tune={DECAY: [0.1, 1]})}
     variants = {"a": {LEARNING_RATE: 1e-3, DECAY: 0}, "b": {}, "c": {LEARNING_RATE: np.array([1e-3, 2e-3]).tolist()}}
@@ -122,7 +129,10 @@ MISTAKES = [
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be a dictionary"),
     ({"sizes": {"s": {}}}, "sizes: there is 1, and a comparison between sizes needs at least 2"),
     ({"sizes": SIZES | {"": {}}}, "sizes: each must have a name"),
-    ({"sizes": SIZES, "texts": TEXTS}, "texts and sizes are both given; remove one"),
+    (
+        {"sizes": {"s": {"data.source": "text:a"}, "m": {}}, "texts": {"plays": {}, "docs": {"data.source": "text:b"}}},
+        "data.source is set by text 'docs' and by size 's'; remove it",
+    ),
     ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "name of two variants"),
     ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
     ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),

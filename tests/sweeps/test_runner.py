@@ -31,8 +31,8 @@ class Norm:
 
     corpus, warm_starts, tokens, seeds, tuning_seeds = None, {}, 640, SEEDS, TUNING_SEEDS
 
-    def __init__(self, norm, rates=RATES):
-        self.norm, self.plan = norm, SimpleNamespace(n_points=len(rates), lists={LEARNING_RATE: rates})
+    def __init__(self, norm, cell="", rates=RATES):
+        self.norm, self.plan = norm, SimpleNamespace(n_points=len(rates), lists={LEARNING_RATE: rates}, cell=cell)
 
     def run_config(self, point, seed):
         return tiny(optimizer={"learning_rate": point[0]}, train={"seed": seed}, model={"norm": self.norm})
@@ -63,16 +63,16 @@ def fake(monkeypatch):
     return Fake
 
 
-def start(workdir, names=("rms", "layer"), lines=None) -> _Runner:
-    """Return the runner of a new process."""
-    variants = {name: Norm(name) for name in names}
+def start(workdir, names=("rms", "layer"), lines=None, cells=("",)) -> _Runner:
+    """Return the runner of a new process; with several cells, each name is a variant of its own cell."""
+    variants = dict(zip(names, map(Norm, names, cells if len(cells) > 1 else cells * len(names)), strict=True))
     about = {
         "tune": {LEARNING_RATE: list(RATES)},
         "seeds": SEEDS,
         "tuning_seeds": TUNING_SEEDS,
         "data": {"unigram": {"validation": 9.0}},
     }
-    record = {"tune": [LEARNING_RATE], "variants": dict.fromkeys(names, about)}
+    record = {"tune": [LEARNING_RATE], "variants": dict.fromkeys(names, about), "cells": list(cells)}
     record["starts"] = [{"processor": "", "git": {"commit": "abc", "dirty": True}}]
     return _Runner(variants, record, workdir, 2, ([] if lines is None else lines).append, NoSignals)
 
@@ -93,6 +93,12 @@ def test_lists_are_extended_and_the_final_runs_train_at_the_vertex(tmp_path, fak
     assert {run.commit for run in read_runs(tmp_path)} == {"abc with uncommitted changes"}
     assert start(tmp_path).run() == 0  # nothing is left to train
     assert len(fake.trained) == 48
+
+
+def test_a_cell_is_finished_before_the_next_one_begins(tmp_path, fake):
+    start(tmp_path, cells=("plays", "docs")).run()
+    order = [run.variant for run in read_runs(tmp_path)]
+    assert order == ["rms"] * order.count("rms") + ["layer"] * order.count("layer")
 
 
 def test_a_lost_line_is_trained_again_and_nothing_else(tmp_path, fake):
