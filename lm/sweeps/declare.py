@@ -8,29 +8,18 @@ import itertools
 import math
 from typing import Any
 
-from lm.sweeps.tuning import LEARNING_RATE, Lists
+from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 MARGIN = 0.005  # nats per token
-MISSING: Any = None  # a required field that is not given, which `load_sweep` reports
 MATCHED_KEYS = {"params": "model.d_ff", "flops": "model.d_ff", "tokens": "train.steps"}
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
 
 
-class _Declared:
-    """A dataclass that keeps unknown fields, so that they are reported together with all other mistakes."""
-
-    def __init__(self, **given):
-        for field in dataclasses.fields(self):
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-            object.__setattr__(self, field.name, given.pop(field.name, default))
-        object.__setattr__(self, "unknown", self.unknown | given)
-
-
-@dataclasses.dataclass(frozen=True, init=False)
-class Budget(_Declared):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
     """The size of a sweep: seeds, and values of this budget.
 
     Attributes:
@@ -38,23 +27,21 @@ class Budget(_Declared):
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates, tune: lists of this budget, instead of the sweep's.
-        unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    tuning_seeds: int = MISSING
-    seeds: int = MISSING
+    tuning_seeds: int
+    seeds: int
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
-    tune: Lists = dataclasses.field(default_factory=dict)
-    unknown: dict = dataclasses.field(default_factory=dict)
+    tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
 
     @property
     def lists(self) -> dict[str, Any]:
         return lists_of(self)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
-class Sweep(_Declared):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
     """One ablation.
 
     Attributes:
@@ -76,23 +63,21 @@ class Sweep(_Declared):
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
-        unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    question: str = MISSING
-    base: str = MISSING
-    variants: Variants = MISSING
-    baseline: str = MISSING
-    comparisons: tuple[tuple[str, str], ...] = MISSING
+    question: str
+    base: str
+    variants: Variants
+    baseline: str
+    comparisons: tuple[tuple[str, str], ...]
     learning_rates: tuple[float, ...] | None = None
-    tune: Lists = dataclasses.field(default_factory=dict)
-    budgets: dict[str, Budget] = MISSING
+    tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
+    budgets: dict[str, Budget]
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
     placebo: Values = dataclasses.field(default_factory=dict)
-    unknown: dict = dataclasses.field(default_factory=dict)
 
     @property
     def lists(self) -> dict[str, Any]:
@@ -192,27 +177,12 @@ def product(*axes: Variants) -> Variants:
     """
     if not all(axes):
         raise ValueError("product: an axis has no variants")
-    return {", ".join(names): _merged(axes, names) for names in itertools.product(*axes)}
-
-
-def zipped(*axes: Variants) -> Variants:
-    """Combine the first variants of all axes, then the second ones, and so on; names are joined by ", ".
-
-    Raises:
-        ValueError: axes have unequal lengths or no variants, or two axes set the same key.
-
-    >>> list(zipped(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
-    ['rms, 64', 'layer, 128']
-    """
-    if not all(axes):
-        raise ValueError("zipped: an axis has no variants")
-    return {", ".join(names): _merged(axes, names) for names in zip(*axes, strict=True)}
-
-
-def _merged(axes, names) -> Values:
-    merged: Values = {}
-    for axis, name in zip(axes, names, strict=True):
-        if both := merged.keys() & axis[name].keys():
-            raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")
-        merged |= axis[name]
-    return merged
+    combined: Variants = {}
+    for names in itertools.product(*axes):
+        merged: Values = {}
+        for axis, name in zip(axes, names, strict=True):
+            if both := merged.keys() & axis[name].keys():
+                raise ValueError(f"{', '.join(names)}: two axes set {min(both)}")
+            merged |= axis[name]
+        combined[", ".join(names)] = merged
+    return combined

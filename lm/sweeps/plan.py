@@ -6,8 +6,11 @@ A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This mod
 import ast
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import math
+import types
+import typing
 from collections.abc import Iterator
 from numbers import Real
 from pathlib import Path
@@ -112,14 +115,13 @@ def load_sweep(path: str, budget_name: str) -> Plan:
     sweep = run_file(path, "get_sweep", "configs/sweeps")
     if not isinstance(sweep, Sweep):
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
-    problems = [*_unknown_fields(sweep), *(wrong_types := list(_wrong_types(sweep)))]
-    if not wrong_types:  # everything below relies on the types of the fields
-        problems += [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
-        problems += _wrong_budgets(sweep, budget_name)
-        budget = sweep.budgets.get(budget_name, Budget())
-        variants, warnings, of_configs = _plan_variants(sweep, budget)
-        problems += [*of_configs, *_unequal_lists(sweep, budget, variants)]
-    if problems:
+    if problems := list(_wrong_types(sweep)):  # everything below relies on the types of the fields
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+    problems = [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
+    problems += _wrong_budgets(sweep, budget_name)
+    budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
+    variants, warnings, of_configs = _plan_variants(sweep, budget)
+    if problems := [*problems, *of_configs, *_unequal_lists(sweep, budget, variants)]:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
     for text in (sweep.question, background, *variants):
@@ -177,64 +179,32 @@ def _as_kind(key: str, value: Any) -> Any:
         return value
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:
+    """Yield the fields of another type than their annotation."""
+    for name, hint in typing.get_type_hints(type(declared)).items():
+        if not _fits(value := getattr(declared, name), hint):
+            yield f"{place}{name}: {short(value)} must be {inspect.formatannotation(hint)}"
+        elif name == "budgets":
+            for budget_name, budget in value.items():
+                yield from _wrong_types(budget, f"budget {budget_name!r}: ")
 
 
-def _unknown_fields(sweep: Sweep) -> Iterator[str]:
-    budgets = sweep.budgets if isinstance(sweep.budgets, dict) else {}
-    places = {"": sweep} | {f"budget {name!r}: ": b for name, b in budgets.items() if isinstance(b, Budget)}
-    for place, declared in places.items():
-        fields = [field.name for field in dataclasses.fields(declared) if field.name != "unknown"]
-        for name in declared.unknown:
-            yield f"{place}{name}: unknown field{close_match(name, fields)}"
-
-
-def _wrong_types(s: Sweep) -> Iterator[str]:
-    """Yield the fields that are missing or of another type."""
-    by_name = "a dictionary, by name, of dictionaries of config keys and values"
-    values, pairs = "a dictionary of config keys and values", "pairs (variant, against) of names"
-    budgets = _has_keys(s.budgets) and all(isinstance(budget, Budget) for budget in s.budgets.values())
-    for field, right, wanted in (
-        ("question", isinstance(s.question, str), "a question"),
-        ("base", isinstance(s.base, str), "the path of a config file"),
-        ("values", _has_keys(s.values), values),
-        ("sizes", _is_table(s.sizes), by_name),
-        ("texts", _is_table(s.texts), by_name),
-        ("placebo", _has_keys(s.placebo), values),
-        ("variants", _is_table(s.variants), by_name),
-        ("baseline", isinstance(s.baseline, str), "the name of a variant"),
-        ("comparisons", isinstance(s.comparisons, tuple | list) and all(map(_is_pair, s.comparisons)), pairs),
-        ("tune", _has_keys(s.tune), "a dictionary of config keys and lists of values"),
-        ("budgets", budgets, "a dictionary of Budgets by name"),
-        ("margin", _is_number(s.margin), "a number, in nats per token"),
-    ):
-        if getattr(s, field) is None:
-            yield f"{field} is missing: it must be {wanted}"
-        elif not right:
-            yield f"{field}: {short(getattr(s, field))} must be {wanted}"
-    if s.learning_rates is None and not (_has_keys(s.tune) and LEARNING_RATE in s.tune):
-        yield "learning_rates is missing: it must be a tuple of numbers"
-    for name, b in s.budgets.items() if budgets else ():
-        for field in ("tuning_seeds", "seeds"):
-            if type(value := getattr(b, field)) is not int:
-                found = f"{field} is missing" if value is None else f"{field} is {value!r}"
-                yield f"budget {name!r}: {found}: it must be an integer"
-        for field in ("values", "tune"):
-            if not _has_keys(getattr(b, field)):
-                yield f"budget {name!r}: {field}: {short(getattr(b, field))} must be {values}"
-
-
-def _has_keys(found) -> bool:
-    return isinstance(found, dict) and all(isinstance(key, str) for key in found)
-
-
-def _is_table(found) -> bool:
-    return _has_keys(found) and all(map(_has_keys, found.values()))
-
-
-def _is_pair(found) -> bool:
-    return isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(name, str) for name in found)
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotated type; a list may stand for a tuple."""
+    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Any:
+        return True
+    if kind is types.UnionType:
+        return any(_fits(value, argument) for argument in arguments)
+    if kind is dict:
+        key, item = arguments
+        return isinstance(value, dict) and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
+    if kind is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        each = arguments if ... not in arguments else arguments[:1] * len(value)
+        return not arguments or (len(value) == len(each) and all(map(_fits, value, each)))
+    return isinstance(value, Real if kind is float else kind) and not isinstance(value, bool)
 
 
 def _wrong_cells(sweep: Sweep) -> Iterator[str]:
@@ -314,6 +284,8 @@ def _wrong_values(sweep: Sweep) -> Iterator[str]:
 def _wrong_lists(sweep: Sweep) -> Iterator[str]:
     """Yield the tuned keys that cannot be tuned, and the lists that are empty, unordered or have duplicates."""
     declared = {"": sweep} | {f"budget {name!r}: ": b for name, b in sweep.budgets.items()}
+    if LEARNING_RATE not in sweep.lists:
+        yield "learning_rates is missing: give a tuple of numbers, in ascending order"
     for place, found in declared.items():
         if found.learning_rates is not None and LEARNING_RATE in found.tune:
             yield f"{place}learning_rates and tune both have {LEARNING_RATE}; remove one of them"
@@ -326,7 +298,7 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
         given |= {(f"{kind} {n!r}: ", key): v[key] for n, v in tables.items() for key in tuned & v.keys()}
     for (place, key), found in given.items():
         values = as_list(key, found)
-        numbers = all(map(_is_number, values))
+        numbers = all(_fits(value, float) for value in values)
         if not values or len(set(map(repr, values))) < len(values) or (numbers and list(values) != sorted(values)):
             yield f"{place}{key}: {short(found)} must be values in ascending order, at least one, without duplicates"
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import COUNT, name_errors, parse_json, read_bytes, to_json, without_links, write_text
-from lm.sweeps.tuning import LEARNING_RATE, Choice, Outcome, choose, outcome
+from lm.files import name_errors, parse_json, read_bytes, to_json, without_links, write_text
+from lm.sweeps.tuning import Choice, Outcome, choose, outcome
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 RUNS = "runs.jsonl"
@@ -51,8 +51,8 @@ class Run:
     point: dict[str, Any]
     seed: int
     status: str
-    diverged_step: int | None
-    steps: int
+    diverged_step: int | None = None
+    steps: int = 0
     tokens: int = 0
     val_loss: float | None = None
     test_loss: float | None = None
@@ -76,26 +76,8 @@ class Run:
         return {"phase": fields.pop("phase"), "variant": fields.pop("variant"), **point, **fields}
 
 
-_ROW = {
-    "phase": ("tuning", "final"),
-    "variant": str,
-    "seed": COUNT,
-    "status": ("finished", "diverged"),
-    "diverged_step": (COUNT, None),
-    "steps": COUNT,
-    "tokens": COUNT,
-    "val_loss": (float, None),
-    "test_loss": (float, None),
-    "curve": [[float]],
-    "seconds": float,
-    "tokens_per_second": (float, None),
-    "at_once": COUNT,
-    "processor": str,
-    "device": str,
-    "commit": str,
-}
 _FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "point"]
-_EARLIER = {"learning_rate": LEARNING_RATE, "diverged_at": "diverged_step"}  # columns of earlier pages
+_TEXTS = ("phase", "variant", "status", "processor", "device", "commit")  # columns that are no numbers
 
 
 def to_line(run: Run) -> str:
@@ -106,15 +88,10 @@ def to_line(run: Run) -> str:
 
 def from_line(line: str | bytes) -> Run:
     """Return the run of a line; raises ValueError if the line is damaged."""
-    row = parse_json(line, _ROW | {"checksum": str})
+    row = parse_json(line, {"checksum": str})
     if row.pop("checksum") != _checksum(row):
         raise ValueError("its content differs from its checksum")
-    complete = [row[key] is not None for key in ("val_loss", "test_loss")] == [row["status"] == "finished"] * 2
-    if not complete or any(len(point) != 2 for point in row["curve"]):
-        raise ValueError("its losses are incomplete")
-    point = {key: value for key, value in row.items() if key not in _FIELDS}
-    curve = tuple((int(step), float(loss)) for step, loss in row["curve"])
-    return Run(point=point, **{key: row[key] for key in _FIELDS} | {"curve": curve})
+    return _from_row(row | {"curve": tuple(map(tuple, row["curve"]))})
 
 
 def _checksum(row: dict) -> str:
@@ -153,7 +130,7 @@ def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
             runs[number] = from_line(line)
-        except ValueError as error:
+        except (KeyError, TypeError, ValueError) as error:
             damaged[number] = str(error)
     return runs, damaged
 
@@ -195,9 +172,7 @@ def runs_to_csv(runs: Iterable[Run]) -> str:
 
 
 def runs_from_csv(path: Path) -> list[Run]:
-    """Read the runs.csv of a published page.
-
-    Two columns of earlier pages are renamed; columns that they lack have defaults.
+    """Read the runs.csv of a published page; columns that earlier pages lack have defaults.
 
     Raises:
         UserError: the file is not such a table.
@@ -205,32 +180,16 @@ def runs_from_csv(path: Path) -> list[Run]:
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     try:
-        return [_from_row(row) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+        found = [{key: x if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
+        # An empty field has its default; an empty tuned value is None.
+        return [_from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS}) for row in found]
+    except (TypeError, ValueError) as error:
         raise UserError(f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}") from None
 
 
-def _from_row(row: dict[str, str]) -> Run:
-    row = {_EARLIER.get(key, key): value for key, value in row.items()}
-    optional = lambda kind, key: kind(row[key]) if row.get(key) else None  # noqa: E731
-    return Run(
-        phase=row["phase"],
-        variant=row["variant"],
-        point={key: _value(text) for key, text in row.items() if key not in _FIELDS},
-        seed=int(row["seed"]),
-        status=row["status"],
-        diverged_step=optional(int, "diverged_step"),
-        steps=int(row["steps"]),
-        tokens=int(row.get("tokens") or 0),
-        val_loss=optional(float, "val_loss"),
-        test_loss=optional(float, "test_loss"),
-        seconds=float(row.get("seconds") or 0),
-        tokens_per_second=optional(float, "tokens_per_second"),
-        at_once=int(row.get("at_once") or 1),
-        processor=row.get("processor") or "",
-        device=row.get("device") or "",
-        commit=row.get("commit") or "",
-    )
+def _from_row(row: dict[str, Any]) -> Run:
+    point = {key: value for key, value in row.items() if key not in _FIELDS}
+    return Run(point=point, **{key: row[key] for key in _FIELDS if key in row})
 
 
 def _value(text: str) -> Any:

@@ -16,35 +16,21 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.errors import TemporaryError, UserError
-from lm.files import COUNT, lock, read_json, to_json, write_text
+from lm.errors import TemporaryError
+from lm.files import lock, to_json, write_text
 from lm.runtime import log_to
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
-from lm.sweeps.results import (
-    Run,
-    append_runs,
-    choice_of,
-    drop_damaged_lines,
-    outcomes_of,
-    read_runs,
-)
-from lm.sweeps.stacked import StackedRuns, group_by_program, make_timer, program_of, runs_that_fit
+from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
+from lm.sweeps.stacked import StackedRuns, group_by_program, make_timer, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
 from lm.text_tables import plural
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
-from lm.workdir.saved_run import newest_checkpoint
-
-MAX_DEATHS = 3  # a group with so many counts as failed
 
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
-
-
-class ProcessDied(Exception):
-    """MAX_DEATHS processes died while they trained the same runs."""
 
 
 def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run: bool = False, timed=False) -> int:
@@ -125,7 +111,6 @@ class _Runner:
         self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
         self.say, self.signals = say, signals
         self.failed: list[list[Key]] = []  # groups of runs
-        self._deadly: set[tuple] = set()  # programs that have killed too many processes
         with wait_for_lock(workdir):
             self.runs = {run.key: run for run in read_runs(workdir, say)}
             drop_damaged_lines(workdir)
@@ -187,7 +172,7 @@ class _Runner:
         began, n_trained, waited = time.monotonic(), 0, False
         while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
             n_before = n_trained + len(self.failed)
-            for place, group in enumerate(self._fewest_deaths_first(todo)):
+            for place, group in enumerate(todo):
                 with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
@@ -210,14 +195,10 @@ class _Runner:
 
     def _try(self, title: str, group: list[Key], missing: list[Key]) -> bool:
         """Train the missing runs of a group; return False if they fail, which must not stop the others."""
-        program, failure = program_of(self._config(group[0])), self.workdir / "failed" / f"{_digest(group)}.json"
+        failure = self.workdir / "failed" / f"{_digest(group)}.json"
         try:
-            if program in self._deadly:
-                raise ProcessDied("other runs of this program killed several processes; do they fit in memory?")
             train_group(self, missing)
         except Exception as error:
-            if isinstance(error, ProcessDied):
-                self._deadly.add(program)
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
             self.failed.append(group)
@@ -228,17 +209,6 @@ class _Runner:
             return False
         failure.unlink(missing_ok=True)
         return True
-
-    def _fewest_deaths_first(self, groups: list[list[Key]]) -> list[list[Key]]:
-        """Sort groups by the most deaths in a group of their program; within a program, the most deaths come first."""
-        programs = [program_of(self._config(group[0])) for group in groups]
-        deaths = [n_deaths(self.directory(self._missing(group))) for group in groups]
-        most = {p: max(n for n, q in zip(deaths, programs, strict=True) if p == q) for p in programs}
-        ranks = [(most[p], programs.index(p), -n) for p, n in zip(programs, deaths, strict=True)]
-        return [groups[i] for i in sorted(range(len(groups)), key=ranks.__getitem__)]
-
-    def _config(self, key: Key):
-        return self.variants[key[1]].run_config(*key[2:])
 
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
@@ -271,28 +241,18 @@ class _Runner:
 
 
 def train_group(runner: _Runner, keys: list[Key]) -> None:
-    """Train runs that share a program, and save their results unless a signal stops them.
-
-    Raises:
-        ProcessDied: too many processes died while they trained these runs.
-    """
+    """Train runs that share a program, and save their results unless a signal stops them."""
     variants, directory = [runner.variants[name] for _, name, _, _ in keys], runner.directory(keys)
-    configs = [runner._config(key) for key in keys]
+    configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
     warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
     share = -(-len(keys) // jax.device_count())
     try:
-        with attempt(directory):
-            runs = StackedRuns(
-                configs,
-                variants[0].corpus,
-                directory,
-                runs_per_device=share,
-                stream=sys.stdout,
-                warm_starts=warm_starts,
-            )
-            found = runs.train(runner.signals)
-            if found is None:
-                return
+        runs = StackedRuns(
+            configs, variants[0].corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
+        )
+        found = runs.train(runner.signals)
+        if found is None:
+            return
     except Exception:
         shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
         raise
@@ -311,38 +271,6 @@ def train_group(runner: _Runner, keys: list[Key]) -> None:
         append_runs(runner.workdir, finished)
     runner.runs |= {run.key: run for run in finished}
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained the runs of a directory.
-
-    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
-    """
-    try:
-        found = read_json(directory / "attempts.json", {"attempts": COUNT, "step": (COUNT, None)})
-    except (FileNotFoundError, UserError):  # none, or a damaged count
-        return 0
-    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
-
-
-@contextlib.contextmanager
-def attempt(directory: Path) -> Iterator[None]:
-    """Count a death if this process dies in the block: killed for lack of memory, for example.
-
-    Without the count, every start of a sweep would begin with the same group and die again.
-
-    Raises:
-        ProcessDied: there were MAX_DEATHS before.
-    """
-    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
-        raise ProcessDied(f"{deaths} processes died while they trained runs of this program; do they fit in memory?")
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "attempts.json"
-    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _digest(value) -> str:

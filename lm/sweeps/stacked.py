@@ -279,7 +279,8 @@ class StackedRuns:
         if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
             median = float(np.median(alive)) if len(alive) else math.nan
-            self._progress.update({"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second})
+            line = {"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second}
+            self._progress.update(line | {"tokens": done.dispatch.end * speed.tokens_per_step})
 
     def _write_evaluation(self, writer: MetricsWriter, states, step: int, split: str, max_batches: int) -> None:
         """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch.
@@ -328,10 +329,14 @@ class StackedRuns:
 
 
 class _Speed:
-    """Measure the tokens per second of all runs together, from one dispatch to the next."""
+    """Measure the tokens per second of all runs together, from one dispatch to the next.
+
+    Attributes:
+        tokens_per_step: those of all runs.
+    """
 
     def __init__(self, config: Resolved, n_runs: int):
-        self._tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
+        self.tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
         self._found: list[float] = []
         self.restart()
 
@@ -340,7 +345,7 @@ class _Speed:
 
     def after(self, n_steps: int) -> float:
         before, self._since = self._since, time.monotonic()
-        self._found.append(n_steps * self._tokens_per_step / max(self._since - before, 1e-9))
+        self._found.append(n_steps * self.tokens_per_step / max(self._since - before, 1e-9))
         return self._found[-1]
 
     def median(self) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from running import ROOT
 
 from lm.errors import UserError
-from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_flops, match_params, match_tokens, product, zipped
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_flops, match_params, match_tokens, product
 from lm.sweeps import plan as plan_module
 from lm.sweeps.declare import Match
 from lm.sweeps.plan import draw_seeds, load_sweep
@@ -30,7 +30,7 @@ def planned(monkeypatch):
     fields = vars(plan_module.run_file(str(TINY), "get_sweep", ""))
 
     def load(budget="quick", **changes):
-        sweep = Sweep(**{key: value for key, value in fields.items() if key != "unknown"} | changes)
+        sweep = Sweep(**fields | changes)
         monkeypatch.setattr(plan_module, "run_file", lambda *_: sweep)
         return load_sweep(str(TINY), budget)
 
@@ -110,8 +110,8 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
     ({"variants": {}}, "variants: there are 0"),
     ({"variants": {"mlp": {}}, "sizes": SIZES}, "variants: there is 1"),
-    ({"variants": ["a", "b"]}, "variants: ['a', 'b'] must be a dictionary, by name, of dictionaries"),
-    ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be a dictionary"),
+    ({"variants": ["a", "b"]}, "variants: ['a', 'b'] must be dict[str, dict["),
+    ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be dict["),
     ({"variants": TWO | {"placebo": {}}, **PAIR}, "variants: 'placebo' is the name of"),
     ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
     ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be the same for all"),
@@ -121,12 +121,12 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
     ({"variants": TWO | {"b": {"model.d_ff": match_flops("b")}}, **PAIR}, "a variant that is itself matched"),
     ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
-    ({"values": None}, "values is missing: it must be a dictionary"),
+    ({"values": None}, "values: None must be dict["),
     ({"values": {"model.d_ff": match_tokens(5)}}, "values: model.d_ff: 5 tokens per parameter: only train.steps"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "values: model.d_ff: params of 'mlp': matched widths belong in"),
     ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
-    ({"sizes": None}, "sizes is missing: it must be a dictionary"),
-    ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be a dictionary"),
+    ({"sizes": None}, "sizes: None must be dict["),
+    ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
     ({"sizes": {"s": {}}}, "sizes: there is 1, and a comparison between sizes needs at least 2"),
     ({"sizes": SIZES | {"": {}}}, "sizes: each must have a name"),
     (
@@ -139,50 +139,47 @@ MISTAKES = [
     ({"texts": {"docs": {}}}, "texts: there is 1"),
     ({"texts": TEXTS | {"long": {"train.steps": 9}}}, "text 'long': train.steps: a text may set keys of data only"),
     ({"comparisons": ()}, "comparisons: there are none; name the pairs"),
-    ({"comparisons": None}, "comparisons is missing: it must be pairs"),
-    ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be pairs (variant, against)"),
+    ({"comparisons": None}, "comparisons: None must be tuple["),
+    ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be tuple[tuple[str, str]"),
     ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
     ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
     ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
     ({"comparisons": (("placebo", "mlp"),), "placebo": {"model.qk_norm": True}}, "'placebo' is always compared"),
     ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
     ({"baseline": "base"}, "baseline: there is no variant 'base'"),
-    ({"learning_rates": None}, "learning_rates is missing: it must be a tuple of numbers"),
+    ({"learning_rates": None}, "learning_rates is missing: give a tuple of numbers"),
     ({"learning_rates": (2e-3, 1e-3)}, f"{LEARNING_RATE}: (0.002, 0.001) must be values in ascending order"),
-    ({"learning_rates": ("1e-3",)}, "config.optimizer.learning_rate: '1e-3' is not a float"),
+    ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be tuple[float, ...]"),
     ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
     ({"tune": {LEARNING_RATE: (1e-3,)}}, f"learning_rates and tune both have {LEARNING_RATE}; remove one"),
     ({"tune": {"model.d_ff": (8, 16)}}, "tune: model.d_ff: only keys of the optimizer are tuned"),
     ({"tune": {DECAY: (0.1, 0.1)}}, f"{DECAY}: (0.1, 0.1) must be values in ascending order"),
     ({"tune": {"optimizer.weight_decoy": (0.1,)}}, "config.optimizer.weight_decoy: unknown key"),
-    ({"margin": "0.01"}, "margin: '0.01' must be a number, in nats per token"),
+    ({"margin": "0.01"}, "margin: '0.01' must be float"),
     ({"margin": float("nan")}, "margin: nan must be between 0.0001 and 1 nats per token"),
-    ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be a dictionary of Budgets"),
+    ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be dict[str, "),
     ({"budgets": {"full": FULL}}, "budgets: there is no 'quick'; add it, or run it with --budget full"),
     ({"budgets": {"quick": QUICK, "huge": FULL}}, "unknown 'huge'"),
-    ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds is '2': it must be an integer"),
-    ({"budgets": {"quick": Budget(tuning_seeds=1)}}, "budget 'quick': seeds is missing: it must be an integer"),
+    ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds: '2' must be int"),
     ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
     ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),
     ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11)}}, "11 seeds need 3 tuning seeds"),
-    ({"budgets": {"quick": Budget(tuning_seeds=1, seeds=2, looks=(5, 8))}}, "budget 'quick': looks: unknown field"),
     ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
-    ({"quesiton": "?"}, "quesiton: unknown field; did you mean question?"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "expected"), MISTAKES, ids=[expected[:40] for _, expected in MISTAKES])
-def test_mistakes(planned, changes, expected):
-    with pytest.raises(UserError, match=re.escape(expected)):
-        planned(**changes)
+def test_mistakes(planned):
+    for changes, expected in MISTAKES:
+        with pytest.raises(UserError, match=re.escape(expected)):
+            planned(**changes)
 
 
 def test_all_mistakes_are_reported_at_once(planned):
     variants = {"a": {}, "b": {"model.norn": "layer"}}
     changes = {"variants": variants, "baseline": "x", "comparisons": (("b", "a"),), "budgets": {"full": FULL}}
     with pytest.raises(UserError) as caught:
-        planned(**changes, learning_rates=(), looks=3)
-    assert len(caught.value.problems) == 5  # of the field, the baseline, the rates, the budget, the key
+        planned(**changes, learning_rates=())
+    assert len(caught.value.problems) == 4  # of the baseline, the rates, the budget, the key
 
 
 def test_more_than_ten_seeds_need_three_tuning_seeds_only_if_something_is_tuned(planned):
@@ -191,13 +188,12 @@ def test_more_than_ten_seeds_need_three_tuning_seeds_only_if_something_is_tuned(
     assert planned(budgets={"quick": Budget(tuning_seeds=3, seeds=100)})
 
 
-def test_missing_fields_are_named(tmp_path):
+def test_missing_and_unknown_fields_are_named(tmp_path):
     path = tmp_path / "sweep.py"
-    path.write_text("from lm.sweeps import Sweep\ndef get_sweep():\n    return Sweep(question='?', base='x.py')\n")
-    with pytest.raises(UserError) as caught:
-        load_sweep(str(path), "quick")
-    missing = {problem.split(": ")[1].split()[0] for problem in caught.value.problems}
-    assert missing == {"variants", "baseline", "comparisons", "learning_rates", "budgets"}
+    for fields, name in (("question='?', base='x.py'", "'variants'"), ("quesiton='?'", "'quesiton'")):
+        path.write_text(f"from lm.sweeps import Sweep\ndef get_sweep():\n    return Sweep({fields})\n")
+        with pytest.raises(UserError, match=rf"{path}: TypeError: .*{name}"):
+            load_sweep(str(path), "quick")
 
 
 def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
@@ -206,19 +202,15 @@ def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
         load_sweep(str(config), "quick")
 
 
-@pytest.mark.parametrize("axes", [product, zipped])
-def test_axes_refuse_what_would_be_ambiguous(axes):
+def test_axes_refuse_what_would_be_ambiguous():
     a = {"a": {"model.norm": "rms"}}
     with pytest.raises(ValueError, match=r"a, b: two axes set model\.norm"):
-        axes(a, {"b": {"model.norm": "layer"}})
+        product(a, {"b": {"model.norm": "layer"}})
     with pytest.raises(ValueError, match="an axis has no variants"):
-        axes(a, {})
-
-
-@pytest.mark.parametrize("ratio", [0, -1, float("inf"), float("nan")])
-def test_tokens_per_parameter_must_be_positive_and_finite(ratio):
-    with pytest.raises(ValueError, match="must be positive and finite"):
-        match_tokens(ratio)
+        product(a, {})
+    for ratio in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="must be positive and finite"):
+            match_tokens(ratio)
 
 
 def test_seeds_follow_from_the_name_and_a_larger_budget_begins_with_the_smaller_one():

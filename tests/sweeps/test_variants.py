@@ -38,7 +38,14 @@ def planned(config, changes=(), rates=(1e-3,), **matches) -> PlannedVariant:
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
-    sweep = Sweep(question="?", base="base.py", variants={key: {} for key in variants}, baseline=next(iter(variants)))
+    sweep = Sweep(
+        question="?",
+        base="base.py",
+        variants={key: {} for key in variants},
+        baseline=next(iter(variants)),
+        comparisons=(),
+        budgets={},
+    )
     return Plan("name", "", sweep, "full", Budget(tuning_seeds=2, seeds=5), variants, ())
 
 
