@@ -15,7 +15,8 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
     """Return the PartitionSpec of a parameter.
 
     Gains and biases are replicated over fsdp: a gather would cost more than it saves. A vocabulary that tensor does not
-    divide is replicated over tensor.
+    divide is replicated over tensor. An axis of the mesh divides one axis of a parameter, the last one that it can:
+    tables of values by token are divided by heads, as the values are.
     """
 
     def axis_of(letter: str, length: int) -> str | None:
@@ -24,7 +25,8 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
             return None
         return axis
 
-    return PartitionSpec(*map(axis_of, p.axes, p.shape))
+    found = list(map(axis_of, p.axes, p.shape))
+    return PartitionSpec(*(None if axis in found[i + 1 :] else axis for i, axis in enumerate(found)))
 
 
 def shard_state(abstract_state, table: Table, mesh=None):

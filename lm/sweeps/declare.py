@@ -50,7 +50,7 @@ class Sweep:
         variants: by name, the config values that each variant changes. The value of a tuned key is the variant's own
             list, and that of `model.d_ff` may be `match_params` or `match_flops`.
         baseline: the variant that the placebo changes, and whose parameters `match_tokens` counts.
-        comparisons: pairs (variant, against). p-values are corrected for their number. May be empty if there are sizes.
+        comparisons: pairs (variant, against). p-values are corrected for their number. None: only sizes or texts.
         learning_rates: the list from which each variant takes its best learning rate, in ascending order.
         tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
             (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.
@@ -58,8 +58,8 @@ class Sweep:
         values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
         sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
             compared at every size. The value of a tuned key is the size's own list.
-        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
-            tuned, trained and compared on every text; with sizes too, at every size on every text.
+        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example, and of the
+            optimizer. Every variant is tuned, trained and compared on every text; with sizes, at every size on it.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.

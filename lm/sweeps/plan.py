@@ -222,18 +222,19 @@ def _wrong_cells(sweep: Sweep) -> Iterator[str]:
         yield f"{twice[0]!r} would be the name of two variants; rename a variant, size or text"
     for name, values in sweep.texts.items():
         for key in values:
-            if not key.startswith("data."):
-                yield f"text {name!r}: {key}: a text may set keys of data only; set others in values or in variants"
+            if not key.startswith(("data.", "optimizer.")):
+                yield f"text {name!r}: {key}: a text may set keys of data and optimizer; set others in values or sizes"
 
 
 def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
     names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
-    if len(names) < (2 if pairs or not sweep.sizes else 1):
+    several = bool(sweep.sizes or sweep.texts)
+    if len(names) < (2 if pairs or not several else 1):
         yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
     if PLACEBO in names:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
-    if not (pairs or sweep.sizes):
+    if not (pairs or several):
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     if sweep.placebo and not pairs:
         yield "placebo: it checks comparisons, and this sweep has none; remove it"
@@ -294,7 +295,7 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
                 yield f"{place}tune: {key}: only keys of the optimizer are tuned; declare variants instead"
     tuned = {key for found in declared.values() for key in found.lists}
     given = {(place, key): values for place, found in declared.items() for key, values in found.lists.items()}
-    for kind, tables in (("size", sweep.sizes), ("variant", sweep.variants)):
+    for kind, tables in (("size", sweep.sizes), ("text", sweep.texts), ("variant", sweep.variants)):
         given |= {(f"{kind} {n!r}: ", key): v[key] for n, v in tables.items() for key in tuned & v.keys()}
     for (place, key), found in given.items():
         values = as_list(key, found)

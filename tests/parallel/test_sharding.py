@@ -361,3 +361,12 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_replicated():
     assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")
     assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (None, "fsdp", "tensor")
     assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (None, None)
+
+
+def test_an_axis_of_the_mesh_divides_a_parameter_once():
+    """A table of values by token has two axes for tensor, the vocabulary and the heads; it is divided by heads."""
+    table = parameters.parameter_table(tiny(model={"value_embeddings": True, "vocab_size": 20, "n_kv_heads": 2}).model)
+    (p,) = (p for path, p in table.items() if path.endswith("value_embedding_VGK"))
+    spec = sharding.parameter_spec(p, dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True)))
+    assert [axis for axis in spec if axis] == ["tensor"]
+    assert spec[p.axes.index("G")] == "tensor"

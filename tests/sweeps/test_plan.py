@@ -15,7 +15,8 @@ from lm.sweeps.declare import Match
 from lm.sweeps.plan import draw_seeds, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
-SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.py"))
+STUDY = ROOT / "configs" / "studies" / "changes_2026" / "changes_2026.py"
+SWEEPS = [*sorted((ROOT / "configs" / "sweeps").glob("*.py")), STUDY]
 DECAY = "optimizer.weight_decay"
 QUICK, FULL = Budget(tuning_seeds=1, seeds=2), Budget(tuning_seeds=2, seeds=5)
 TWO = {"a": {}, "b": {"model.norm": "layer"}}
@@ -137,7 +138,7 @@ MISTAKES = [
     ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
     ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),
     ({"texts": {"docs": {}}}, "texts: there is 1"),
-    ({"texts": TEXTS | {"long": {"train.steps": 9}}}, "text 'long': train.steps: a text may set keys of data only"),
+    ({"texts": TEXTS | {"long": {"train.steps": 9}}}, "text 'long': train.steps: a text may set keys of data and"),
     ({"comparisons": ()}, "comparisons: there are none; name the pairs"),
     ({"comparisons": None}, "comparisons: None must be tuple["),
     ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be tuple[tuple[str, str]"),

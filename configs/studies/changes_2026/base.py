@@ -1,0 +1,33 @@
+"""The base of the study of 2026's changes: a modern block at 0.11 M parameters besides embeddings.
+
+    python -m lm.train --config configs/studies/changes_2026/base.py
+
+RMSNorm, SwiGLU, RoPE, QK-norm and AdamW, 256 tokens per sequence. Four layers, so that changes by layer have room.
+Cost: 640 steps of 2,048 characters.
+Result: the study trains it at rates, decays and warm-ups that configs/studies/changes_2026/changes_2026_base.py found.
+"""
+
+from lm.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.name = "changes_2026_base"
+    config.data.offline = "python_docs"
+    config.model.d_model = 48
+    config.model.d_ff = 128
+    config.model.n_layers = 4
+    config.model.n_heads = 4
+    config.model.qk_norm = True
+    config.model.rope_pairing = "halves"
+    config.optimizer.learning_rate = 1.6e-2
+    config.optimizer.warmup_steps = 32
+    config.train.steps = 640
+    config.train.batch_size = 8
+    config.train.seq_len = 256
+    config.eval.every = 160
+    config.eval.max_batches = 8
+    config.eval.batch_size = 32
+    config.checkpoint.every = 640
+    config.log.every = 160
+    return config

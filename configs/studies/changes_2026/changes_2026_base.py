@@ -1,0 +1,28 @@
+"""At which learning rate, weight decay and warm-up does the base of the study train best?
+
+    python -m lm.sweep --config configs/studies/changes_2026/changes_2026_base.py --budget full
+
+54 configurations on each text, so that no change of the study wins because the base was not tuned.
+"""
+
+from lm.sweeps import Budget, Sweep
+
+
+def get_sweep():
+    return Sweep(
+        question="At which learning rate, weight decay and warm-up does the base of the study train best?",
+        base="configs/studies/changes_2026/base.py",
+        variants={"base": {}},
+        texts={
+            "Tiny Shakespeare": {},
+            "Python docs": {"data.source": "python_docs", "data.tokenizer": "bpe:2048"},
+        },
+        baseline="base",
+        comparisons=(),
+        tune={
+            "optimizer.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
+            "optimizer.weight_decay": (0.03, 0.1, 0.3),
+            "optimizer.warmup_steps": (16, 64, 160),
+        },
+        budgets={"full": Budget(tuning_seeds=1, seeds=5)},
+    )
