@@ -21,7 +21,8 @@ class Past:
 
     Attributes:
         positions: integers (T,) or (B, T); None: 0 .. T-1.
-        segments: integers (B, T), documents that must not see each other; None: one document.
+        segments: integers (B, T), documents that must not see each other, in order, with positions that increase
+            by one; None: one document.
     """
 
     positions: Any = None
@@ -46,7 +47,9 @@ class Past:
         positions = collectives.local_positions(n_tokens) if self.positions is None else self.positions
         k_positions = collectives.gather_sequence(positions, -1)
         k_segments = None if self.segments is None else collectives.gather_sequence(self.segments, -1)
-        contiguous = self.positions is None and self.segments is None and positions.shape == k_positions.shape
+        # Positions are given with segments, and start again in each of them, or in decoding.
+        in_order = self.positions is None or self.segments is not None
+        contiguous = in_order and positions.shape == k_positions.shape
         return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
 
     def last(self, module, name: str, x_BTC, n: int):

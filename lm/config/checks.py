@@ -131,10 +131,10 @@ def attention(config: Config) -> Iterator[Problem]:
             "model.attention model.compute_dtype",
             f"cudnn needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto",
         )
-    if m.attention == "cudnn" and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
+    if m.attention in ("cudnn", "splash") and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
         yield problem(
             "model.attention model.scan_layers model.window_pattern model.n_layers",
-            f"cudnn needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
+            f"{m.attention} needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
             "use auto, or scan_layers = false",
         )
 

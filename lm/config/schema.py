@@ -185,7 +185,10 @@ class ModelConfig:
         False, "compile one block and scan it over the depth: compiles faster, runs slower on CPU", execution=True
     )
     attention: str = key(
-        "auto", "implementation of attention", choices=("auto", "einsum", "chunked", "xla", "cudnn"), execution=True
+        "auto",
+        "implementation of attention",
+        choices=("auto", "einsum", "chunked", "xla", "cudnn", "splash"),
+        execution=True,
     )
     remat: str = key(
         "none", "rematerialization: recompute nothing, all but products with weights, or the whole block in the "

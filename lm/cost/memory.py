@@ -16,6 +16,7 @@ from lm import parameters
 from lm.config import MeshConfig, Resolved, layer_windows
 from lm.cost.devices import Device
 from lm.errors import UserError
+from lm.layers import variants
 from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
@@ -165,17 +166,16 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
 
-def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the number of keys for which attention keeps a query's scores, averaged over the layers.
+def attention_implementation(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[str, str]:
+    """Return the implementation of attention that runs, and why.
 
     Raises:
         UserError: the device does not support config.model.attention.
     """
-    m, n = config.model, config.train.seq_len
-    windows = layer_windows(m)
-    window_varies = m.scan_layers and len(set(windows)) > 1
+    m = config.model
+    window_varies = m.scan_layers and len(set(layer_windows(m))) > 1
     try:
-        implementation, _ = choose_implementation(
+        return choose_implementation(
             m.attention,
             platform=device.platform,
             dtype=m.compute_dtype,
@@ -183,12 +183,24 @@ def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) ->
             softcap=m.attn_softcap,
             window="varies" if window_varies else None,
             segments=config.data.packing == "documents",
-            contiguous=sizes["sequence"] == 1 and config.data.packing == "none",
-            n_queries=n,
+            contiguous=sizes["sequence"] == 1,
+            n_queries=config.train.seq_len,
+            more_scores=any(getattr(m, key) not in variants.OFF for key in variants.SCORES),
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
-    if implementation == "cudnn":
+
+
+def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
+    """Return the number of keys for which attention keeps a query's scores, averaged over the layers.
+
+    Raises:
+        UserError: the device does not support config.model.attention.
+    """
+    n, windows = config.train.seq_len, layer_windows(config.model)
+    window_varies = config.model.scan_layers and len(set(windows)) > 1
+    implementation, _ = attention_implementation(config, device, sizes)
+    if implementation in ("cudnn", "splash"):
         return 0
     if implementation != "chunked":
         return n

@@ -8,7 +8,7 @@ from lm.cost import flops
 from lm.cost.communication import seconds
 from lm.cost.compiled import Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, search_meshes
-from lm.cost.memory import micro_batches_per_step
+from lm.cost.memory import attention_implementation, micro_batches_per_step
 from lm.cost.units import duration, si
 from lm.optimizers import MATRIX_RULES
 
@@ -82,6 +82,7 @@ def _run_lines(e: Estimate) -> list[str]:
         f"{n_parameters:,} parameters, {si(flops.flops_per_token(m, t.seq_len), 'FLOP')} per token",
         f"{e.tokens_per_step:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
         f"sequence{'s' if rows > 1 else ''} per device; {si(e.tokens_per_step * t.steps)} tokens in all",
+        "attention: {}; {}".format(*attention_implementation(e.config, e.device, e.sizes)),
     ]
 
 

@@ -14,6 +14,7 @@ from lm.layers.linear import scores, weighted_sums
 from lm.layers.linear import softcap as apply_softcap
 
 CHUNK = 128
+LANES = 128  # splash attention divides sequences into blocks of a multiple of it
 UNLIMITED = 2**30  # a traced window of this size limits nothing
 
 
@@ -28,8 +29,9 @@ class Mask:
             other.
         window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
             scalar (so that a scan over layers may vary it), for which UNLIMITED means no window.
-        contiguous: promises, unchecked, that both positions are 0..T-1 for every example. This allows "chunked"
-            attention, which skips keys that no query of a chunk sees, and "cudnn", which builds its own causal mask.
+        contiguous: promises, unchecked, that queries and keys are the same tokens, and that the positions of tokens of
+            one segment differ by as much as their indices. This allows "chunked" attention, which skips keys that no
+            query of a chunk sees, and "cudnn" and "splash", which build their own causal mask.
 
     Raises:
         ValueError: only one of the segments is given, or `window` is less than 1.
@@ -136,7 +138,9 @@ def choose_implementation(
     before its window, which leaves little more than half of the work; it needs contiguous positions and no segments.
     "xla" is jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit
     inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a window that is an
-    int. "auto" is cudnn if possible, else chunked if there are several chunks and it is possible, else einsum.
+    int. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128 tokens, and a window that is
+    an int. "auto" is splash or cudnn if possible, else chunked if there are several chunks and it is possible, else
+    einsum.
 
     Args:
         implementation: "auto" or a key of IMPLEMENTATIONS.
@@ -144,7 +148,7 @@ def choose_implementation(
         window: None, an int, or anything else for a window known only at run time.
         segments, contiguous: bools, see `Mask`.
         dtype, d_head, softcap, n_queries: see `causal_attention`.
-        more_scores: whether there is a bias or a sink, which "xla" and "cudnn" do not have.
+        more_scores: whether there is a bias or a sink, which only "einsum" and "chunked" have.
 
     Returns:
         (name, reason).
@@ -158,27 +162,35 @@ def choose_implementation(
     """
     if implementation != "auto" and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"attention is {implementation!r}; expected one of auto, {', '.join(IMPLEMENTATIONS)}")
-    no_softcap = [
-        (f"has no softcap (softcap is {softcap})", softcap is not None),
-        ("has no bias and no sink", more_scores),
-    ]
-    whole_sequences = [
-        ("has no document mask (segments are given)", segments),
-        ("needs positions that are 0..T-1 (contiguous is False)", not contiguous),
-    ]
+    no_more_scores = [("has no bias and no sink", more_scores)]
+    no_softcap = [(f"has no softcap (softcap is {softcap})", softcap is not None)]
+    one_document = [("has no document mask (segments are given)", segments)]
+    whole_sequences = [("needs positions that are 0..T-1 (contiguous is False)", not contiguous)]
+    static_window = [("needs one window for all layers, known before compilation", not isinstance(window, int | None))]
     gpu = [
         (f"needs an NVIDIA GPU (the platform is {platform})", platform not in ("gpu", "cuda")),
         (f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})", jnp.dtype(dtype).itemsize != 2),
         (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", d_head % 8 != 0 or d_head > 128),
-        ("needs one window for all layers, known before compilation", not isinstance(window, int | None)),
     ]
-    limits = {"einsum": [], "chunked": whole_sequences, "xla": no_softcap, "cudnn": no_softcap + gpu + whole_sequences}
+    tpu = [
+        (f"needs a TPU (the platform is {platform})", platform != "tpu"),
+        (f"needs a multiple of {LANES} tokens (they are {n_queries})", n_queries % LANES != 0),
+    ]
+    flash = no_more_scores + static_window + whole_sequences
+    limits = {
+        "einsum": [],
+        "chunked": one_document + whole_sequences,
+        "xla": no_softcap + no_more_scores,
+        "cudnn": no_softcap + gpu + flash + one_document,
+        "splash": tpu + flash,
+    }
     problems = {name: [what for what, violated in found if violated] for name, found in limits.items()}
     if implementation == "auto":
-        if not problems["cudnn"]:
-            return "cudnn", "flash attention for 16-bit inputs on a GPU"
+        fused = "splash" if platform == "tpu" else "cudnn"
+        if not problems[fused]:
+            return fused, "flash attention on a TPU" if platform == "tpu" else "flash attention on a GPU"
         several_chunks = not problems["chunked"] and n_queries > CHUNK
-        return "chunked" if several_chunks else "einsum", f"cudnn {problems['cudnn'][0]}"
+        return "chunked" if several_chunks else "einsum", f"{fused} {problems[fused][0]}"
     if problems[implementation]:
         raise ValueError(
             f"attention implementation {implementation!r} {', and '.join(problems[implementation])}; "
@@ -285,24 +297,52 @@ def _cudnn(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
         scale=scoring.scale,
         implementation="cudnn",
     )
-    return _over_heads(attend)(q, k, v).reshape(q_BTHK.shape)
+    return _over_heads(attend, q, k, v).reshape(q_BTHK.shape)
 
 
-def _over_heads(attend):
-    """Return attend(q, k, v) of (B, T, H, K), mapped over the mesh axes that XLA's partitioner would share heads over.
+def _splash(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
+    q, k, v = (jnp.swapaxes(a.reshape(-1, *a.shape[-3:]), 1, 2) for a in (q_BTHK, k_BSGK, v_BSGK))
+    segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    attend = functools.partial(_splash_by_head, window=mask.window, softcap=scoring.softcap)
+    q = (q.astype(jnp.float32) * scoring.scale).astype(q.dtype)  # the kernel has no scale
+    out = _over_heads(attend, q, k, v, *segments, axis=1)
+    return jnp.swapaxes(out, 1, 2).reshape(q_BTHK.shape)
 
-    Inside a map over some axes of a mesh, cuDNN's own rule for the others fails (jax 0.10.2: "'GSPMDSharding' object
-    has no attribute 'spec'").
+
+def _splash_by_head(q_BHTK, k_BGTK, v_BGTK, segments_BT=None, *, window, softcap):
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    n_heads, n = q_BHTK.shape[1:3]
+    mask = splash.CausalMask((n, n)) if window is None else splash.LocalMask((n, n), (window - 1, 0), 0)
+    block = next(size for size in (512, 384, 256, LANES) if n % size == 0)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * n_heads), head_shards=1, q_seq_shards=1, attn_logits_soft_cap=softcap,
+        block_sizes=splash.BlockSizes(**{f"block_{name}": block for name in names}),
+        interpret=platform.target() != "tpu",
+    )  # fmt: skip
+    segments = None if segments_BT is None else splash.SegmentIds(segments_BT, segments_BT)
+    return jax.vmap(kernel)(q_BHTK, k_BGTK, v_BGTK, segments)
+
+
+def _over_heads(attend, q, k, v, *others, axis=2):
+    """Return attend(q, k, v, *others), mapped over the mesh axes that XLA's partitioner would share heads over.
+
+    Heads are in dimension `axis` of q, k, v and the result. Inside a map over some axes of a mesh, cuDNN's own rule for
+    the others fails (jax 0.10.2: "'GSPMDSharding' object has no attribute 'spec'"). Kernels of TPUs have no rule.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
     if not axes or not mesh.manual_axes:
-        return attend
-    heads = jax.P(None, None, axes)
-    return jax.shard_map(attend, in_specs=(heads,) * 3, out_specs=heads, axis_names=set(axes), check_vma=False)
+        return attend(q, k, v, *others)
+    heads = jax.P(*[None] * axis, axes)
+    mapped = jax.shard_map(
+        attend, in_specs=(heads,) * 3 + (jax.P(),) * len(others), out_specs=heads, axis_names=set(axes), check_vma=False
+    )
+    return mapped(q, k, v, *others)
 
 
-IMPLEMENTATIONS = {"einsum": _einsum, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
+IMPLEMENTATIONS = {"einsum": _einsum, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn, "splash": _splash}
 
 
 def _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask):

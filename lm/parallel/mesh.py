@@ -90,7 +90,7 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
         found.append(
             f"config.train.debug: without jit only one device works, and {n_devices} are visible; hide the others"
         )
-    if m.attention in ("chunked", "cudnn") and sizes["sequence"] > 1:
+    if m.attention in ("chunked", "cudnn", "splash") and sizes["sequence"] > 1:
         found.append(f"config.model.attention: {m.attention} does not support config.mesh.sequence > 1; use auto")
     if found:
         raise UserError(*found)

@@ -106,7 +106,9 @@ ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
     [
         ("h100", {"compute_dtype": "bfloat16"}, 4096, 0),  # cuDNN's flash attention keeps none
         ("v5e", {"compute_dtype": "bfloat16", "attention": "einsum"}, 4096, 4096),
+        ("v5e", {}, 4096, 0),  # nor does splash attention
         ("v5e", {"compute_dtype": "bfloat16"}, 64, 64),  # one chunk
+        ("v5e", {"attn_sink": True}, 4096, (4096 + 256) / 2),  # chunked: flash attention has no sink
     ],
 )
 def test_scores_per_query(device, model, seq_len, keys):

@@ -276,6 +276,28 @@ def test_cudnn_equals_einsum(window):
         np.testing.assert_allclose(a, b, rtol=2.0**-5, atol=2.0**-5 * np.abs(b).max())
 
 
+@pytest.mark.parametrize(
+    ("n_kv_heads", "window", "softcap", "documents"),
+    [(4, None, None, False), (2, 100, 5.0, True), (1, 1, None, True), (2, None, 5.0, False), (1, 300, 0.5, False)],
+)
+def test_splash_equals_einsum(n_kv_heads, window, softcap, documents):
+    """Its kernels are interpreted here; five blocks of 128 positions. Documents restart the positions."""
+    n = 5 * 128
+    q, k, v = inputs((2,), n_kv_heads, n_queries=n, n_keys=n)
+    segments = np.stack([np.arange(n) // 70, np.arange(n) // 200]) if documents else None
+    positions = np.stack([np.arange(n) % 70, np.arange(n) % 200]) if documents else np.arange(n)
+    mask = Mask(positions, positions, segments, segments, window, contiguous=True)
+    out_gradient = normal(*q.shape, seed=3)
+
+    def found(attend):
+        scoring = attention.Scoring(0.3, softcap)
+        out, vjp = jax.vjp(lambda *qkv: attend(*qkv, mask, scoring), q, k, v)
+        return out, *vjp(out_gradient)
+
+    for a, b in zip(*map(jax.jit(found, static_argnums=0), (attention._splash, attention._einsum)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1, np.abs(b).max()))
+
+
 GPU = dict(platform="gpu", dtype=jnp.bfloat16, d_head=64, softcap=None, window=None, segments=False, contiguous=True)
 GPU |= {"n_queries": 1024}
 
@@ -306,6 +328,31 @@ def test_auto_chooses_cudnn_if_and_only_if_it_is_supported(change, chosen, word)
             choose_implementation("cudnn", **(GPU | change))
 
 
+TPU = GPU | {"platform": "tpu", "softcap": 50.0, "segments": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen", "word"),
+    [
+        ({}, "splash", "TPU"),
+        ({"dtype": jnp.float32, "d_head": 256, "window": 256}, "splash", "TPU"),
+        ({"n_queries": 1000}, "einsum", "1000"),
+        ({"contiguous": False}, "einsum", "contiguous"),
+        ({"window": np.int32(4), "segments": False}, "chunked", "before compilation"),
+        ({"more_scores": True, "segments": False}, "chunked", "bias"),
+    ],
+)
+def test_auto_chooses_splash_on_tpus_if_and_only_if_it_is_supported(change, chosen, word):
+    name, reason = choose_implementation("auto", **(TPU | change))
+    assert name == chosen
+    assert word in reason
+    if chosen != "splash":
+        with pytest.raises(ValueError, match=word):
+            choose_implementation("splash", **(TPU | change))
+    with pytest.raises(ValueError, match="needs a TPU"):
+        choose_implementation("splash", **(TPU | {"platform": "cpu"}))
+
+
 def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
     for change in ({}, {"softcap": 1.0, "segments": True, "contiguous": False, "dtype": jnp.float32}):
         assert choose_implementation("einsum", **(GPU | change))[0] == "einsum"
@@ -314,7 +361,7 @@ def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
         choose_implementation("xla", **(GPU | {"softcap": 1.0}))
     with pytest.raises(ValueError, match=r"'chunked' needs positions that are 0..T-1 \(contiguous is False\)"):
         choose_implementation("chunked", **(GPU | {"contiguous": False}))
-    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, chunked, xla, cudnn"):
+    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, chunked, xla, cudnn, splash"):
         choose_implementation("flash", **GPU)
     with pytest.raises(ValueError, match="needs bfloat16 or float16 inputs"):
         attention_with(*inputs(), implementation="cudnn", **PLAIN)
