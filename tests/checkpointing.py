@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lm.files import to_json
 from lm.workdir.checkpoints import Checkpoints
-from lm.workdir.metrics import validation_losses
+from lm.workdir.metrics import to_line, validation_losses
 
 
 @flax.struct.dataclass
@@ -49,7 +48,7 @@ def save_steps(workdir, steps, val_losses=None, **options):
         checkpoints.save(step, make_state(step), {"data": f"position {step}"})
     checkpoints.close()
     if lines:
-        (Path(workdir) / "metrics.jsonl").write_text("".join(f"{to_json(line)}\n" for line in lines))
+        (Path(workdir) / "metrics.jsonl").write_text("".join(f"{to_line(line)}\n" for line in lines))
 
 
 def directories(workdir) -> set[str]:

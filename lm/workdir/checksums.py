@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 def leaf_checksums(state) -> dict[str, str]:
     """Return a checksum for each leaf by path, computed on the leaf's devices. It does not depend on the sharding.
 
-    Each 32-bit word (16- and 8-bit elements are widened, 64-bit ones give two words) and its row-major index plus one
-    are split into 16-bit halves. The checksum is the four sums of products half x half modulo 2^32, in hexadecimal.
+    The bits of each element, widened to 32-bit words, and its row-major index plus one are split into 16-bit halves.
+    The checksum is the four sums of products half x half modulo 2^32, in hexadecimal.
     Products and differences of two products fit in 32 bits, so any change to one element and any exchange of two
     unequal elements changes at least one sum. (A single sum of words times odd factors modulo 2^32 does not detect an
     exchange of x and -x: their words differ by 2^31 and odd factors by an even number.)
@@ -42,25 +42,19 @@ def _four_sums(leaf):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= leaf.shape[axis]
     factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
-    halves = [half for words in _words(leaf) for half in (words & 0xFFFF, words >> 16)]
-    products = tuple(half * factor for half in halves for factor in factors)
+    words = _words(leaf)
+    products = tuple(half * factor for half in (words & 0xFFFF, words >> 16) for factor in factors)
     # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as one sum each.
     zeros = tuple(jnp.uint32(0) for _ in products)
     sums = jax.lax.reduce(products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim)))
     return jnp.stack(sums)
 
 
-def _words(leaf) -> list[jax.Array]:
-    """Return the bits of each element as uint32 arrays of the leaf's shape (two arrays for 64-bit elements)."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jax.random.key_data(leaf)
-        return [data[..., i] for i in range(data.shape[-1])]
+def _words(leaf) -> jax.Array:
+    """Return the bits of each element as a uint32."""
     if leaf.dtype == jnp.bool_:
-        return [leaf.astype(jnp.uint32)]
-    if leaf.dtype.itemsize == 8:
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-        return [words[..., 0], words[..., 1]]
-    return [jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)]
+        return leaf.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)
 
 
 def leaves_by_path(tree) -> dict[str, Any]:

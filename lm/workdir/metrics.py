@@ -16,27 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import (
-    COUNT,
-    NUMBER,
-    check_in_place,
-    check_shape,
-    name_errors,
-    parse_json,
-    read_bytes,
-    to_json,
-    without_links,
-    write_text,
-)
+from lm.files import COUNT, check_in_place, name_errors, parse_json, read_bytes, to_json, without_links, write_text
 from lm.workdir.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-# Shapes of lines: training, evaluation and details of one run, and evaluation of the stacked runs of a sweep. A line of
-# training has one loss, or a list of losses for stacked runs.
-_TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
-_STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
 _CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -57,7 +42,7 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a complete line is not JSON, lacks required values, or has another checksum.
+        UserError: if a complete line is not JSON, or has another checksum.
     """
     return [
         {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
@@ -76,12 +61,11 @@ def cut_back(path: str | Path, step: int) -> None:
 def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     """Return (text, parsed) of each complete line, which ends with a newline."""
     *texts, _incomplete = read_bytes(path, at_most=2**40).decode(errors="replace").split("\n")
-    has_checksums, lines = any(map(_CHECKSUM.search, texts)), []
+    lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            line = parse_json(text, {"step": COUNT})
-            check_shape(line, _shape_of(line))
-            if has_checksums and line.pop("crc32", None) != checksum(_CHECKSUM.sub("}", text)):
+            line = parse_json(text, {"step": COUNT, "crc32": str})
+            if line.pop("crc32") != checksum(_CHECKSUM.sub("}", text)):
                 raise ValueError("its checksum differs")
         except ValueError as error:
             raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
@@ -89,10 +73,10 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     return lines
 
 
-def _shape_of(line: dict) -> dict:
-    if "split" in line:
-        return {"split": str} | (_STACKED_EVALUATION if "sums" in line else _EVALUATION)
-    return _DETAILS if "detail" in line else _TRAINING
+def to_line(line: dict) -> str:
+    """Return a line of metrics.jsonl, with its checksum and without the newline."""
+    text = to_json(line)
+    return f'{text[:-1]}, "crc32": "{checksum(text)}"}}'
 
 
 def checksum(text: str) -> str:
@@ -182,10 +166,8 @@ class MetricsWriter:
             self._evaluations.append(line)
         if self._file is None:
             return
-        text = to_json(line)
-        text = f'{text[:-1]}, "crc32": "{checksum(text)}"}}\n'
         with name_errors(self._path):
-            self._file.write(text)
+            self._file.write(f"{to_line(line)}\n")
             self._file.flush()
         scalars = dict(_scalars(line))
         if self._open_tensorboard:

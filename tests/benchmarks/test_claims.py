@@ -18,6 +18,7 @@ from lm.sweeps.report import publish, to_csv
 from lm.sweeps.results import append_runs
 
 RESULTS = ROOT / "docs" / "results"
+RATE = "optimizer.learning_rate"
 PAGES = sorted(path.parent.name for path in RESULTS.glob("*/sweep.json"))
 
 
@@ -46,11 +47,11 @@ def test_the_differences_are_those_of_the_published_runs(page):
         own = list(own)
         tuned = {}
         for run in (run for run in own if run["phase"] == "tuning"):
-            tuned.setdefault(run["learning_rate"], []).append(float(run["val_loss"] or "inf"))
+            tuned.setdefault(run[RATE], []).append(float(run["val_loss"] or "inf"))
         final = [run for run in own if run["phase"] == "final"]
-        rates = sorted({run["learning_rate"] for run in final}, key=float)
+        rates = sorted({run[RATE] for run in final}, key=float)
         rate = min(tuned, key=lambda rate: np.mean(tuned[rate])) if tuned else rates[len(rates) // 2]
-        losses[name] = [float(run["test_loss"] or "nan") for run in final if run["learning_rate"] == rate]
+        losses[name] = [float(run["test_loss"] or "nan") for run in final if run[RATE] == rate]
     tested = 0
     for row in rows_of(RESULTS / page / "claims.csv"):
         if row["mean"] and row["cell"] != "mean":

@@ -16,6 +16,7 @@ from lm.errors import TemporaryError, UserError
 from lm.files import lock
 from lm.training.branch import branch
 from lm.workdir.checkpoints import restore_params
+from lm.workdir.metrics import to_line
 from lm.workdir.saved_run import holds_run
 
 # The decay of a run of N steps begins at step N / 2.
@@ -54,7 +55,8 @@ def source(tmp_path_factory):
     save_steps(path, (20, 40, 60), keep=9)
     (path / "config.json").write_text(json.dumps(to_dict(config(200))))
     (path / "run.json").write_text("{}")
-    (path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 61)))
+    lines = [to_line({"step": step, "loss": 1.0}) for step in range(1, 61)]
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (path / "checkpoints" / "20.corrupted-1").mkdir()
     return path
 

@@ -1,8 +1,6 @@
 """Damaged files of a workdir: a one-line error names the file, or the run continues without it."""
 
 import dataclasses
-import hashlib
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from lm.errors import UserError
 from lm.training.warm_start import warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas, restore_params
 from lm.workdir.directory import Workdir
-from lm.workdir.saved_run import check_checkpoints, check_meta, newest_checkpoint, read_run
+from lm.workdir.saved_run import check_checkpoints, newest_checkpoint, read_run
 
 DATA = {"name": "text", "fingerprint": "abc"}
 
@@ -79,34 +77,13 @@ def test_directories_not_named_by_a_step_are_not_checkpoints(tmp_path):
         assert checkpoints.restore(make_state())[0] == 2
 
 
-def test_a_checkpoint_whose_record_has_another_shape_is_corrupted(tmp_path):
+def test_a_checkpoint_whose_record_is_damaged_is_corrupted(tmp_path):
     save_steps(tmp_path, [1, 2])
-    wrong = [b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": 1, "leaves": {}, "sha256": ""}']
-    wrong += [b'{"meta": {}, "leaves": {"w": {"shape": "2", "dtype": "int8", "checksum": ""}}, "sha256": ""}']
-    for content in wrong:
+    for content in (b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": {}, "leaves": {}, "sha256": ""}'):
         (tmp_path / "checkpoints" / "2" / "meta" / "metadata").write_bytes(content)
         assert list(read_metas(tmp_path)) == [1]
-        with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record cannot be read: ValueError: "):
+        with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record "):
             restore_params(tmp_path, 2)
-
-
-def test_a_record_that_was_edited_together_with_its_digest_is_an_error_of_one_line(tmp_path):
-    save_steps(tmp_path, [1])
-    path = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
-    record = json.loads(path.read_text())
-    del record["sha256"]
-    leaf = record["leaves"]["params/embed"]
-    others = {key: x for key, x in record["leaves"].items() if not key.startswith("params")}
-    for leaves in (
-        {"params/embed": leaf | {"dtype": "nonsense"}}, {"params/embed": leaf | {"shape": [10, 2**62]}},
-        {"params/embed": leaf | {"shape": []}}, {"params": leaf, "params/embed": leaf}, others,
-    ):  # fmt: skip
-        changed = record | {"leaves": leaves}
-        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()
-        path.write_text(json.dumps(changed | {"sha256": digest}))
-        with pytest.raises(UserError, match="the checkpoint of step 1") as error:
-            restore_params(tmp_path, 1)
-        assert len("".join(error.value.problems)) < 1000
 
 
 def test_a_cut_config_is_named_rather_than_the_missing_checkpoints(tmp_path):
@@ -117,12 +94,8 @@ def test_a_cut_config_is_named_rather_than_the_missing_checkpoints(tmp_path):
 
 def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path):
     """The checkpoints of the stacked runs of a sweep have no such record."""
-    config = {"train": {"steps": 20}, "checkpoint": {"every": 5}, "log": {"every": 1}}
-    meta = {"config": config, "data": "text", "data_fingerprint": "abc", "tokenizer": None}
-    check_meta(meta, "here")
-    for wrong in ({"seconds": 3.0}, *({key: meta[key] for key in meta if key != lost} for lost in meta)):
-        with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
-            check_checkpoints(tmp_path, {3: wrong}, tiny(), DATA)
+    with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
+        check_checkpoints(tmp_path, {3: {"seconds": 3.0}}, tiny(), DATA)
     save_steps(tmp_path, [1])
     with pytest.raises(UserError, match=r"config.init_from: .*: its checkpoint: it is not a checkpoint of a run"):
         warm_start(dataclasses.replace(tiny(), init_from=str(tmp_path)), None, print)
