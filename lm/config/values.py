@@ -202,13 +202,12 @@ def _has_form(value: str, form: str) -> bool:
 
 
 def _form_hint(value: str, forms: tuple[str, ...]) -> str:
-    """Return advice for a value of no known form: a path needs its kind, JSON lines must be prepared."""
-    name, colon, argument = value.partition(":")
+    """Return advice for a value of no known form: a path needs its kind."""
+    name, colon, _ = value.partition(":")
     if "text:PATH" in forms:
-        if (name == "jsonl" and colon) or value.endswith((".jsonl", ".json")):
-            given = value if name == "jsonl" and colon else f"jsonl:{argument or value}"
-            command = f"python -m lm.data.prepare --input {_clipped(given)} --tokenizer bpe:32000 --output DIR"
-            return f"tokenize it first ({command}) and use tokens:DIR"
+        kind = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+        if not colon and (ending := os.path.splitext(value)[1]) in kind:
+            return f"did you mean {kind[ending]}:{_clipped(value)}?"
         if value.endswith((".bin", ".npy")):
             return f"did you mean tokens:{_clipped(os.path.dirname(value) or '.')}?"
         if not colon and ("/" in value or os.path.splitext(value)[1] or os.path.exists(value)):

@@ -15,6 +15,8 @@ from lm.errors import with_exit_code
 from lm.git import git_state
 
 EXAMPLES = """examples:
+  python -m lm.data.prepare --input parquet:fineweb/ --tokenizer bpe:32000 --output data/fineweb --deduplicate
+  python -m lm.data.prepare --input hf:wikitext --tokenizer hf:tokenizer.json --output data/wikitext
   python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
   python -m lm.data.prepare --input text:novel.txt --tokenizer byte --output data/novel
   python -m lm.data.prepare --verify data/dump
@@ -34,10 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from lm.data.shard_writer import Options, write_shards
 
-    given = {name: getattr(a, name) for name in ("input", "tokenizer", "validation", "field", "workers")}
+    names = {field.name for field in dataclasses.fields(Options)} - {"output", "unit_bytes"}
+    given = {name: getattr(a, name) for name in names}
     options = Options(output=Path(a.output).expanduser(), unit_bytes=int(a.unit_mb * 2**20), **given)
-    git = git_state() or {"commit": None}
-    write_shards(dataclasses.replace(options, special_tokens=a.special_tokens), git["commit"])
+    write_shards(options, (git_state() or {"commit": None})["commit"])
     return 0
 
 
@@ -51,8 +53,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--input",
         metavar="KIND:PATH",
-        help="text:PATH or jsonl:PATH (a file, a folder of files, or a pattern), or tfds:DIR (a prepared dataset, "
-        "which keeps its own splits)",
+        help="text:PATH, jsonl:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or a URL); "
+        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits",
     )
     parser.add_argument(
         "--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"
@@ -72,9 +74,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         type=float,
         default=0.005,
         help="expected fraction of the text in the validation split, to which documents are assigned by a hash of "
-        "their text (default: %(default)s)",
+        "their text, unless the data set has such a split (default: %(default)s)",
     )
-    parser.add_argument("--field", default="text", help="jsonl: name of the field with the text (default: %(default)s)")
+    parser.add_argument(
+        "--field", default="text", help="name of the field or column with the text (default: %(default)s)"
+    )
+    parser.add_argument("--min_chars", type=int, default=1, help="leave out shorter documents (default: %(default)s)")
+    parser.add_argument("--max_chars", type=int, help="leave out longer documents (default: none)")
+    parser.add_argument("--deduplicate", action="store_true", help="keep the first of documents with the same text")
     parser.add_argument("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
     a = parser.parse_args(argv)
@@ -85,6 +92,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--validation must be at least 0 and below 1")
     if not 2**-20 <= a.unit_mb <= 2**20:  # from 1 byte to 1 TiB; false for NaN
         parser.error("--unit_mb must be at least one byte (0.000001) and at most 1048576")
+    if not 1 <= a.min_chars <= (a.max_chars or a.min_chars):
+        parser.error("--min_chars must be at least 1, and --max_chars at least --min_chars")
     if a.workers < 1:
         parser.error("--workers must be at least 1")
     return a

@@ -2,7 +2,7 @@
 
 The output directory holds
 
-    train_000000.npy ...   one shard per unit and split
+    train_000000.npy ...   one shard per unit and split, or more of a large unit (train_000000_001.npy)
     tokenizer.json         unless the tokenizer is "byte"
     manifest.json          the record of what was prepared, see `lm.data.shards.MANIFEST_SHAPE`
 
@@ -21,25 +21,31 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from lm.config import SPLITS
-from lm.data import cache, hf_tokenizer, tokenizers
+from lm.data import cache, hf_tokenizer, storage, tokenizers
+from lm.data.readers import Unit, find_units, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, SPLIT_IN_FILE_NAME
-from lm.data.units import Unit, find_units, read_documents
 from lm.errors import UserError
 from lm.files import lock, read_json, to_json, write_bytes, write_text
 
-FORMAT = 4  # of the shards; a directory of another format is not resumed
+FORMAT = 5  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
-PIECE = 2**20  # characters encoded at once, and the rest of a line
+PIECE = 2**17  # characters encoded by one thread, and the rest of a line
+BATCH = 2**20  # characters encoded at once; BPE takes about 140 bytes of memory per character
+SHARD = 2**24  # tokens of a shard, at most; the rest of a unit goes to further shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The arguments of `lm.data.prepare`; validation is a fraction, special_tokens as in config.data."""
+    """The arguments of `lm.data.prepare`; validation is a fraction, special_tokens as in config.data.
+
+    min_chars and max_chars (None: no limit) are the shortest and the longest document that is kept.
+    """
 
     input: str
     tokenizer: str
@@ -49,6 +55,9 @@ class Options:
     unit_bytes: int = 2**26
     workers: int = 1
     special_tokens: bool = False
+    min_chars: int = 1
+    max_chars: int | None = None
+    deduplicate: bool = False
 
 
 def write_shards(o: Options, commit: str | None = None, say: Callable[[str], None] = print) -> None:
@@ -63,7 +72,7 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         UserError: the input cannot be read, or the output directory belongs to something else.
         OSError: a file cannot be read or written at the moment.
     """
-    files, units = find_units(o.input, o.unit_bytes, say)
+    files, units = find_units(o.input, o.unit_bytes, o.field, say)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
     if not any(unit.split in ("", "train") for unit in units):
@@ -78,7 +87,7 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         manifest = _open_manifest(o, files, len(units)) | {"commit": commit}
         tokenizer = _prepare_tokenizer(o, units, manifest, say)
         _write_missing(o, units, manifest, say)
-    _report(o, manifest, tokenizer, say)
+    _report(o, units, manifest, tokenizer, say)
 
 
 def _visible(directory: Path) -> bool:
@@ -97,23 +106,16 @@ def _check_arguments(o: Options, first: Unit) -> None:
             f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE above 256 and below "
             "10000000"
         )
-    try:
-        next(read_documents(first, o.field), None)
-    except ValueError as error:
-        raise UserError(f"{first.path}: {error}") from None
+    next(read_documents(first, o.field), None)
 
 
-def _open_manifest(o: Options, files: list[Path], n_units: int) -> dict:
+def _open_manifest(o: Options, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
     options = dataclasses.asdict(o)
     job = {"format": FORMAT} | {name: options[name] for name in options if name not in ("output", "workers")}
     with ThreadPoolExecutor() as pool:
-        hashing = pool.map(lambda file: cache.digest_of(file, cache.user_cache(None)), files)
-        digests = list(tqdm(hashing, "hashing the input", len(files), disable=None))
-    found = [
-        {"file": str(file), "size": file.stat().st_size, "sha256": digest}
-        for file, digest in zip(files, digests, strict=True)
-    ]
+        hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
+        found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
     try:
         manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
     except FileNotFoundError:
@@ -172,16 +174,24 @@ def _first_characters(texts: Iterator[str], n: int) -> Iterator[str]:
 
 def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
-    missing = [i for i, shards in enumerate(manifest["units"]) if shards is None or not _are_there(o.output, shards)]
+    missing = [
+        i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o.output, done["shards"])
+    ]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
-    next_save = 0.0
-    for i, shards in tqdm(_in_parallel(o, units, missing), "units", len(missing), disable=None):
-        manifest["units"][i] = shards
-        now = time.monotonic()
-        if now >= next_save:  # saving a long manifest takes at most 5 % of the time
-            _save(o, manifest)
-            next_save = now + 20 * (time.monotonic() - now)
+    kept = _first_copies(o, units) if o.deduplicate and missing else [None] * len(units)
+    next_save, began = 0.0, time.monotonic()
+    size = sum(units[i].size for i in missing)
+    with tqdm(None, "tokenizing", size, unit="B", unit_scale=True, disable=None) as bar:
+        for i, done in _in_parallel(o, _write_unit, {i: (i, units[i], o, kept[i]) for i in missing}):
+            bar.update(units[i].size)
+            manifest["units"][i] = done
+            now = time.monotonic()
+            if now >= next_save:  # saving a long manifest takes at most 5 % of the time
+                _save(o, manifest)
+                next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
+    seconds = time.monotonic() - began
+    say(f"tokenized {size / 1e6:,.1f} MB in {seconds:,.0f} s, {size / 1e6 / seconds:,.1f} MB/s")
 
 
 def _are_there(output: Path, shards: list[dict]) -> bool:
@@ -190,32 +200,57 @@ def _are_there(output: Path, shards: list[dict]) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _in_parallel(o: Options, units: list[Unit], missing: list[int]) -> Iterator[tuple[int, list[dict]]]:
-    """Yield the number of each unit and the records of its shards, in the order in which they are finished."""
-    if min(o.workers, len(missing)) < 2:
-        yield from ((i, _write_unit(i, units[i], o)) for i in missing)
+def _first_copies(o: Options, units: list[Unit]) -> list[np.ndarray]:
+    """Return for each unit which of its documents are the first of their text, by hashes of 64 bits.
+
+    This reads the input once more, and takes 16 bytes of memory per document.
+    """
+    with tqdm(
+        None, "hashing documents", sum(unit.size for unit in units), unit="B", unit_scale=True, disable=None
+    ) as bar:
+        hashes = {}
+        for i, found in _in_parallel(o, _hash_unit, {i: (unit, o.field) for i, unit in enumerate(units)}):
+            hashes[i] = found
+            bar.update(units[i].size)
+    ends = np.cumsum([len(hashes[i]) for i in range(len(units))])
+    kept = np.zeros(ends[-1], bool)
+    kept[np.unique(np.concatenate([hashes[i] for i in range(len(units))]), return_index=True)[1]] = True
+    return np.split(kept, ends[:-1])
+
+
+def _in_parallel(o: Options, function: Callable, jobs: dict[int, tuple]) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each job and what the function returns for it, in the order in which they are finished."""
+    n_workers = min(o.workers, len(jobs))
+    if n_workers < 2:
+        yield from ((i, function(*job)) for i, job in jobs.items())
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(o.workers, len(missing)), context, _start_worker) as pool:
-        numbers = {pool.submit(_write_unit, i, units[i], o): i for i in missing}
+    with ProcessPoolExecutor(n_workers, context, _start_worker, (o.workers // n_workers,)) as pool:
+        numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
         try:
             for future in as_completed(numbers):
-                yield numbers[future], future.result()
+                yield numbers.pop(future), future.result()
         except BrokenProcessPool:
             raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _report(o: Options, manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
+def _report(o: Options, units: list[Unit], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
     """Say how many tokens each split has, and how to train on them."""
-    shards = [shard for unit in manifest["units"] for shard in unit]
+    shards = [shard for unit in manifest["units"] for shard in unit["shards"]]
     n_tokens = {split: sum(s["tokens"] for s in shards if s["split"] == split) for split in SPLITS}
     if not n_tokens["train"]:
         raise UserError(f"--input: {o.input!r} has no text for the train split; use more text or a lower --validation")
     for split, n in n_tokens.items():
         if n:
-            say(f"{split}: {n:,} tokens")
+            documents = sum(s["documents"] for s in shards if s["split"] == split)
+            say(f"{split}: {n:,} tokens, {documents:,} documents")
+        elif any(unit.split == split for unit in units):
+            raise UserError(f"--input: the {split} split of {o.input!r} has no documents; delete {o.output}")
+    for reason in ("length", "repeated"):
+        if left_out := sum(unit[reason] for unit in manifest["units"]):
+            say(f"{left_out:,} documents left out: {reason}")
     if o.validation and not n_tokens["validation"]:
         say("WARNING: the validation split is empty; use more text or a higher --validation")
     spec = "byte" if tokenizer.kind == "byte" else f"hf:{o.output / 'tokenizer.json'}"
@@ -226,9 +261,10 @@ def _report(o: Options, manifest: dict, tokenizer: tokenizers.Tokenizer, say) ->
 # ---- One unit, in a worker process -----------------------------------------------------------------------------------
 
 
-def _start_worker() -> None:
+def _start_worker(n_threads: int) -> None:
     """End this worker when its parent has ended, also if that was killed."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the units run in parallel already
+    os.environ["TOKENIZERS_PARALLELISM"] = str(n_threads > 1).lower()
+    os.environ["RAYON_NUM_THREADS"] = str(n_threads)
 
     def follow_parent():
         multiprocessing.parent_process().join()
@@ -237,8 +273,19 @@ def _start_worker() -> None:
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def _write_unit(i: int, unit: Unit, o: Options) -> list[dict]:
-    """Write the shards of unit i and return their records.
+def _hash_unit(unit: Unit, field: str) -> np.ndarray:
+    """Hash every document of a unit to 64 bits."""
+    return np.fromiter((_hash(text) for text in read_documents(unit, field)), np.uint64)
+
+
+def _write_unit(i: int, unit: Unit, o: Options, kept: np.ndarray | None) -> dict:
+    """Write the shards of unit i, and return their records and how many documents were left out.
+
+    Args:
+        i: number of the unit.
+        unit: the unit.
+        o: the options.
+        kept: whether each document is kept; None: all are.
 
     Raises:
         UserError: the unit cannot be read or encoded.
@@ -247,43 +294,53 @@ def _write_unit(i: int, unit: Unit, o: Options) -> list[dict]:
     path = o.output / "tokenizer.json"
     spec = "byte" if o.tokenizer == "byte" else f"hf:{path}"
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
+    writers = {split: _Shards(o.output, split, i, tokenizer) for split in SPLITS}
+    left_out = {"length": 0, "repeated": 0}
     try:
-        splits = split_documents(unit, list(read_documents(unit, o.field)), o.validation)
-        return [_write_shard(o.output, split, i, texts, tokenizer) for split, texts in splits.items() if any(texts)]
-    except (ValueError, UserError) as error:
-        raise UserError(f"{unit.path}, bytes or records {unit.start} to {unit.end}: {error}") from None
+        for n, text in enumerate(read_documents(unit, o.field)):
+            if not o.min_chars <= len(text) <= (o.max_chars or len(text)):
+                left_out["length"] += len(text) > 0  # an empty document has nothing to leave out
+            elif kept is not None and not kept[n]:
+                left_out["repeated"] += 1
+            else:
+                for split, part in assign(unit, text, o.validation).items():
+                    writers[split].add(part)
+        return {"shards": [record for writer in writers.values() for record in writer.close()], **left_out}
+    except UserError as error:
+        if str(error).startswith(str(unit)):
+            raise
+        raise UserError(f"{unit}: {error}") from None
 
 
-def split_documents(unit: Unit, texts: list[str], validation: float) -> dict[str, list[str]]:
-    """Assign the documents of a unit to splits.
+def assign(unit: Unit, text: str, validation: float) -> dict[str, str]:
+    """Assign a document to splits.
 
-    A hash of its text assigns each document. So the expected fraction of held-out documents does not depend on the
-    units, and copies of a document are in the same split. The single document of a text unit is cut after a line
-    instead.
+    A hash of its text assigns it. So the expected fraction of held-out documents does not depend on the units, and
+    copies of a document are in the same split. The document of a text unit is cut after a line instead.
 
     Args:
-        unit: the unit; its `split`, if set, takes all documents.
-        texts: the documents.
+        unit: its unit, whose `split`, if set, takes all documents.
+        text: the document.
         validation: fraction of the validation split.
 
     Returns:
-        The documents by split, in their order.
+        The document, or its parts, by split.
     """
     if unit.split:
-        return {unit.split: texts}
+        return {unit.split: text}
     if unit.kind == "text":
-        parts = [_cut_after_line(text, validation) for text in texts]
-        return {"train": [train for train, _ in parts], "validation": [held_out for _, held_out in parts]}
-    splits: dict[str, list[str]] = {"train": [], "validation": []}
-    for text in texts:
-        splits["validation" if _uniform(text) < validation else "train"].append(text)
-    return splits
+        parts = zip(("train", "validation"), _cut_after_line(text, validation), strict=True)
+        return {split: part for split, part in parts if part}
+    return {"validation" if _uniform(text) < validation else "train": text}
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _uniform(text: str) -> float:
     """Hash a text to a number that is uniform in [0, 1)."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+    return (_hash(text) >> 11) * 2.0**-53
 
 
 def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
@@ -311,24 +368,61 @@ def cut_pieces(text: str, size: int) -> Iterator[str]:
         start = end
 
 
-def _write_shard(output: Path, split: str, i: int, texts: list[str], tokenizer) -> dict:
-    """Write one shard and return its record. The end of text, or a newline if there is none, ends each document."""
-    end = tokenizer.end_of_text
-    ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
-    ids = []
-    for text in texts:
-        first, *others = cut_pieces(text, PIECE) if text else [""]
-        ids += [tokenizer.encode_prompt(first), *(tokenizer.encode(piece) for piece in others), ending]
-    tokens, buffer = np.concatenate(ids), io.BytesIO()
-    np.save(buffer, tokens)
-    content = buffer.getvalue()
-    path = output / f"{SPLIT_IN_FILE_NAME[split]}_{i:06}.npy"
-    write_bytes(path, content)
-    return {
-        "file": path.name,
-        "split": split,
-        "tokens": len(tokens),
-        "text_bytes": sum(len(text.encode()) + (end is None) for text in texts),
-        "size": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+class _Shards:
+    """The tokens of one split of a unit, encoded in batches and written shard by shard.
+
+    The end of text, or a newline if the tokenizer has none, ends each document.
+    """
+
+    def __init__(self, output: Path, split: str, i: int, tokenizer: tokenizers.Tokenizer):
+        self.output, self.split, self.i, self.tokenizer = output, split, i, tokenizer
+        end = tokenizer.end_of_text
+        self.ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
+        self.end_bytes = int(end is None)
+        self.pieces: list[str] = []  # not encoded yet
+        self.places: list[tuple[bool, bool]] = []  # whether each piece begins and ends a document
+        self.n_characters = 0
+        self.ids: list[np.ndarray] = []
+        self.counts = {"documents": 0, "tokens": 0, "text_bytes": 0}  # of the next shard
+        self.records: list[dict] = []
+
+    def add(self, text: str) -> None:
+        """Add a document."""
+        position = 0
+        for piece in cut_pieces(text, PIECE):
+            self.pieces.append(piece)
+            self.places.append((position == 0, (position := position + len(piece)) == len(text)))
+            self.n_characters += len(piece)
+            if self.n_characters >= BATCH or len(self.pieces) >= 1024:
+                self._encode()
+
+    def _encode(self) -> None:
+        for piece, ids, (begins, ends) in zip(
+            self.pieces, self.tokenizer.encode_all(self.pieces), self.places, strict=True
+        ):
+            self.ids += [self.tokenizer.begin(ids) if begins else ids, *([self.ending] if ends else [])]
+            self.counts["documents"] += ends
+            self.counts["text_bytes"] += len(piece.encode()) + ends * self.end_bytes
+        self.counts["tokens"] = sum(map(len, self.ids))
+        self.pieces, self.places, self.n_characters = [], [], 0
+        if self.counts["tokens"] >= SHARD:
+            self._write()
+
+    def _write(self) -> None:
+        buffer = io.BytesIO()
+        np.save(buffer, np.concatenate(self.ids))
+        content = buffer.getvalue()
+        more = f"_{len(self.records):03}" if self.records else ""
+        path = self.output / f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}{more}.npy"
+        write_bytes(path, content)
+        record = {"file": path.name, "split": self.split, "size": len(content)}
+        self.records.append(record | self.counts | {"sha256": hashlib.sha256(content).hexdigest()})
+        self.ids, self.counts = [], dict.fromkeys(self.counts, 0)
+
+    def close(self) -> list[dict]:
+        """Write what is left, and return the records of the shards."""
+        if self.pieces:
+            self._encode()
+        if self.ids:
+            self._write()
+        return self.records

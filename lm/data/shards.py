@@ -15,21 +15,22 @@ import numpy as np
 
 from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
+from lm.data.readers import WORDS
 from lm.errors import UserError
 from lm.files import COUNT, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
-RECORD = {"file": str, "split": str, "tokens": COUNT, "text_bytes": COUNT, "size": COUNT, "sha256": str}  # of a shard
+RECORD = {"file": str, "split": str, "size": COUNT, "documents": COUNT, "tokens": COUNT, "text_bytes": COUNT,
+          "sha256": str}  # fmt: skip
 MANIFEST_SHAPE = {
     "job": dict,  # the format and the options
     "input": [{"file": str, "size": COUNT, "sha256": str}],
     "tokenizer": (str, None),  # fingerprint; None before it is known
     "commit": (str, None),
-    "units": [([RECORD], None)],  # None: not finished
+    # The shards of each unit, and how many documents were left out for their length or as copies; None: not finished.
+    "units": [({"shards": [RECORD], "length": COUNT, "repeated": COUNT}, None)],
 }
-WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-         "dev": "validation", "test": "test"}  # fmt: skip
 # Headers of llm.c's files: 256 int32 numbers, which begin with a magic number, a version and the number of tokens.
 LLMC_HEADER = 256
 LLMC_DTYPES = {(20240520, 1): np.uint16, (20240801, 7): np.uint32}  # for the vocabularies of GPT-2 and Llama 3
@@ -152,7 +153,7 @@ def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
         return None, {}
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
-    return manifest["tokenizer"], {shard["file"]: shard for unit in manifest["units"] for shard in unit}
+    return manifest["tokenizer"], {shard["file"]: shard for unit in manifest["units"] for shard in unit["shards"]}
 
 
 def verify(directory: Path) -> str:

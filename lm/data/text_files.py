@@ -1,53 +1,34 @@
 """Text files: which files a path names, which of them are text, and whether a text is a table or a list of records."""
 
 import csv
-import glob
 import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from lm.data import storage
 from lm.errors import UserError
 
 MAX_LISTED_FILES = 4
 HEAD = 2**16  # bytes of a file that are looked at before it is read
+EMPTY = "is empty"
 BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
 SIGNATURES = {
-    b"\x1f\x8b": ("is compressed with gzip", "gunzip -k {}"),
-    b"BZh": ("is compressed with bzip2", "bunzip2 -k {}"),
-    b"\xfd7zXZ": ("is compressed with xz", "unxz -k {}"),
-    b"\x28\xb5\x2f\xfd": ("is compressed with zstd", "unzstd {}"),
     b"PK\3\4": ("is a zip archive", "unzip {}"),
     b"%PDF": ("is a PDF", "pdftotext {}"),
-    b"PAR1": (
-        "is a Parquet file",
-        "python -c \"import pandas; pandas.read_parquet('{}').to_json('{}.jsonl', orient='records', lines=True)\" "
-        "&& python -m lm.data.prepare --input jsonl:{}.jsonl --tokenizer byte --output DIR",
-    ),
+    b"PAR1": ("is a Parquet file", "parquet:{} instead of text:{}"),
+    b"ARROW1": ("is an Arrow file", "arrow:{} instead of text:{}"),
     b"\xff\xfe": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
     b"\xfe\xff": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
 }
 
 
-def list_files(path: Path) -> list[Path]:
-    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in the order of paths."""
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        return sorted(f for f in path.rglob("*") if f.is_file() and not _is_hidden(f.relative_to(path)))
-    return sorted(f for f in map(Path, glob.glob(str(path), recursive=True)) if f.is_file())
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def find_text_files(path: Path, option: str, say: Callable[[str], None], warn: Callable[[str], None]) -> list[Path]:
+def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Callable[[str], None]) -> list[str]:
     """Return the text files that a path names: a file, a folder or a pattern.
 
     Args:
-        path: the path.
+        path: the path or URL.
         option: what the user set to it, for the errors.
         say: receives lines of information: which files are read and which are not.
         warn: receives a warning if the first file is JSON Lines or a table.
@@ -55,25 +36,27 @@ def find_text_files(path: Path, option: str, say: Callable[[str], None], warn: C
     Raises:
         UserError: there is no text.
     """
-    files = list_files(path)
+    files = storage.list_files(path)
     if not files:
         raise UserError(f"{option} is not a file, nor a folder or a pattern with files")
-    problems = {file: problem for file in files if (problem := _problem_of(file))}
+    found = {file: _problem_of(file) for file in files}
+    problems = {file: problem for file, problem in found.items() if problem and problem != EMPTY}
     texts = [file for file in files if file not in problems]
     if not texts:
         raise UserError(f"{files[0]} {problems[files[0]]}")
-    if not any(file.stat().st_size for file in texts):
-        raise UserError(f"{path} is empty")
+    if all(found[file] == EMPTY for file in texts):
+        raise UserError(f"{path} {EMPTY}")
     if path != texts[0]:
-        say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {_shorten(texts, path)}")
+        say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {shorten(texts, path)}")
     if problems:
-        say(f"skipping {len(problems)} of {len(files)} files, which are not UTF-8 text: {_shorten([*problems], path)}")
+        say(f"skipping {len(problems)} of {len(files)} files, which are not UTF-8 text: {shorten([*problems], path)}")
     _describe_syntax(texts[0], say, warn)
     return texts
 
 
-def _shorten(files: list[Path], folder: Path) -> str:
-    names = [printable(str(f.relative_to(folder) if f.is_relative_to(folder) else f)) for f in files]
+def shorten(files: list[str], folder: str) -> str:
+    """Return the first names of some files, relative to their folder, and the last one."""
+    names = [printable(file.removeprefix(folder.rstrip("/") + "/")) for file in files]
     if len(names) > MAX_LISTED_FILES:
         names[MAX_LISTED_FILES - 1 : -1] = ["..."]
     return ", ".join(names)
@@ -89,59 +72,52 @@ def printable(name: str) -> str:
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file without a byte order mark; raises UserError if it is not UTF-8."""
-    try:
-        content = path.read_bytes().removeprefix(BOM)
-        return content.decode()
-    except OSError as e:
-        raise UserError(f"cannot read {path} ({e.strerror})") from None
-    except UnicodeDecodeError as e:
-        raise UserError(f"{path} {_not_utf8(e)}") from None
-
-
-def _read_head(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _read_head(path: str) -> bytes:
+    with storage.readable(path), storage.open_file(path) as file:
         return file.read(HEAD)
 
 
-def _problem_of(path: Path) -> str | None:
-    """Return what a file is if its beginning is not UTF-8 text, and what to do about it."""
-    head = _read_head(path)
+def _problem_of(path: str) -> str | None:
+    """Return what a file is if its beginning is not UTF-8 text, and what to do about it; EMPTY if it has no bytes."""
+    try:
+        head = _read_head(path)
+    except UserError as error:
+        return f"is damaged ({str(error).removeprefix(f'{path}: ')})"
     for signature, (name, command) in SIGNATURES.items():
         if head.startswith(signature):
-            return f"{name}; convert it and give the new file: {command.replace('{}', str(path))}"
+            return f"{name}; convert it and give the new file: {command.replace('{}', path)}"
     if head[:2] and not any(head[1:100:2]) and all(head[:100:2]):
         return f"looks like UTF-16; convert it and give the new file: iconv -f UTF-16LE -t UTF-8 {path} > {path}.utf8"
     try:
         head.decode()
     except UnicodeDecodeError as e:
         if len(head) < HEAD or e.start < HEAD - 4:  # else a character is cut
-            return _not_utf8(e)
-    return None
+            return not_utf8(e)
+    return None if head else EMPTY
 
 
-def _not_utf8(e: UnicodeDecodeError) -> str:
+def not_utf8(e: UnicodeDecodeError) -> str:
+    """Describe a text that is not UTF-8, and what to do about it."""
     return (
         f"is not UTF-8 (byte {e.object[e.start]:#04x} at offset {e.start}); convert it (iconv -f latin1 -t UTF-8 for "
         "example), or move it out of the folder"
     )
 
 
-def _describe_syntax(path: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+def _describe_syntax(path: str, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Say what about the first lines of a file is not plain text, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
     first, command = _records(lines), f"python -m lm.data.prepare --input jsonl:{path} --field {{}} --tokenizer byte"
-    kind, command = "JSON Lines", f"{command} --output data/{path.stem}"
+    kind, command = "JSON Lines", f"{command} --output data/{Path(path).stem}"
     if first is None:
         first, separator = _table(lines)
         kind = "a table"
         command = (
             f"python -c \"import csv; [print(row['{{}}']) for row in csv.DictReader(open('{path}', newline=''), "
-            f'delimiter={separator!r})]" > {path.stem}_text.txt'
+            f'delimiter={separator!r})]" > {Path(path).stem}_text.txt'
         )
     if first:
         field = max(first, key=lambda name: len(str(first[name])))

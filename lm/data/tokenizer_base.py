@@ -62,14 +62,15 @@ class Tokenizer:
 
     def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
         """Encode several texts, each with begin_of_text before it, once."""
-        return [self._begin(ids) for ids in self.encode_all(texts)]
+        return [self.begin(ids) for ids in self.encode_all(texts)]
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
         utf8(text)
         return self.encode_documents([text])[0]
 
-    def _begin(self, ids: np.ndarray) -> np.ndarray:
+    def begin(self, ids: np.ndarray) -> np.ndarray:
+        """Put begin_of_text before the ids of a document, unless they begin with it."""
         begin = np.array(self.begin_of_text, ids.dtype)
         return ids if np.array_equal(ids[: len(begin)], begin) else np.concatenate([begin, ids])
 

@@ -27,7 +27,7 @@ def test_help_shows_every_key_with_its_values(help_text):
     for name in schema():
         assert f"  {name} = " in help_text
     joined = " ".join(help_text.split())
-    for values in ("tfds:NAME | text:PATH | tokens:PATH", "bpe:SIZE | hf:PATH", "float in [0, 1)", "rms | layer"):
+    for values in ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float in [0, 1)", "rms | layer"):
         assert values in joined
 
 

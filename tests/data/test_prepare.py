@@ -16,8 +16,8 @@ from running import small_disk
 from lm.config import DataConfig
 from lm.data import cache, hf_tokenizer, open_corpus, shard_writer, tokenizers
 from lm.data.prepare import main
-from lm.data.shard_writer import split_documents
-from lm.data.units import Unit, find_units, read_documents
+from lm.data.readers import Unit, find_units, read_documents
+from lm.data.shard_writer import assign
 from lm.errors import UserError
 from lm.files import lock
 
@@ -51,7 +51,16 @@ def prepared(dump, tmp_path):
 
 
 def records_of(output):
-    return [shard for unit in json.loads((output / "manifest.json").read_text())["units"] for shard in unit or []]
+    units = json.loads((output / "manifest.json").read_text())["units"]
+    return [shard for unit in units if unit for shard in unit["shards"]]
+
+
+def split_documents(unit, texts, validation):
+    splits = {"train": [], "validation": []}
+    for text in texts:
+        for split, part in assign(unit, text, validation).items():
+            splits[split].append(part)
+    return splits
 
 
 def test_units_contain_each_line_exactly_once(dump):
@@ -59,7 +68,7 @@ def test_units_contain_each_line_exactly_once(dump):
     size = dump.stat().st_size
     for unit_bytes in (7, 100, 1000, size - 1, size, 2 * size):
         files, units = find_units(f"jsonl:{dump}", unit_bytes)
-        assert files == [dump]
+        assert files == [str(dump)]
         assert [text for unit in units for text in read_documents(unit, "text")] == DOCUMENTS, unit_bytes
         whole = "".join(text for u in find_units(f"text:{dump}", unit_bytes)[1] for text in read_documents(u, ""))
         assert whole == dump.read_text()
@@ -98,11 +107,12 @@ def test_the_validation_fraction_holds_for_small_text_files():
     for n_lines in (1, 2, 50):
         texts = ["".join(f"{line} of file {i}\n" for line in range(n_lines)) for i in range(1000)]
         splits = [split_documents(Unit("text", "", 0, 1), [text], 0.1) for text in texts]
-        n_held_out = sum(len(split["validation"][0]) for split in splits)
+        n_held_out = sum(len("".join(split["validation"])) for split in splits)
         assert 0.07 < n_held_out / sum(map(len, texts)) < 0.13
         for text, split in zip(texts, splits, strict=True):
-            assert split["train"][0] + split["validation"][0] == text
-            assert split["train"][0][-1:] in ("", "\n")
+            train, held_out = ("".join(split[name]) for name in ("train", "validation"))
+            assert train + held_out == text
+            assert train[-1:] in ("", "\n")
 
 
 def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_path):
@@ -295,7 +305,7 @@ def test_a_dataset_without_a_train_split_is_an_error_before_anything_is_written(
 def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(dump, tmp_path, capsys):
     output = tmp_path / "out"
     for more, message in (
-        (("--input", "jsonl:/no/such/file"), "is not a file, nor a folder"),
+        (("--input", "jsonl:/no/such/file"), "is not a file of jsonl, nor a folder"),
         (("--input", "csv:x"), "is not one of text:PATH"),
         (("--tokenizer", "char"), "is not one of byte, hf:PATH, bpe:SIZE"),
         *(

@@ -24,7 +24,8 @@ def open_shards(tmp_path, source, tokenizer="none", say=lambda line: None):
 
 
 def write_manifest(folder, shards):
-    manifest = {"job": {}, "input": [], "tokenizer": None, "commit": None, "units": [shards]}
+    manifest = {"job": {}, "input": [], "tokenizer": None, "commit": None}
+    manifest["units"] = [{"shards": shards, "length": 0, "repeated": 0}]
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -187,7 +188,14 @@ def test_a_shard_with_another_number_of_tokens_than_its_record_is_an_error(tmp_p
     folder = tmp_path / "out"
     folder.mkdir()
     np.save(folder / "train_000000.npy", np.arange(100, dtype=np.uint16))
-    record = {"file": "train_000000.npy", "split": "train", "sha256": "0", "text_bytes": 200, "tokens": 100}
+    record = {
+        "file": "train_000000.npy",
+        "split": "train",
+        "sha256": "0",
+        "text_bytes": 200,
+        "tokens": 100,
+        "documents": 1,
+    }
     record["size"] = (folder / record["file"]).stat().st_size
     write_manifest(folder, [record])
     corpus = open_shards(tmp_path, f"tokens:{folder}")
@@ -267,7 +275,7 @@ def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path, order):
         for i in range(n_tokens // per_shard):
             np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
             size = (folder / f"train_{i:06}.npy").stat().st_size
-            counts = {"tokens": per_shard, "text_bytes": per_shard, "size": size}
+            counts = {"documents": 1, "tokens": per_shard, "text_bytes": per_shard, "size": size}
             shards.append({"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts)
         write_manifest(folder, shards)
         command = [sys.executable, "-c", LARGE, str(folder), str(tmp_path / "cache"), order, str(n_tokens)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lm.config import SPLITS, DataConfig
-from lm.data import open_corpus, shakespeare, sources
+from lm.data import open_corpus, shakespeare, sources, tfds_directory
 from lm.errors import Unavailable, UserError
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
@@ -262,9 +262,9 @@ def test_a_dataset_without_text_or_in_another_format_is_an_error(config, prepare
 def test_the_newest_version_is_read_by_default(tmp_path):
     for version in ("1.0.0", "1.10.0", "1.9.0", "incomplete.1.11.0"):
         (tmp_path / "wiki" / "en" / version).mkdir(parents=True)
-    assert sources.prepared_directory(tmp_path, "wiki/en").name == "1.10.0"
-    assert sources.prepared_directory(tmp_path, "wiki/en:1.9.0").name == "1.9.0"
-    assert sources.prepared_directory(tmp_path, "wiki/de") is None
+    assert tfds_directory.prepared_directory(tmp_path, "wiki/en").name == "1.10.0"
+    assert tfds_directory.prepared_directory(tmp_path, "wiki/en:1.9.0").name == "1.9.0"
+    assert tfds_directory.prepared_directory(tmp_path, "wiki/de") is None
 
 
 def test_another_unprepared_dataset_is_an_error_of_one_line_with_the_command(config, no_network):

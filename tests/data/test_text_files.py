@@ -1,9 +1,7 @@
 """Which files are read, and what is said about files that are not plain text."""
 
-import bz2
 import gzip
 import json
-import lzma
 import os
 import sys
 
@@ -35,7 +33,7 @@ def test_a_folder_or_a_pattern_names_the_files_that_it_reads_and_skips_what_is_n
     for name in ("b/c.txt", "a.txt", "d.py", "b/deep/e.py", ".hidden", ".git/x.py"):
         write(folder / name, f"{name} ")
     write(folder / "latin.txt", b"caf\xe9")
-    write(folder / "b" / "picture.gz", gzip.compress(TEXT.encode()))
+    write(folder / "b" / "picture.gz", gzip.compress(b"caf\xe9"))
     text, lines = open_text(folder, tmp_path)
     assert text == "a.txt \nb/c.txt \nb/deep/e.py \nd.py "
     assert lines[:2] == [
@@ -65,11 +63,10 @@ def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(tmp_path):
 def test_a_file_that_is_not_text_is_named_with_what_to_do(tmp_path, capsys, command):
     for i, (content, kind, advice) in enumerate(
         [
-            (gzip.compress(TEXT.encode()), "gzip", "gunzip -k"),
-            (bz2.compress(TEXT.encode()), "bzip2", "bunzip2 -k"),
-            (lzma.compress(TEXT.encode()), "xz", "unxz -k"),
-            (bytes.fromhex("28b52ffd2400"), "zstd", "unzstd"),  # RFC 8878, section 3.1.1
-            (b"PAR1" + bytes(20), "Parquet", "pandas.read_parquet"),
+            (gzip.compress(b"caf\xe9"), "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
+            (gzip.compress(TEXT.encode())[:-30], "damaged", "EOFError"),
+            (bytes.fromhex("28b52ffd2400"), "damaged", ""),  # RFC 8878, section 3.1.1
+            (b"PAR1" + bytes(20), "Parquet", "parquet:"),
             (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
             (TEXT.encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
             (b"caf\xe9 au lait", "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
@@ -85,9 +82,6 @@ def test_a_file_that_is_not_text_is_named_with_what_to_do(tmp_path, capsys, comm
         else:
             assert prepare([f"--input=text:{path}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
             message = capsys.readouterr().err.strip()
-            if i == 8:  # found in a worker
-                assert "decode byte 0xff" in message
-                continue
         assert str(path) in message
         assert kind in message
         assert advice in message

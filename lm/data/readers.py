@@ -1,0 +1,293 @@
+"""Readers of documents: text, JSON Lines, Parquet, Arrow, data sets of Hugging Face and prepared TFDS directories.
+
+An input is cut into units, which processes read independently. `lm/data/sources.py` trains on an input directly, and
+`lm/data/shard_writer.py` writes it as token shards.
+"""
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from lm.config import SPLITS
+from lm.data import storage, tfds_directory
+from lm.data.text_files import BOM, find_text_files, not_utf8, shorten
+from lm.errors import UserError
+from lm.files import parse_json
+
+FORMS = "text:PATH, jsonl:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
+SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
+WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+         "dev": "validation", "test": "test"}  # fmt: skip
+TO_THE_END = 2**62  # bytes or records
+BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into units: it is compressed or behind a URL
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records.
+
+    Attributes:
+        kind: "text", "jsonl", "parquet", "arrow" or "tfds:SPLIT".
+        path: the file or URL, or the prepared TFDS directory.
+        start: first byte, row group or record.
+        end: the one after the last.
+        split: the split of all documents; "" if each document is assigned to a split.
+        size: bytes that are read, about.
+    """
+
+    kind: str
+    path: str
+    start: int
+    end: int
+    split: str = ""
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}, from {self.start:,}" if self.start else self.path
+
+
+def find_units(
+    source: str, unit_bytes: int, field: str = "text", say: Callable[[str], None] = print, warn=None
+) -> tuple[list[str], list[Unit]]:
+    """Cut an input into units, in the order of the files.
+
+    Args:
+        source: the kind and the path, as in `lm.data.prepare --input`.
+        unit_bytes: approximate size of a unit.
+        field: the field or column with the text.
+        say: receives lines of information.
+        warn: receives warnings; None: `say` does.
+
+    Returns:
+        The files that are read, and the units.
+
+    Raises:
+        UserError: the kind is unknown, there is nothing to read, or a file has no such column.
+    """
+    kind, _, path = source.partition(":")
+    path = os.path.expanduser(path)
+    if kind == "tfds" and path:
+        prepared = tfds_directory.check_prepared(Path(path))
+        units = _tfds_units(Path(path), prepared, unit_bytes)
+        return [str(file) for files, _ in prepared.values() for file in files], _with_held_out(units)
+    if kind not in ("text", "hf", *SUFFIXES.values()) or not path:
+        raise UserError(f'--input: "{source}" is not one of {FORMS}')
+    if kind == "text":
+        found = [("text", file, "") for file in find_text_files(path, f'--input: "{source}"', say, warn or say)]
+    else:
+        found = _find_files(kind, path, source, say)
+    units = [unit for kind, file, split in found for unit in _cut(kind, file, split, unit_bytes, field)]
+    if empty := {split for _, _, split in found} - {unit.split for unit in units} - {""}:
+        raise UserError(f"--input: the {min(empty)} split of {path} has no documents")
+    return [file for _, file, _ in found], _with_held_out(units)
+
+
+def _with_held_out(units: list[Unit]) -> list[Unit]:
+    """Return the units; where none is of the validation split, the documents of the train split are assigned."""
+    if any(unit.split == "validation" for unit in units):
+        return units
+    return [dataclasses.replace(unit, split="") if unit.split == "train" else unit for unit in units]
+
+
+def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, str]]:
+    """Return the kind, the path and the split of each file; of an unknown split only if no file names one."""
+    listed = storage.list_files(path)
+    whole = listed == [path]
+    kinds = {file: kind if whole and kind != "hf" else _kind_of(file) for file in listed}
+    files = [file for file in listed if kinds[file] == kind or (kind == "hf" and kinds[file])]
+    if not files:
+        wanted = "Parquet, Arrow or JSON Lines" if kind == "hf" else kind
+        raise UserError(f'--input: "{source}" is not a file of {wanted}, nor a folder or a pattern with such files')
+    if kind != "hf":
+        return [(kind, file, "") for file in files]
+    if len(mixed := sorted({kinds[file] for file in files})) > 1:
+        raise UserError(f"--input: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}")
+    splits: dict[str, str] = {}
+    data_sets: dict[str, str] = {}
+    for file in files:
+        parts = file.removeprefix(path.rstrip("/") + "/").split("/")
+        names = [_split_of(part) for part in parts]
+        splits[file] = next(filter(None, reversed(names)), "")
+        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
+        data_sets[folders[0] if folders else ""] = file
+    if len(data_sets) > 1:
+        raise UserError(f"--input: {path} has several data sets; give one of them, such as hf:{path}/{max(data_sets)}")
+    named = [file for file in files if splits[file]] or files
+    if len(named) < len(files):
+        unused = [file for file in files if file not in named]
+        say(f"not used, because no split is in the name: {shorten(unused, path)}")
+    return [(kinds[file], file, splits[file]) for file in named]
+
+
+def _split_of(name: str) -> str:
+    """Return the split that a word of a name stands for, "" if there is none."""
+    return next((WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS), "")
+
+
+def _kind_of(file: str) -> str:
+    """Return the kind of a file by its name, "" if it is none of `SUFFIXES`."""
+    name = file.rpartition("/")[2]
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return "" if name in METADATA else SUFFIXES.get(os.path.splitext(name)[1], "")
+
+
+# ---- Units -----------------------------------------------------------------------------------------------------------
+
+
+def _cut(kind: str, file: str, split: str, unit_bytes: int, field: str) -> Iterator[Unit]:
+    """Cut a file into units; what is compressed, behind a URL or in Arrow's format can only be read from its start."""
+    if kind == "parquet":
+        yield from _cut_parquet(file, split, unit_bytes, field)
+    elif storage.is_url(file):
+        yield Unit(kind, file, 0, TO_THE_END, split)
+    elif (size := os.path.getsize(file)) and (kind == "arrow" or storage.is_compressed(file)):
+        yield Unit(kind, file, 0, TO_THE_END, split, size)
+    else:
+        for start in range(0, size, unit_bytes):
+            end = min(start + unit_bytes, size)
+            yield Unit(kind, file, start, end, split, end - start)
+
+
+def _cut_parquet(file: str, split: str, unit_bytes: int, field: str) -> Iterator[Unit]:
+    """Group the row groups of a Parquet file by the size of the column that is read."""
+    with storage.readable(file), _open_parquet(file) as parquet:
+        _check_column(parquet.schema_arrow, field)
+        index = [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(field)
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        sizes = [group.column(index).total_uncompressed_size if group.num_rows else 0 for group in groups]
+    start = size = 0
+    for i, bytes_of_group in enumerate(sizes):
+        size += bytes_of_group
+        if size and (size >= unit_bytes or i + 1 == len(sizes)):
+            yield Unit("parquet", file, start, i + 1, split, size)
+            start, size = i + 1, 0
+
+
+def _open_parquet(file: str) -> Any:
+    parquet = storage.optional("pyarrow.parquet", file)
+    return parquet.ParquetFile(storage.open_file(file, decompress=False))
+
+
+def _check_column(schema: Any, field: str) -> None:
+    """Raise ValueError unless a schema of Arrow has a column of text."""
+    kinds = {name: str(schema.field(name).type) for name in schema.names}
+    if field not in kinds:
+        raise ValueError(f"it has no column {field!r} (set --field); it has {', '.join(kinds)}")
+    if not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
+        raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --field)")
+
+
+def _tfds_units(directory: Path, prepared: dict, unit_bytes: int) -> list[Unit]:
+    """Cut the records of each split into parts of about unit_bytes."""
+    units = []
+    for split, (shards, n_records) in prepared.items():
+        size = sum(shard.stat().st_size for shard in shards)
+        n_units = min(n_records, max(1, round(size / unit_bytes)))  # 0 if there are no records
+        ends = [n_records * (i + 1) // n_units for i in range(n_units)]
+        target = split if split in SPLITS else "train"
+        for part in itertools.pairwise([0, *ends]):
+            units.append(Unit(f"tfds:{split}", str(directory), *part, target, size // n_units))
+    return units
+
+
+# ---- Documents -------------------------------------------------------------------------------------------------------
+
+
+def read_documents(unit: Unit, field: str) -> Iterator[str]:
+    """Yield the documents of a unit, which may be empty; the lines of a text unit are one document.
+
+    Args:
+        unit: the unit.
+        field: the field or column with the text; not used for text and tfds.
+
+    Raises:
+        UserError: the unit cannot be read.
+        OSError: it cannot be read at the moment.
+    """
+    with storage.readable(str(unit)):
+        yield from READERS[unit.kind.partition(":")[0]](unit, field)
+
+
+def _read_tfds(unit: Unit, field: str) -> Iterator[str]:
+    split = unit.kind.partition(":")[2]
+    n_records = tfds_directory.check_prepared(Path(unit.path))[split][1]
+    yield from tfds_directory.Records(Path(unit.path), split, n_records).between(unit.start, unit.end)
+
+
+def _read_text(unit: Unit, field: str) -> Iterator[str]:
+    for block in _read_lines(unit, lambda file, left: _read_block(file, min(left, BLOCK))):
+        try:
+            yield block.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(not_utf8(error)) from None
+
+
+def _read_block(file: IO[bytes], n_bytes: int) -> bytes:
+    """Read n_bytes, and the rest of a line."""
+    block = file.read(n_bytes)
+    return block if block.endswith(b"\n") else block + file.readline()
+
+
+def _read_jsonl(unit: Unit, field: str) -> Iterator[str]:
+    lines = _read_lines(unit, lambda file, left: file.readline())
+    yield from (_parse_line(line, field) for line in lines if line.strip())
+
+
+def _parse_line(line: bytes, field: str) -> str:
+    try:
+        text = parse_json(line).get(field, 0)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"a line has {half!r}, half of a surrogate pair, which is not text: {line[:100]!r}") from None
+    except ValueError as error:
+        raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"a line has no text in the field {field!r} (set --field): {line[:100]!r}")
+    return text or ""
+
+
+def _read_lines(unit: Unit, read: Callable[[IO[bytes], int], bytes]) -> Iterator[bytes]:
+    """Yield what `read` reads of the lines that begin in [start, end): each line of a file is in exactly one unit."""
+    with storage.open_file(unit.path) as file:
+        position = 0
+        if unit.start:
+            file.seek(unit.start - 1)
+            position = unit.start - 1 + len(file.readline())  # the line that contains the byte before `start`
+        while position < unit.end and (lines := read(file, unit.end - position)):
+            yield lines if position else lines.removeprefix(BOM)
+            position += len(lines)
+
+
+def _read_parquet(unit: Unit, field: str) -> Iterator[str]:
+    with _open_parquet(unit.path) as parquet:
+        groups = range(unit.start, unit.end)
+        for batch in parquet.iter_batches(1024, row_groups=groups, columns=[field], use_threads=False):
+            yield from (text or "" for text in batch.column(0).to_pylist())
+
+
+def _read_arrow(unit: Unit, field: str) -> Iterator[str]:
+    ipc = storage.optional("pyarrow.ipc", unit.path)
+    file: Any
+    with storage.open_file(unit.path) as file:
+        if (
+            file.peek(6)[:6] == b"ARROW1"
+        ):  # its file format; else its stream format, as Hugging Face's datasets write it
+            reader = ipc.open_file(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            batches = reader = ipc.open_stream(file)
+        _check_column(reader.schema, field)
+        for batch in batches:
+            yield from (text or "" for text in batch.column(field).to_pylist())
+
+
+READERS = {
+    "tfds": _read_tfds, "text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "arrow": _read_arrow,
+}  # fmt: skip

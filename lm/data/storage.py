@@ -1,0 +1,124 @@
+"""Files that hold text: on this machine or behind a URL (through fsspec), and compressed or not."""
+
+import bz2
+import contextlib
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from lm.data import cache
+from lm.errors import UserError, first_line
+
+BLOCK = 2**20  # bytes
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path has a scheme, such as gs://BUCKET/FILE."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
+
+
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Name a file in the errors of its readers: damaged content, or a URL that does not answer, is a UserError.
+
+    Errors of the system, which say nothing about the content of a file, are raised as they are.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # readers and file systems raise many types
+        if isinstance(error, OSError) and error.errno and not is_url(name):
+            raise
+        reason = str(error) if type(error) is ValueError else " ".join(first_line(error).split())
+        raise UserError(f"{name}: {reason}") from None
+
+
+def list_files(path: str) -> list[str]:
+    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in the order of paths."""
+    if is_url(path):
+        with readable(path):
+            system = _system(path)
+            if re.search(r"[*\[]", path):  # "?" begins the query of a URL
+                found = system.glob(path)
+            else:
+                found = [path] if path[-1] != "/" and system.isfile(path) else system.find(path)
+            urls = map(system.unstrip_protocol, found)
+            return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
+    if os.path.isdir(path):
+        below = (f for f in Path(path).rglob("*") if f.is_file() and not _is_hidden(str(f.relative_to(path))))
+        return list(map(str, sorted(below)))
+    return [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def _system(url: str) -> Any:
+    """Return the fsspec file system of a URL; raises UserError if its driver is not installed."""
+    fsspec = optional("fsspec", url)
+    try:
+        return fsspec.core.url_to_fs(url)[0]
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{url}: there is no driver for it ({first_line(error)})") from None
+
+
+def optional(module: str, path: str) -> Any:
+    """Import a module of the extra [data]; raises UserError, with the command, if it is not installed."""
+    try:
+        return __import__(module, fromlist=["core"])
+    except ImportError:
+        package = module.partition(".")[0]
+        raise UserError(f"{path}: reading it needs {package}; pip install -e '.[data]' installs it") from None
+
+
+def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
+    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed."""
+    file: Any = io.BufferedReader(_system(path).open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
+    if not decompress:
+        return file
+    start = file.peek(4)[:4]
+    for signature, opened in DECOMPRESSED.items():
+        if start.startswith(signature):
+            return opened(file, path)
+    return file
+
+
+def _zstd(file: IO[bytes], path: str) -> IO[bytes]:
+    pyarrow = optional("pyarrow", path)
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd"))
+
+
+DECOMPRESSED: dict[bytes, Callable[[Any, str], Any]] = {
+    b"\x1f\x8b": lambda file, path: gzip.GzipFile(fileobj=file),
+    b"BZh": lambda file, path: bz2.BZ2File(file),
+    b"\xfd7zX": lambda file, path: lzma.LZMAFile(file),  # noqa: SIM115
+    b"\x28\xb5\x2f\xfd": _zstd,
+}
+
+
+def is_compressed(path: str) -> bool:
+    """Return whether `open_file` decompresses a file."""
+    with open_file(path, decompress=False) as file:
+        start = file.read(4)
+    return any(start.startswith(signature) for signature in DECOMPRESSED)
+
+
+def describe(path: str, cache_dir: Path) -> dict:
+    """Return the name, size and sha256 of a file as it is stored; a URL is read for it."""
+    if not is_url(path):
+        return {"file": path, "size": os.path.getsize(path), "sha256": cache.digest_of(Path(path), cache_dir)}
+    with readable(path), open_file(path, decompress=False) as file:
+        digest, size = hashlib.sha256(), 0
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
+    return {"file": path, "size": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,287 @@
+"""Parquet, Arrow, JSON Lines and data sets of Hugging Face: the same documents from each format and each place."""
+
+import functools
+import gzip
+import http.server
+import json
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lm.config import DataConfig
+from lm.data import check_corpus, open_corpus, sources
+from lm.data.prepare import main as prepare
+from lm.data.readers import find_units, read_documents
+from lm.errors import UserError
+
+DOCUMENTS = [f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)]
+
+
+def table(documents=DOCUMENTS, name="text", kind=None):
+    return pa.table({"id": list(range(len(documents))), name: pa.array(documents, kind or pa.string())})
+
+
+def write(path, documents=DOCUMENTS, **options):
+    """Write documents to a file in the format of its suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.name.removesuffix(".zst").removesuffix(".gz")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+    if name.endswith(".parquet"):
+        pq.write_table(table(documents, **options), path, row_group_size=7, compression="zstd")
+    elif name.endswith(".arrow"):
+        with pa.OSFile(str(path), "wb") as sink:
+            opened = pa.ipc.new_file if options.get("file") else pa.ipc.new_stream
+            with opened(sink, table(documents).schema) as writer:
+                writer.write_table(table(documents), max_chunksize=7)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines[:500]) + gzip.compress(lines[500:]))  # as `cat a.gz b.gz` writes
+    elif path.suffix == ".zst":
+        path.write_bytes(pa.compress(lines, "zstd", asbytes=True))
+    else:
+        path.write_bytes(lines)
+    return path
+
+
+def documents_of(source, unit_bytes=2**20, field="text"):
+    return [text for unit in find_units(source, unit_bytes, field)[1] for text in read_documents(unit, field)]
+
+
+def decoded(source, tmp_path, split="train", **options):
+    config = DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "cache"), **options)
+    corpus = open_corpus(config, say=str)
+    return corpus.tokenizer.decode(np.asarray(corpus.split(split).tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.parquet", {}), ("a.parquet", {"kind": pa.large_string()}), ("a.parquet", {"name": "body"}),
+        ("a.parquet", {"kind": pa.dictionary(pa.int32(), pa.string())}), ("a.arrow", {}), ("a.arrow", {"file": True}),
+        ("a.jsonl", {}), ("a.jsonl.gz", {}), ("a.json.zst", {}),
+    ],
+)  # fmt: skip
+def test_each_format_has_the_same_documents_in_units_of_any_size(tmp_path, name, options):
+    path, field = write(tmp_path / "data" / name, **options), options.get("name", "text")
+    kind = {"parquet": "parquet", "arrow": "arrow"}.get(name.split(".")[1], "jsonl")
+    for source in (f"{kind}:{path}", f"{kind}:{path.parent}", f"{kind}:{path.parent}/*", f"hf:{path.parent}"):
+        for unit_bytes in (1, 300, 2**40):
+            assert documents_of(source, unit_bytes, field) == DOCUMENTS, (source, unit_bytes)
+    if kind == "parquet":
+        assert len(find_units(f"parquet:{path}", 1, field)[1]) == 9  # one row group each
+    text = decoded(f"{kind}:{path}", tmp_path, splits=(1.0, 0.0, 0.0), field=field)
+    assert text == "\n".join(DOCUMENTS)
+
+
+def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_path):
+    """As `Dataset.save_to_disk`, `load_dataset` and `huggingface-cli download` lay files out."""
+    parts = {"train": DOCUMENTS[:40], "validation": DOCUMENTS[40:50], "test": DOCUMENTS[50:]}
+    layouts = {
+        "saved": "{0}/data-00000-of-00001.arrow", "cached": "wikitext-{0}.arrow",
+        "hub": "data/{0}-00000-of-00001-0f2d.parquet", "config": "en/{0}/0000.parquet", "lines": "{0}.jsonl.gz",
+    }  # fmt: skip
+    for layout, name in layouts.items():
+        root = tmp_path / layout
+        (root / "empty").mkdir(parents=True)
+        (root / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
+        (root / "README.md").write_text("# A data set")
+        for split, documents in parts.items():
+            write(root / name.format("val" if layout == "lines" and split == "validation" else split), documents)
+        for split, documents in parts.items():
+            assert decoded(f"hf:{root}", tmp_path, split) == "\n".join(documents), layout
+        out = tmp_path / "out" / layout
+        assert prepare([f"--input=hf:{root}", "--tokenizer=byte", f"--output={out}", "--workers=1"]) == 0
+        for split, documents in parts.items():
+            assert decoded(f"tokens:{out}", tmp_path, split) == "\n".join([*documents, ""]), layout
+
+
+def test_a_data_set_without_a_validation_split_gets_one(tmp_path):
+    write(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")
+    write(tmp_path / "set" / "data" / "test-00000-of-00001.parquet", ["A test."])
+    source, out = f"hf:{tmp_path}/set", tmp_path / "out"
+    assert len(decoded(source, tmp_path, "validation")) == pytest.approx(0.05 * len("\n".join(DOCUMENTS)), rel=0.1)
+    assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={out}", "--validation=0.2"]) == 0
+    held_out = decoded(f"tokens:{out}", tmp_path, "validation")
+    assert 3 <= sum(text in held_out for text in DOCUMENTS) <= 25
+    for opened in (source, f"tokens:{out}"):
+        assert decoded(opened, tmp_path, "test").strip() == "A test."
+
+
+def test_documents_are_left_out_by_length_and_as_copies(tmp_path):
+    """The first copy stays, also if the copies are in other files and units; empty documents are none."""
+    write(tmp_path / "a" / "1.parquet", [*DOCUMENTS[:30], None, "x", "", "y" * 500])
+    write(tmp_path / "a" / "2.parquet", [*DOCUMENTS[20:], DOCUMENTS[0], "x"])
+    out = tmp_path / "out"
+    job = ["--tokenizer=byte", "--unit_mb=0.0003", f"--input=parquet:{tmp_path / 'a'}", "--validation=0"]
+    assert prepare([*job, f"--output={out}", "--min_chars=5", "--max_chars=400", "--deduplicate", "--workers=1"]) == 0
+    assert decoded(f"tokens:{out}", tmp_path) == "\n".join([*DOCUMENTS, ""])
+    units = json.loads((out / "manifest.json").read_text())["units"]
+    assert {name: sum(unit[name] for unit in units) for name in ("length", "repeated")} == {"length": 3, "repeated": 11}
+    assert sum(shard["documents"] for unit in units for shard in unit["shards"]) == 60
+    assert prepare([*job, f"--output={tmp_path / 'all'}", "--workers=2"]) == 0
+    assert decoded(f"tokens:{tmp_path / 'all'}", tmp_path).count(DOCUMENTS[0]) == 2
+
+
+def test_a_unit_that_is_larger_than_a_shard_becomes_several_shards(tmp_path, monkeypatch):
+    """A compressed file is read in one go, in memory that does not grow with it."""
+    write(tmp_path / "a.jsonl.zst")
+    sources = {name: tmp_path / name for name in ("one", "many")}
+    for out in sources.values():
+        assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]) == 0
+        monkeypatch.setattr("lm.data.shard_writer.SHARD", 100)
+        monkeypatch.setattr("lm.data.shard_writer.BATCH", 60)
+    assert len(list(sources["many"].glob("train_000000*.npy"))) > 5
+    assert len(list(sources["one"].glob("train_000000*.npy"))) == 1
+    one, many = (
+        open_corpus(DataConfig(source=f"tokens:{out}", tokenizer=f"hf:{out}/tokenizer.json"), say=str).split("train")
+        for out in sources.values()
+    )
+    np.testing.assert_array_equal(np.asarray(one.tokens), np.asarray(many.tokens))
+    assert one.n_bytes == many.n_bytes
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and parts of them, as object stores do."""
+
+    def do_GET(self):
+        path, span = self.translate_path(self.path), self.headers.get("Range")
+        if not span or not path.endswith(".parquet"):
+            return super().do_GET()
+        with open(path, "rb") as file:
+            content = file.read()
+        first, last = (int(number) for number in span.removeprefix("bytes=").split("-"))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(content[first : last + 1])
+        return None
+
+    def end_headers(self):
+        self.send_header("Accept-Ranges", "bytes" if self.path.endswith(".parquet") else "none")
+        super().end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def url(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = functools.partial(Handler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_urls_are_read_like_files(tmp_path, url):
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    names = ("a.parquet", "b.jsonl.gz", "c.jsonl", "d.arrow")
+    memory = fsspec.filesystem("memory")
+    for name in names:
+        write(tmp_path / "web" / name)
+        memory.pipe_file(f"/bucket/{name}", (tmp_path / "web" / name).read_bytes())
+    (tmp_path / "web" / "e.txt").write_text("\n".join(DOCUMENTS))
+    for name in names:
+        kind = {"parquet": "parquet", "arrow": "arrow"}.get(name.split(".")[1], "jsonl")
+        for place in (f"memory://bucket/{name}", f"file://{tmp_path}/web/{name}", f"{url}/web/{name}"):
+            assert documents_of(f"{kind}:{place}") == DOCUMENTS, place
+    assert documents_of("jsonl:memory://bucket") == documents_of("jsonl:memory://bucket/*.jsonl*") == 2 * DOCUMENTS
+    assert documents_of(f"parquet:{url}/web/") == DOCUMENTS
+    assert documents_of(f"text:{url}/web/e.txt") == ["\n".join(DOCUMENTS)]
+    assert decoded(f"parquet:{url}/web/a.parquet", tmp_path, splits=(1.0, 0.0, 0.0)) == "\n".join(DOCUMENTS)
+    out, file = tmp_path / "out", tmp_path / "web" / "b.jsonl.gz"
+    assert prepare([f"--input=jsonl:{url}/web/b.jsonl.gz", "--tokenizer=byte", f"--output={out}", "--workers=1"]) == 0
+    (record,) = json.loads((out / "manifest.json").read_text())["input"]
+    assert (record["file"], record["size"]) == (f"{url}/web/b.jsonl.gz", file.stat().st_size)
+
+
+def damaged_row_group(path):
+    write(path)
+    content = bytearray(path.read_bytes())
+    group = pq.ParquetFile(path).metadata.row_group(4).column(1)
+    start = group.dictionary_page_offset or group.data_page_offset
+    content[start : start + group.total_compressed_size] = b"\xff" * group.total_compressed_size
+    path.write_bytes(content)
+
+
+BAD = [
+    ("parquet:{0}/a.parquet", lambda root: write(root / "a.parquet", name="body"), ("'text'", "id, body", "--field")),
+    ("parquet:{0}", lambda root: [write(root / "a.parquet"), write(root / "b.parquet", name="body")], ("b.parquet",)),
+    ("parquet:{0}", lambda root: write(root / "a.parquet", range(9), kind=pa.int64()), ("int64", "--field")),
+    ("parquet:{0}", lambda root: damaged_row_group(root / "a.parquet"), ("a.parquet",)),
+    ("parquet:{0}", lambda root: write(root / "a.parquet").write_bytes(b"PAR1 and more"), ("a.parquet",)),
+    ("parquet:{0}", lambda root: None, ("not a file of parquet",)),
+    ("arrow:{0}", lambda root: write(root / "a.arrow").write_bytes(b"\xff" * 99), ("a.arrow",)),
+    ("arrow:{0}/a.arrow", lambda root: write(root / "a.arrow", file=True).write_bytes(b"ARROW1\0\0"), ("a.arrow",)),
+    ("jsonl:{0}", lambda root: (root / "a.jsonl.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9]), ("a.jsonl.gz",)),
+    ("jsonl:{0}", lambda root: (root / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 9), ("a.jsonl.zst",)),
+    ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
+    ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
+    ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "jsonl:{0}")),
+    ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
+    ("hf:{0}", lambda root: [write(root / "train.arrow"), write(root / "val.arrow", [])], ("validation",)),
+    ("hf:{0}", lambda root: write(root / "test.parquet"), ("train", "split")),
+    ("jsonl:http://127.0.0.1:9/a.jsonl", lambda root: None, ("http://127.0.0.1:9/a.jsonl",)),
+    ("jsonl:memory://absent/a.jsonl", lambda root: None, ("not a file",)),
+    ("jsonl:nowhere://a/b.jsonl", lambda root: None, ("nowhere://a/b.jsonl", "no driver")),
+]  # fmt: skip
+
+
+def error_of_training(source, tmp_path):
+    try:
+        corpus = open_corpus(DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "c")), say=str)
+    except UserError as error:
+        return str(error)
+    (problem,) = check_corpus(corpus, 8, 256)
+    return problem
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for i, (source, make, parts) in enumerate(BAD):
+        root = tmp_path / str(i)
+        root.mkdir()
+        make(root)
+        given = source.format(root)
+        if command == "train":
+            message = error_of_training(given, tmp_path)
+            parts = [part.replace("--field", "--config.data.field") for part in parts]
+        else:
+            job = [f"--input={given}", "--tokenizer=byte", f"--output={root / 'out'}", "--workers=1"]
+            assert prepare(job) == 2, given
+            message = capsys.readouterr().err.strip()
+        assert "\n" not in message, message
+        assert "Traceback" not in message
+        for part in parts:
+            assert part.format(root) in message, (given, message)
+
+
+def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):
+    write(tmp_path / "a" / "1.parquet")
+    damaged_row_group(tmp_path / "a" / "2.parquet")
+    job = [f"--input=parquet:{tmp_path / 'a'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]
+    assert prepare(job) == 2
+    (unit, _) = json.loads((tmp_path / "out" / "manifest.json").read_text())["units"]
+    assert (tmp_path / "out" / unit["shards"][0]["file"]).exists()
+
+
+def test_a_corpus_that_is_too_large_to_tokenize_at_start_names_the_command(tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet")
+    monkeypatch.setattr(sources, "LIMIT", 1000)
+    with pytest.raises(UserError, match=r"python -m lm\.data\.prepare --input parquet:\S+ --field text --tokenizer"):
+        decoded(f"parquet:{tmp_path}", tmp_path)
+
+
+def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a.parquet")
+    for module, source in (("pyarrow.parquet", f"parquet:{tmp_path}"), ("fsspec", "jsonl:s3://bucket/a.jsonl")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
+        message = capsys.readouterr().err.strip()
+        assert "pip install -e '.[data]'" in message
+        assert "\n" not in message
