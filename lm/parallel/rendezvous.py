@@ -1,8 +1,9 @@
 """Connect all processes of a run before JAX does, so that an error can name the missing ones.
 
 `jax.distributed.initialize` aborts with a C++ stack trace if a process is missing, or if the address or an id is wrong.
-Therefore each process first sends the line [process_id, num_processes] to process 0, at the address that JAX uses
-afterwards. Process 0 answers all of them, {"problems", "temporary"}, when all have connected or the time is over.
+Therefore each process first sends the line "process_id num_processes" to process 0, at the address that JAX uses
+afterwards. Process 0 answers all of them when all have connected or the time is over: "0", or an exit code and a
+message.
 """
 
 import contextlib
@@ -12,13 +13,11 @@ import time
 
 from lm.config.values import is_address
 from lm.errors import TemporaryError, UserError
-from lm.files import COUNT, parse_json, to_json
 
 _BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if set
 REPLY_SECONDS = 10  # time limit for a line of another process
 RETRY_SECONDS = 0.2
 MAX_LINE = 2**16  # bytes
-MAX_LISTED = 8  # maximum number of ids in an error message
 
 
 def meet(address: str, num_processes: int, process_id: int, timeout: int) -> None:
@@ -42,27 +41,25 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
         if not is_address(given):
             raise UserError(f"{name}: {given[:200]!r} is not HOST:PORT with a port from 1 to 65535")
     if process_id == 0:
-        problem = _collect(address, num_processes, timeout)
+        _collect(address, num_processes, timeout)
     else:
-        problem = _report(address, num_processes, process_id, timeout)
-    if problem:
-        raise problem
+        _report(address, num_processes, process_id, timeout)
 
 
-def _collect(address: str, n: int, timeout: float) -> UserError | None:
-    """Return the problem that process 0 finds, after all processes that connected have got it."""
-    deadline = time.monotonic() + timeout
-    problem: UserError | None = None
+def _collect(address: str, n: int, timeout: float) -> None:
+    """Wait for all other processes; a problem is sent to those that have connected, and raised."""
+    deadline, problem = time.monotonic() + timeout, None
     connections: dict[int, socket.socket] = {}  # by process id
     with _listen(address) as server, contextlib.ExitStack() as opened:
-        while not problem:
+        while problem is None:
             connections = {i: waiting for i, waiting in connections.items() if _is_open(waiting)}
             if not (missing := sorted(set(range(1, n)) - connections.keys())):
                 break
             if time.monotonic() > deadline:
+                ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
                 problem = TemporaryError(
-                    f"{_list(missing)} of {n} did not connect to process 0 within {timeout} s (--connect_timeout); see "
-                    "their output, and check that they can reach --coordinator_address"
+                    f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to process 0 within {timeout} s "
+                    "(--connect_timeout); see their output, and check that they can reach --coordinator_address"
                 )
                 break
             server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -72,23 +69,23 @@ def _collect(address: str, n: int, timeout: float) -> UserError | None:
                 continue
             try:
                 connection.settimeout(REPLY_SECONDS)
-                i, count = parse_json(connection.recv(MAX_LINE), [COUNT])
+                i, count = map(int, connection.recv(MAX_LINE).split())
             except (OSError, ValueError):  # another program
                 connection.close()
                 continue
             if count != n:
                 problem = UserError(
-                    f"process {i} has --num_processes {count}, and process 0 has {n}; give all processes the same "
-                    "number"
+                    f"process {i} has --num_processes {count}, and process 0 has {n}; give all the same number"
                 )
             elif i == 0 or (i in connections and _is_open(connections[i])):
                 problem = UserError(f"two processes have --process_id {i}; give each process its own")
             connections[-1 if problem else i] = connection
-        answer = {"problems": problem.problems if problem else [], "temporary": isinstance(problem, TemporaryError)}
+        answer = "0\n" if problem is None else f"{problem.code} {problem}\n"
         for connection in connections.values():
             with contextlib.suppress(OSError):
-                connection.sendall(f"{to_json(answer)}\n".encode())
-    return problem
+                connection.sendall(answer.encode())
+    if problem is not None:
+        raise problem
 
 
 def _is_open(connection: socket.socket) -> bool:
@@ -106,54 +103,41 @@ def _is_open(connection: socket.socket) -> bool:
 
 def _listen(address: str) -> socket.socket:
     """Listen where JAX listens afterwards: on all interfaces, unless JAX_COORDINATOR_BIND_ADDRESS names one."""
-    port = address.rpartition(":")[2]
-    host, _, port = os.environ.get(_BIND, f"[::]:{port}").rpartition(":")
+    host, _, port = os.environ.get(_BIND, f"[::]:{address.rpartition(':')[2]}").rpartition(":")
     all_interfaces = host == "[::]"
     dual = all_interfaces and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual or (":" in host and not all_interfaces) else socket.AF_INET
     try:
         name = "" if all_interfaces else host.strip("[]")
         return socket.create_server((name, int(port)), family=family, dualstack_ipv6=dual, backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise TemporaryError(
             f"process 0 cannot listen on port {port} ({reason}); choose another port, end the program that uses it, "
             "or give each process its own --process_id"
         ) from None
 
 
-def _report(address: str, n: int, process_id: int, timeout: float) -> UserError | None:
-    """Connect to process 0 and return the problem in its answer."""
+def _report(address: str, n: int, process_id: int, timeout: float) -> None:
+    """Connect to process 0, and raise the problem in its answer."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout
     while True:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), min(timeout, REPLY_SECONDS)) as connection:
-                connection.sendall(f"{to_json([process_id, n])}\n".encode())
+                connection.sendall(f"{process_id} {n}\n".encode())
                 connection.settimeout(timeout + REPLY_SECONDS)
-                answer = parse_json(
-                    connection.makefile("rb").readline(MAX_LINE), {"problems": [str], "temporary": bool}
-                )
-            break
-        except (OSError, OverflowError) as error:
+                code, _, message = connection.makefile("r").readline(MAX_LINE).strip().partition(" ")
+            if code == "0":
+                return
+            if code in ("1", "2"):
+                raise (TemporaryError if code == "1" else UserError)(message)
+            reason: object = "another program answers there, or the run has already started"
+        except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
-        except ValueError:
-            reason = "another program answers there, or the run has already started"
         if time.monotonic() > deadline:
-            return TemporaryError(
+            raise TemporaryError(
                 f"process {process_id} could not reach process 0 at {address} within {timeout} s (--connect_timeout): "
                 f"{reason}; see the output of process 0, and check --coordinator_address"
             )
         time.sleep(RETRY_SECONDS)
-    kind = TemporaryError if answer["temporary"] else UserError
-    return kind(*answer["problems"]) if answer["problems"] else None
-
-
-def _list(ids: list[int]) -> str:
-    """Format the names of processes.
-
-    >>> _list([3]), _list([1, 2])
-    ('process 3', 'processes 1, 2')
-    """
-    more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
-    return f"process{'es' * (len(ids) > 1)} {', '.join(map(str, ids[:MAX_LISTED]))}{more}"
