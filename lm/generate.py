@@ -41,31 +41,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
-    add(
-        "--tokens",
-        type=int,
-        default=500,
-        metavar="N",
-        help="maximum number of new tokens for each prompt (default: 500)",
-    )
-    add("--samples", type=int, default=1, metavar="N", help="number of texts for each prompt (default: 1)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0: always the likeliest token (default: 0.8)")
-    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default: all)")
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the likeliest tokens with total probability P (default: all)",
-    )
-    add(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="draw from tokens at least P times as likely as the likeliest (default: all)",
-    )
+    options.add_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
-    add("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
-    add("--batch-size", type=int, default=16, metavar="N", help="number of texts generated in one batch (default: 16)")
     add(
         "--special-tokens",
         action=argparse.BooleanOptionalAction,
@@ -83,14 +60,12 @@ def find_problems(a: argparse.Namespace) -> Iterator[str]:
         yield "--prompt and --prompt-file: give one of them"
     if "" in (a.prompt or []):
         yield "--prompt is empty; the model needs at least one token to continue"
-    values = generation_options(a) | {"n_tokens": a.tokens}
-    yield from options.find_problems(values, lambda name: "--" + name.removeprefix("n_").replace("_", "-"))
+    yield from options.find_problems(generation_options(a), options.flag)
 
 
 def generation_options(a: argparse.Namespace) -> dict:
     """Return the keyword arguments of TrainedModel.stream."""
-    names = ("temperature", "top_k", "top_p", "min_p", "stop", "seed", "batch_size")
-    return {name: getattr(a, name) for name in names} | {"n_samples": a.samples}
+    return {name: getattr(a, name) for name in (*options.Options.__dataclass_fields__, "stop")}
 
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
@@ -127,19 +102,19 @@ def generate(a: argparse.Namespace) -> int:
 
     prompts = prompts or [known_prompt("\n", run.tokenizer) if run.tokenizer else "\n"]
     with report_out_of_memory("use a smaller --batch-size or --tokens"):
-        show(a, prompts, run.stream(prompts, a.tokens, **generation_options(a)))
+        show(a, prompts, run.stream(prompts, **generation_options(a)))
     return 0
 
 
 def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
     """Print each continuation, in order, as soon as it is finished; a single one while it is being generated."""
-    if len(prompts) * a.samples == 1 and not a.json:
+    if len(prompts) * a.n_samples == 1 and not a.json:
         print_growing(prompts[0], updates)
         return
     n_printed = 0
     for rows in updates:
         while n_printed < len(rows) and rows[n_printed].finish:
-            prompt_number = n_printed // a.samples + 1
+            prompt_number = n_printed // a.n_samples + 1
             write(describe(rows[n_printed], prompt_number, as_json=a.json) + "\n")
             n_printed += 1
 

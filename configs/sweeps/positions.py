@@ -11,7 +11,7 @@ The page's runs are of the earlier method: 5 seeds at the best rate of the grid 
 They took 63 minutes on one CPU core.
 """
 
-from lm.sweeps import Budget, Sweep, each
+from lm.sweeps import Sweep, each
 
 
 def get_sweep():
@@ -23,13 +23,4 @@ def get_sweep():
         placebo={"model.rope_pairing": "adjacent"},
         comparisons=(("sinusoidal", "rope"), ("learned", "rope"), ("none", "rope")),
         learning_rates=(4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
-        budgets={
-            "quick": Budget(
-                tuning_seeds=1,
-                seeds=2,
-                values={"train.steps": 60, "eval.every": 20},
-                learning_rates=(1.6e-2, 3.2e-2, 6.4e-2),
-            ),
-            "full": Budget(tuning_seeds=2, seeds=10),
-        },
     )

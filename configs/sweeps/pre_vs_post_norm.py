@@ -48,8 +48,4 @@ def get_sweep():
             ("none, Adam, warm-up", "pre, Adam, warm-up"),
         ),
         learning_rates=RATES,
-        budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 50, "eval.every": 25}),
-            "full": Budget(tuning_seeds=2, seeds=10),
-        },
     )

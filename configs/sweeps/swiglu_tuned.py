@@ -7,7 +7,7 @@ configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, without weight d
 the product of two lists: 15 points with 2 seeds each.
 """
 
-from lm.sweeps import Budget, Sweep, match_params
+from lm.sweeps import Sweep, match_params
 
 
 def get_sweep():
@@ -24,17 +24,5 @@ def get_sweep():
         tune={
             "optimizer.learning_rate": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
             "optimizer.weight_decay": (0.03, 0.1, 0.3),
-        },
-        budgets={
-            "quick": Budget(
-                tuning_seeds=1,
-                seeds=2,
-                values={"train.steps": 60, "eval.every": 20},
-                tune={
-                    "optimizer.learning_rate": (1.6e-2, 3.2e-2, 6.4e-2),
-                    "optimizer.weight_decay": (0.1, 0.3),
-                },
-            ),
-            "full": Budget(tuning_seeds=2, seeds=10),
         },
     )

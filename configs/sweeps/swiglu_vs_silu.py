@@ -11,7 +11,7 @@ ReLU, GELU and ReLU^2 end 0.027 to 0.035 lower than SiLU; GeGLU and GELU remain 
 The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
 """
 
-from lm.sweeps import Budget, Sweep, match_params
+from lm.sweeps import Sweep, match_params
 
 
 def get_sweep():
@@ -38,13 +38,4 @@ def get_sweep():
             ("ReLU^2", "SiLU"),
         ),
         learning_rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
-        budgets={
-            "quick": Budget(
-                tuning_seeds=1,
-                seeds=2,
-                values={"train.steps": 60, "eval.every": 20},
-                learning_rates=(1.6e-2, 3.2e-2, 6.4e-2),
-            ),
-            "full": Budget(tuning_seeds=2, seeds=10),
-        },
     )

@@ -1,5 +1,6 @@
 """The options of text generation, with their types and ranges, for lm.generate and for Python. Imports no jax."""
 
+import argparse
 import dataclasses
 import typing
 from collections.abc import Callable
@@ -17,11 +18,35 @@ class Options:
     n_tokens: int = key(500, "maximum number of new tokens for each prompt", low=1, high=MAX_SAMPLE)
     n_samples: int = key(1, "number of texts for each prompt", low=1, high=MAX_SAMPLE)
     temperature: float = key(0.8, "0: always the likeliest token", low=0.0)
-    top_k: int | None = key(None, "draw from the K likeliest tokens", low=1)
-    top_p: float | None = key(None, "draw from the likeliest tokens with total probability P", above=0.0, high=1.0)
-    min_p: float | None = key(None, "draw from tokens at least P times as likely as the likeliest", above=0.0, high=1.0)
+    top_k: int | None = key(None, "draw from the N likeliest tokens", low=1)
+    top_p: float | None = key(None, "draw from the likeliest tokens with total probability X", above=0.0, high=1.0)
+    min_p: float | None = key(None, "draw from tokens at least X times as likely as the likeliest", above=0.0, high=1.0)
     seed: int = key(0, "random seed", low=0, high=2**32 - 1)
     batch_size: int = key(16, "number of texts generated in one batch", low=1, high=MAX_SAMPLE)
+
+
+def flag(name: str) -> str:
+    """Return the argument of lm.generate for an option.
+
+    >>> flag("n_tokens"), flag("top_k")
+    ('--tokens', '--top-k')
+    """
+    return "--" + name.removeprefix("n_").replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an argument for each option to a command."""
+    for name, hint in typing.get_type_hints(Options).items():
+        field, kind = Options.__dataclass_fields__[name], (typing.get_args(hint) or (hint,))[0]
+        default = "all" if field.default is None else field.default
+        parser.add_argument(
+            flag(name),
+            dest=name,
+            type=kind,
+            default=field.default,
+            metavar="N" if kind is int else "X",
+            help=f"{field.metadata['doc']} (default: {default})",
+        )
 
 
 def find_problems(values: dict[str, Any], label: Callable[[str], str] = str) -> list[str]:

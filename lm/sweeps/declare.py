@@ -40,6 +40,10 @@ class Budget:
         return lists_of(self)
 
 
+QUICK = Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20})
+FULL = Budget(tuning_seeds=2, seeds=10)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
     """One ablation.
@@ -54,7 +58,7 @@ class Sweep:
         learning_rates: the list from which each variant takes its best learning rate, in ascending order.
         tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
             (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.
-        budgets: "quick", "full" or both.
+        budgets: "quick", "full" or both; by default QUICK and FULL.
         values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
         sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
             compared at every size. The value of a tuned key is the size's own list.
@@ -72,7 +76,7 @@ class Sweep:
     comparisons: tuple[tuple[str, str], ...]
     learning_rates: tuple[float, ...] | None = None
     tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
-    budgets: dict[str, Budget]
+    budgets: dict[str, Budget] = dataclasses.field(default_factory=lambda: {"quick": QUICK, "full": FULL})
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
