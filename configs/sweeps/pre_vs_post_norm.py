@@ -16,7 +16,7 @@ The page's runs are of the earlier method: 5 seeds at the best rate of the grid 
 They took 69 minutes on one CPU core.
 """
 
-from lm.sweeps import LEARNING_RATE, Budget, Sweep, each, product
+from lm.sweeps import LEARNING_RATE, Sweep, each, product
 
 RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2, 0.1, 1.0)
 SGD = {
