@@ -48,7 +48,8 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 
 def _collect(address: str, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
-    deadline, problem = time.monotonic() + timeout, None
+    deadline = time.monotonic() + timeout
+    problem: UserError | None = None
     connections: dict[int, socket.socket] = {}  # by process id
     with _listen(address) as server, contextlib.ExitStack() as opened:
         while problem is None:
