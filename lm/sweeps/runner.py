@@ -6,8 +6,8 @@ program. A process claims a group by locking it, and waits at the end for the gr
 
 import contextlib
 import hashlib
+import io
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from lm.runtime import log_to
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
 from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
-from lm.sweeps.stacked import StackedRuns, group_by_program, make_timer, runs_that_fit
+from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
 from lm.text_tables import plural
@@ -86,8 +86,9 @@ def _runs_that_fit(variants: dict[str, Variant]) -> int:
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
     """Estimate the time of all training from a short measurement of the baseline's speed."""
     base = next(v for v in reversed(variants.values()) if v.plan.arm == plan.sweep.baseline)
-    time_dispatch = make_timer(base.config, base.corpus, together, jax.device_count())
-    speed = base.flops * statistics.median(time_dispatch() for _ in range(3))
+    configs = [base.run_config(base.first_point, seed) for seed in range(together * jax.device_count())]
+    runs = StackedRuns(configs, base.corpus, Path(), runs_per_device=together, stream=io.StringIO())
+    speed = base.flops * runs.tokens_per_second()
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
     return (
         f"training: {total / speed / 60:,.0f} minutes at the baseline's measured {speed / 1e9:,.1f} GFLOP/s; "
@@ -197,7 +198,7 @@ class _Runner:
         """Train the missing runs of a group; return False if they fail, which must not stop the others."""
         failure = self.workdir / "failed" / f"{_digest(group)}.json"
         try:
-            train_group(self, missing)
+            self._train_group(missing)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
@@ -209,6 +210,43 @@ class _Runner:
             return False
         failure.unlink(missing_ok=True)
         return True
+
+    def _train_group(self, keys: list[Key]) -> None:
+        """Train runs that share a program, and save their results unless a signal stops them."""
+        variants, directory = [self.variants[name] for _, name, _, _ in keys], self._directory(keys)
+        configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
+        warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
+        share = -(-len(keys) // jax.device_count())
+        try:
+            runs = StackedRuns(
+                configs,
+                variants[0].corpus,
+                directory,
+                runs_per_device=share,
+                stream=sys.stdout,
+                warm_starts=warm_starts,
+            )
+            found = runs.train(self.signals)
+            if found is None:
+                return
+        except Exception:
+            shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
+            raise
+        start = self.record["starts"][-1]
+        git = start["git"] or {"commit": "", "dirty": False}
+        about = {
+            "processor": start["processor"],
+            "device": jax.devices()[0].device_kind,
+            "commit": git["commit"] + " with uncommitted changes" * git["dirty"],
+        }
+        finished = []
+        for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
+            chosen = dict(zip(v.plan.lists, point, strict=True))
+            finished.append(Run(phase, name, chosen, seed, tokens=v.tokens, **result, **about))
+        with wait_for_lock(self.workdir):
+            append_runs(self.workdir, finished)
+        self.runs |= {run.key: run for run in finished}
+        shutil.rmtree(directory, ignore_errors=True)
 
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
@@ -231,46 +269,13 @@ class _Runner:
             self._reload()
             yield True
 
-    def directory(self, keys: list[Key]) -> Path:
+    def _directory(self, keys: list[Key]) -> Path:
         """Return the directory of the checkpoints of unfinished runs that share a program.
 
         Its name depends on all that a checkpoint depends on, so with another number of devices the runs start anew.
         """
         n = jax.device_count()
         return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
-
-
-def train_group(runner: _Runner, keys: list[Key]) -> None:
-    """Train runs that share a program, and save their results unless a signal stops them."""
-    variants, directory = [runner.variants[name] for _, name, _, _ in keys], runner.directory(keys)
-    configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
-    warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
-    share = -(-len(keys) // jax.device_count())
-    try:
-        runs = StackedRuns(
-            configs, variants[0].corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=warm_starts
-        )
-        found = runs.train(runner.signals)
-        if found is None:
-            return
-    except Exception:
-        shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
-        raise
-    start = runner.record["starts"][-1]
-    git = start["git"] or {"commit": "", "dirty": False}
-    about = {
-        "processor": start["processor"],
-        "device": jax.devices()[0].device_kind,
-        "commit": git["commit"] + " with uncommitted changes" * git["dirty"],
-    }
-    finished = []
-    for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
-        chosen = dict(zip(v.plan.lists, point, strict=True))
-        finished.append(Run(phase, name, chosen, seed, tokens=v.tokens, **result, **about))
-    with wait_for_lock(runner.workdir):
-        append_runs(runner.workdir, finished)
-    runner.runs |= {run.key: run for run in finished}
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _digest(value) -> str:

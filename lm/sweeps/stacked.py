@@ -163,12 +163,12 @@ class StackedRuns:
         self._progress = Progress(self.config.train.steps, stream)
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
-        self._seeds = [config.train.seed for config in padded]
+        self._seeds = np.array([config.train.seed for config in padded], np.uint32)
         self._programs = make_programs(self.config, runs_per_device)
         names, values = splits[0][1], [split_config(config)[1] for config in padded]
         self._values = self._put({name: np.array([v[name] for v in values]) for name in names})
         source = BatchSource(corpus.split("train"), self.config)
-        self._sources = [source.with_seed(seed) for seed in self._seeds]
+        self._sources = [source.with_seed(seed) for seed in self._seeds.tolist()]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
         # The inputs of an evaluation by (split, max_batches), on the devices.
         self._evaluated: dict[tuple[str, int], tuple] = {}
@@ -193,7 +193,7 @@ class StackedRuns:
 
     def _first_states(self, checkpoints: Checkpoints) -> tuple[int | None, Any, dict]:
         """Return (step, states, record) of the newest intact checkpoint, else (None, the states of step 0, {})."""
-        seeds = self._put(np.array(self._seeds, np.uint32))
+        seeds = self._put(self._seeds)
         if checkpoints.steps():
             by_run = self._programs.by_run
             abstract = jax.eval_shape(self._programs.init, seeds)
@@ -261,6 +261,16 @@ class StackedRuns:
         about = {"seconds": seconds / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
         lines = read_metrics(self.workdir / "metrics.jsonl")
         return [self._result(i, int(halted_at), lines) | about for i, halted_at in enumerate(halted_at_R)]
+
+    def tokens_per_second(self) -> float:
+        """Measure the speed of a few dispatches, all runs together. Nothing is written."""
+        n, states = self.config.train.steps_per_dispatch, self._programs.init(self._put(self._seeds))
+        inputs, speed = self._inputs(0, n), _Speed(self.config, len(self.configs))
+        for _ in range(4):
+            states, metrics = self._programs.steps(states, self._resident, inputs, self._values, np.int32(n))
+            jax.block_until_ready(metrics)
+            speed.after(n)
+        return speed.median() or math.nan
 
     def _inputs(self, step: int, n_steps: int):
         """Return the inputs of a dispatch, stacked over the runs."""
@@ -375,26 +385,3 @@ def runs_that_fit(config: Resolved, corpus: Corpus) -> int:
     assert memory
     per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
     return max(1, int(0.8 * limit / max(per_run, 1)))
-
-
-def make_timer(config: Resolved, corpus: Corpus, runs_per_device: int, n_devices: int) -> Callable[[], float]:
-    """Compile runs of a config; return a function that trains them for one dispatch and returns total tokens/s."""
-    program, values = split_config(config)
-    programs = make_programs(program, runs_per_device, n_devices)
-    n, t = runs_per_device * n_devices, program.train
-    source = BatchSource(corpus.split("train"), program)
-    resident = jax.device_put(source.resident, programs.replicated)
-    inputs = jax.tree.map(lambda a: np.stack([a] * n), source.train(0, t.steps_per_dispatch))
-    stacked = {name: np.full(n, value, np.float32) for name, value in values.items()}
-    inputs, stacked, seeds = jax.device_put((inputs, stacked, np.zeros(n, np.uint32)), programs.by_run)
-    states = programs.init(seeds)
-
-    def dispatch() -> float:
-        nonlocal states
-        began = time.monotonic()
-        states, metrics = programs.steps(states, resident, inputs, stacked, np.int32(t.steps_per_dispatch))
-        jax.block_until_ready(metrics)
-        return n * t.steps_per_dispatch * t.batch_size * t.seq_len / (time.monotonic() - began)
-
-    dispatch()  # compiles
-    return dispatch

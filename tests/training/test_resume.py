@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import signal
+import time
 
 import pytest
 from running import assert_same_run, checkpoint_steps, checksums, metrics_of, small_disk, summary_of
@@ -139,6 +140,7 @@ def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
         try:
             for line in process.stdout:
                 if line == "sleeping\n":
+                    time.sleep(1)  # it may still be writing this line, and would not write the next
                     process.send_signal(signal.SIGINT)
                 if "press Ctrl-C again" in line:
                     process.send_signal(signal.SIGINT)
