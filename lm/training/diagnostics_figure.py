@@ -46,12 +46,10 @@ def diagnostics_png(metrics: Path) -> bytes:
     Curves of layers are dark for the first layer and light for the last. Values that are not finite, and those that
     are not positive on a logarithmic axis, are left out.
     """
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure
+    from matplotlib.figure import Figure
 
     details = [(line["step"], line["detail"]) for line in read_metrics(metrics) if "detail" in line]
-    figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    figure = Figure(SIZE_INCHES, DPI, layout="constrained")
     panels = figure.subplots(math.ceil(len(PANELS) / 2), 2).flat
     for axes, (title, unit, sources) in zip(panels, PANELS, strict=True):
         curves = [curve for source in sources for curve in curves_of(details, *source)]

@@ -23,14 +23,12 @@ def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
 
 def loss_curve(lines: list[dict], unigram_loss: float | None = None):
     """Return the figure of the lines of a metrics.jsonl."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure
+    from matplotlib.figure import Figure
 
     # Skip lines of stacked runs, which have a list of losses.
     training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
     validation = sorted(validation_losses(lines).items())
-    figure = matplotlib.figure.Figure(SIZE_INCHES, DPI, layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+    figure = Figure(SIZE_INCHES, DPI, layout="constrained")
     axes = figure.add_subplot()
     if training:
         few = "." if len(training) <= FEW else None  # a line of one point is invisible
