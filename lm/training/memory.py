@@ -14,13 +14,7 @@ import jax.numpy as jnp
 
 from lm import parameters
 from lm.config import Resolved
-from lm.cost.memory import (
-    activation_bytes,
-    gathered_parameter_bytes,
-    logit_bytes,
-    micro_batches_per_step,
-    train_state_bytes,
-)
+from lm.cost.memory import activation_bytes, logit_bytes, memory_per_device
 from lm.cost.units import si
 from lm.errors import UserError, first_line
 
@@ -55,7 +49,7 @@ def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
     limit = MARGIN * available
     needed = least_state_bytes(config, sizes)
     if sum(needed.values()) <= limit:  # for larger parameters JAX may refuse the shapes
-        needed = state_bytes(config, sizes) | batch_bytes(config, device, sizes)
+        needed = needed_bytes(config, device, sizes)
     if sum(needed.values()) <= limit:
         return
     use = max(needed, key=needed.__getitem__)
@@ -77,22 +71,13 @@ def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, floa
     return found
 
 
-def state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, float]:
-    """Return the bytes of parameters, gradients and optimizer state on one device, by use (a key of _KEYS)."""
-    least = least_state_bytes(config, sizes)
-    params, optimizer = train_state_bytes(config, sizes)
-    total: float = params + optimizer
-    if config.train.steps:
-        summed = micro_batches_per_step(config, sizes) > 1  # a float32 sum of gradients
-        n_params = params / jnp.dtype(config.model.param_dtype).itemsize
-        total += params + summed * 4 * n_params + gathered_parameter_bytes(config, sizes)
-    return {use: total * n / sum(least.values()) for use, n in least.items()}
-
-
-def batch_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:
-    """Return the bytes of a batch on one device, by use: those of training or of evaluation, whichever is more."""
+def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:
+    """Return the bytes on one device by use (a key of _KEYS): of training or of evaluation, whichever has more."""
     m, t = config.model, config.train
-    windows = {"the windows of a dispatch": 12.0 * max(2, t.steps_per_dispatch) * t.batch_size}  # int64 and int32
+    memory, least = memory_per_device(config, device, sizes), least_state_bytes(config, sizes)
+    state = memory.parameters + memory.optimizer + (memory.gradients + memory.gathered if t.steps else 0)
+    found = {use: state * n / sum(least.values()) for use, n in least.items()}
+    found["the windows of a dispatch"] = 12.0 * max(2, t.steps_per_dispatch) * t.batch_size  # int64 and int32
     evaluated = dataclasses.replace(
         config,
         model=dataclasses.replace(m, n_layers=1, remat="none"),
@@ -100,10 +85,9 @@ def batch_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, fl
     )
     # An evaluation keeps about half of the activations that training keeps of a block, and no gradients of logits.
     evaluation = (activation_bytes(evaluated, device, sizes) + logit_bytes(evaluated, sizes)) / 2
-    training = {}
-    if t.steps:
-        training = {"activations": activation_bytes(config, device, sizes), "logits": logit_bytes(config, sizes)}
-    return windows | (training if sum(training.values()) >= evaluation else {"evaluation": evaluation})
+    if t.steps and memory.activations + memory.logits >= evaluation:
+        return found | {"activations": memory.activations, "logits": memory.logits}
+    return found | {"evaluation": evaluation}
 
 
 def _smaller_batches(config: Resolved, device, sizes: dict[str, int], available: float) -> str:
@@ -115,10 +99,9 @@ def _smaller_batches(config: Resolved, device, sizes: dict[str, int], available:
         evaluation = dataclasses.replace(config.eval, batch_size=rows)
         return dataclasses.replace(config, train=dataclasses.replace(t, micro_batch_size=size), eval=evaluation)
 
-    state = sum(state_bytes(with_size(1), sizes).values())
     for exponent in reversed(range((t.batch_size // n_parts).bit_length())):
         smaller = with_size(2**exponent)
-        if state + sum(batch_bytes(smaller, device, sizes).values()) <= SURE * available:
+        if sum(needed_bytes(smaller, device, sizes).values()) <= SURE * available:
             rows = smaller.eval.batch_size
             evaluation = "" if rows == config.eval.batch_size else f" with config.eval.batch_size = {rows}"
             return f"; config.train.micro_batch_size = {2**exponent}{evaluation} would fit"
