@@ -19,6 +19,7 @@ from lm.config import saved_config, to_dict
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.files import lock, refuse_url, to_json
+from lm.huggingface import tokenizer_files
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.safetensors_files import SHARD_BYTES
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
@@ -98,7 +99,7 @@ def import_checkpoint(
                 say(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
-            copy_settings(Path(directory), partial / SETTINGS)
+            copy_settings(Path(directory), partial / SETTINGS, ("config.json", *tokenizer_files.SETTINGS))
             with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
@@ -129,15 +130,16 @@ def export_run(
         """Check that the model can be exported before anything large is read."""
         check_meta(meta, workdir)
         config = saved_config(meta["config"])
-        planned_tensors(export_fields(config)[0], config.model)
+        planned_tensors(export_fields(config, settings)[0], config.model)
         return params
 
+    settings = Path(workdir) / SETTINGS
     with written_whole(output, "--output") as partial:
         step, params, meta = restore_params(workdir, step, choose=choose)
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if tokenizer is None:
             say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
-        config, settings = saved_config(meta["config"]), Path(workdir) / SETTINGS
+        config = saved_config(meta["config"])
         files = write_checkpoint(partial, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 

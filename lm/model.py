@@ -6,6 +6,8 @@ they attach are listed. How the layers are repeated (unrolled, scanned, remateri
 positions see each other in lm/past.py, communication between devices in lm/parallel/collectives.py.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, parameters
-from lm.config import ResolvedModel
+from lm.config import ResolvedModel, layer_windows
 from lm.layers import norms, position_encodings, variants
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
@@ -43,8 +45,8 @@ POSITION_ENCODINGS = {
     "sinusoidal": lambda at, c, p: (position_encodings.sinusoidal(at, c.d_model, order=c.sinusoidal_order), None),
     "rope": lambda at, c, p: (None, position_encodings.rope_table(
         at, c.rope_width or c.d_head, theta=c.rope_theta, scaling=c.rope_scaling, factor=c.rope_factor,
-        low_freq_factor=c.rope_low_freq_factor, high_freq_factor=c.rope_high_freq_factor,
-        original_max_positions=c.rope_original_max_positions,
+        low_freq_factor=c.rope_low_freq_factor, high_freq_factor=c.rope_high_freq_factor, beta_fast=c.rope_beta_fast,
+        beta_slow=c.rope_beta_slow, original_max_positions=c.rope_original_max_positions, amplitude=c.rope_amplitude,
     )),
 }  # fmt: skip
 
@@ -57,6 +59,7 @@ class Context:
         tokens_BT: integers (B, T).
         past: how positions see earlier ones.
         rotation: cos and sin for queries and keys; None: no rotation.
+        window_rotation: those of layers with a window; None: `rotation`.
         dropout_keys_B: one key per example; None: no dropout.
         tap: called as tap(module, name, x) with each named intermediate; its result takes the place of x.
         windows: the attention window of each layer; None: no window.
@@ -65,6 +68,7 @@ class Context:
     tokens_BT: jax.Array
     past: Past
     rotation: tuple[jax.Array, jax.Array] | None
+    window_rotation: tuple[jax.Array, jax.Array] | None
     dropout_keys_B: jax.Array | None
     tap: Callable = flax.struct.field(pytree_node=False)
     windows: tuple = flax.struct.field(pytree_node=False)
@@ -76,12 +80,15 @@ class Context:
         return jnp.asarray([window or UNLIMITED for window in self.windows])[layer]
 
     def rotation_in(self, c: ResolvedModel, layer):
-        """Return cos and sin in a layer: those of all layers, or 1 and 0 in the layers that do not rotate."""
-        if self.rotation is None or all(c.rope_pattern):
-            return self.rotation
+        """Return cos and sin in a layer, which are 1 and 0 in the layers that do not rotate."""
+        found = self.rotation
+        if self.window_rotation is not None:
+            windowed = jnp.asarray(layer_windows(c), bool)[layer]
+            found = jax.tree.map(functools.partial(jnp.where, windowed), self.window_rotation, found)
+        if found is None or all(c.rope_pattern):
+            return found
         rotates = jnp.asarray(c.rope_pattern, bool)[layer % len(c.rope_pattern)]
-        cos, sin = self.rotation
-        return jnp.where(rotates, cos, 1), jnp.where(rotates, sin, 0)
+        return jnp.where(rotates, found[0], 1), jnp.where(rotates, found[1], 0)
 
     def dropout(self, x_BTD, rate: float, site: int):
         """Apply dropout at one numbered site of the model, where each example draws from its own key."""
@@ -164,6 +171,7 @@ class Block(nn.Module):
 
         def branch(name, module, x_BTD, stream, site):
             stream, y_BTD = module(c, self.like, name=name)(x_BTD, stream, context, layer)
+            y_BTD = y_BTD if c.residual_multiplier == 1 else y_BTD * c.residual_multiplier
             y_BTD = context.dropout(context.tap(self, f"{name}/output", y_BTD), c.dropout, site)
             stream = residual.add(here, stream, name, norm("output", f"{name}_post_norm", y_BTD))
             return stream | {"x": norm("sum", f"{name}_norm", stream["x"])}
@@ -198,8 +206,12 @@ class Transformer(nn.Module):
         p = declare(self, parameters.own_table(c, "model"))
         at_T = collectives.local_positions(tokens_BT.shape[-1]) if past.positions is None else past.positions
         added, rotation = POSITION_ENCODINGS[c.positions](at_T, c, p)
+        window_rotation = None
+        if c.rope_window_theta is not None:
+            own = dataclasses.replace(c, rope_theta=c.rope_window_theta, rope_scaling="none")
+            _, window_rotation = POSITION_ENCODINGS[c.positions](at_T, own, p)
         windows = layer_stack.windows(c, tokens_BT.shape[-1] if past.positions is None else None)
-        context = Context(tokens_BT, past, rotation, dropout_keys_B, tap, windows)
+        context = Context(tokens_BT, past, rotation, window_rotation, dropout_keys_B, tap, windows)
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
@@ -212,7 +224,7 @@ class Transformer(nn.Module):
         if parameters.has_final_norm(c):
             x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
         stream, x_BTD = at(variants.LAST_HIDDEN, here, stream, x_BTD)
-        factor = parameters.width_factor(c)
+        factor = parameters.width_factor(c) * c.logit_divisor
         return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
 
 

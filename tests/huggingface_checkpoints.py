@@ -38,16 +38,23 @@ COMMON = {
 }  # fmt: skip
 ROPE = COMMON | {
     "d_head": (4, 6, 8), "attn_bias": (True, False), "rope_theta": (1e4, 50.0), "rope_pairing": ("halves", "adjacent"),
-    "rope_scaling": ("none", "linear", "llama3"), "rope_factor": (4.0,), "rope_original_max_positions": (8,),
+    "rope_scaling": ("none", "linear", "llama3", "yarn"), "rope_factor": (4.0,), "rope_original_max_positions": (8,),
+    "rope_beta_fast": (1.2, 4.0), "rope_amplitude": (None, 0.8),
 }  # fmt: skip
+NO_BIAS = {"attn_bias": (False,)}
+EXPERTS = NO_BIAS | {
+    "ffn": ("moe",), "n_experts": (3, 4), "experts_per_token": (1, 2), "normalize_experts": (True, False),
+    "qk_norm": (True,),
+}  # fmt: skip
+ONE_WINDOW = {"window_pattern": ((0,), (3,))}
 WINDOWS = {"window_pattern": ((0,), (3,), (3, 0), (0, 0, 5))}
 RANDOM = {  # the values of our keys in models that each family can express
     "gpt2": COMMON | {
         "heads": ((4, 4), (2, 2)), "norm": ("layer",), "ffn": ("mlp",), "positions": ("learned",),
         "attn_bias": (True, False), "ffn_bias": (True, False), "norm_bias": (True, False),
     },
-    "llama": ROPE | {"ffn_bias": (True, False), "attn_scale": (None, 0.3)},
-    "mistral": ROPE | {"attn_bias": (False,), "window_pattern": ((3,), (5,))},
+    "llama": ROPE | {"ffn_bias": (True, False)},
+    "mistral": ROPE | NO_BIAS | {"window_pattern": ((3,), (5,))},
     "qwen2": ROPE | WINDOWS | {"attn_bias": (True,), "attn_out_bias": (False,)},
     "qwen3": ROPE | WINDOWS | {"qk_norm": (True,)},
     "gemma2": ROPE | WINDOWS | {
@@ -55,6 +62,30 @@ RANDOM = {  # the values of our keys in models that each family can express
         "embed_scale": (4.0,), "attn_scale": (None, 0.5),
     },
     "olmo2": ROPE | {"norm_placement": ("output",), "qk_norm": (True,), "qk_norm_over": ("all_heads",)},
+    "gemma3_text": ROPE | WINDOWS | {
+        "norm_placement": ("sandwich",), "qk_norm": (True,), "logit_softcap": (3.0, None), "embed_scale": (4.0,),
+        "attn_scale": (None, 0.5), "rope_window_theta": (50.0, 1e4),
+    },
+    "olmo3": ROPE | {
+        "norm_placement": ("output",), "qk_norm": (True,), "qk_norm_over": ("all_heads",), "rope_window_theta": (1e4,),
+        "window_pattern": ((3,), (3, 0), (5, 0, 0)),
+    },
+    "gemma": ROPE | {"embed_scale": (4.0,), "tie_embeddings": (True,), "activation": ("silu", "gelu_tanh", "relu")},
+    "qwen3_moe": ROPE | EXPERTS | {"n_layers": (2, 3), "moe_first_layer": (0, 1)} | ONE_WINDOW,
+    "olmoe": ROPE | EXPERTS | {"d_head": (None,), "qk_norm_over": ("all_heads",)},
+    "gpt_neox": ROPE | {
+        "heads": ((4, 4), (2, 2)), "d_head": (None,), "norm": ("layer",), "ffn": ("mlp",), "ffn_bias": (True,),
+        "rope_width": (2,), "residual": ("parallel", "sum"),
+    },
+    "granite": ROPE | {
+        "residual_multiplier": (0.5,), "logit_divisor": (1.0, 3.0), "embed_scale": (1.0, 5.0),
+        "attn_scale": (None, 0.3), "ffn_bias": (True, False),
+    },
+    "smollm3": ROPE | WINDOWS | {"rope_pattern": ((0,), (0, 1), (0, 1, 1)), "ffn_bias": (True, False)},
+    "phi3": ROPE | NO_BIAS | {"rope_scaling": ("none",), "rope_factor": (1.0,), "rope_width": (2,)} | ONE_WINDOW,
+    "starcoder2": ROPE | ONE_WINDOW | {
+        "heads": ((4, 2), (2, 1)), "norm": ("layer",), "ffn": ("mlp",), "attn_bias": (False,), "ffn_bias": (False,),
+    },
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ OTHER = T * T  # an id that is not in TOKENS
 
 LAYER = {"norm": "layer"}
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_theta": 4.0}
+YARN = {"rope_scaling": "yarn", "rope_factor": 8.0, "rope_theta": 4.0, "rope_original_max_positions": 8}
 MOE = {"ffn": "moe", "n_experts": 4}
 ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_model": ({"n_heads": 4}, 16, 32),
@@ -54,6 +55,12 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "rope_low_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 0.5, 2.0),
     "rope_high_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 4.0, 8.0),
     "rope_original_max_positions": (LLAMA3, 16, 32),
+    "rope_window_theta": ({"window_pattern": (3, 0)}, None, 2.0),
+    "rope_beta_fast": (YARN, 1.2, 8.0),
+    "rope_beta_slow": (YARN | {"rope_beta_fast": 8.0}, 0.5, 4.0),
+    "rope_amplitude": (YARN, None, 0.5),
+    "residual_multiplier": ({}, 1.0, 0.5),
+    "logit_divisor": ({}, 1.0, 3.0),
     "sinusoidal_order": ({"positions": "sinusoidal"}, "sine_first", "cosine_first"),
     "qk_norm": ({}, False, True),
     "qk_norm_over": ({"qk_norm": True}, "head", "all_heads"),
@@ -61,6 +68,7 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "rope_pattern": ({}, (1,), (1, 0)),
     "n_experts": ({"ffn": "moe"}, 4, 6),
     "experts_per_token": (MOE, 1, 2),
+    "normalize_experts": (MOE, True, False),
     "shared_expert": (MOE, False, True),
     "moe_first_layer": (MOE, 0, 1),
     "attn_gate": ({}, "none", "head"),
@@ -128,7 +136,7 @@ CHOICES = {
     "positions": ["rope", "sinusoidal", "learned", "none"],
     "norm": ["rms", "layer", "dyt"],
     "ffn": ["mlp", "glu", "moe"],
-    "residual": ["sum", "depth_attention", "hyper_connections"],
+    "residual": ["sum", "depth_attention", "hyper_connections", "parallel"],
 }
 
 

@@ -66,14 +66,25 @@ VARIANTS = {
     "depth attention": Row({"residual": "depth_attention"}),
     "hyper-connections": Row({"residual": "hyper_connections"}, identity=True),
     "DyT": Row({"norm": "dyt"}),
-    "no rotation in every fourth layer": Row({"rope_pattern": (1, 1, 1, 0)}),
+    "no rotation in every fourth layer": Row({"rope_pattern": (1, 1, 1, 0)}, exports=True),
+    "YaRN, another base in layers with a window": Row(
+        {
+            "rope_scaling": "yarn",
+            "rope_factor": 4.0,
+            "rope_original_max_positions": 8,
+            "rope_window_theta": 50.0,
+            "window_pattern": (0, 3),
+        }
+    ),
+    "parallel branches, multipliers": Row({"residual": "parallel", "residual_multiplier": 0.5, "logit_divisor": 3.0}),
     "convolution of keys": Row({"conv_keys": True}, identity=True, sequence=False),
     "convolution of values": Row({"conv_values": True}, identity=True, sequence=False),
     "convolution of the stream": Row({"conv_stream": True}, identity=True, sequence=False),
     "token shift": Row({"token_shift": True}, identity=True, sequence=False),
     "experts": Row({"ffn": "moe", "n_experts": 4}, sequence=False),
     "experts after the first layer, one shared": Row(
-        {"ffn": "moe", "n_experts": 4, "moe_first_layer": 1, "shared_expert": True}, sequence=False
+        {"ffn": "moe", "n_experts": 4, "moe_first_layer": 1, "shared_expert": True, "normalize_experts": False},
+        sequence=False,
     ),
     "value residual, half": Row({"value_residual": "half"}),
     "value residual, learned": Row({"value_residual": "learned"}, identity=True),

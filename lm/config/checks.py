@@ -79,13 +79,20 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
     if m.rope_scaling == "none" and m.rope_factor != 1:
         yield problem(
             "model.rope_factor model.rope_scaling",
-            f"{m.rope_factor} has no effect with rope_scaling = none; use linear or llama3",
+            f"{m.rope_factor} has no effect with rope_scaling = none; use linear, llama3 or yarn",
         )
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
         yield problem(
             "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",
             f"{m.rope_low_freq_factor} is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; "
             "Llama 3.1 has 1 and 4",
+        )
+
+    if m.rope_scaling == "yarn" and (m.rope_beta_slow >= m.rope_beta_fast or m.rope_theta <= 1):
+        yield problem(
+            "model.rope_beta_fast model.rope_beta_slow model.rope_theta model.rope_scaling",
+            f"{m.rope_beta_fast} must be more than rope_beta_slow = {m.rope_beta_slow}, and rope_theta = "
+            f"{m.rope_theta} more than 1; YaRN has 32 and 1",
         )
 
 
@@ -305,6 +312,11 @@ def ideas(config: Config) -> Iterator[Problem]:
         yield problem(
             "model.moe_first_layer model.n_layers",
             f"{m.moe_first_layer} leaves no layer with experts; use at most {m.n_layers - 1}",
+        )
+    if m.residual_multiplier != 1 and m.norm_placement in ("sandwich", "output"):
+        yield problem(
+            "model.residual_multiplier model.norm_placement",
+            f"{m.residual_multiplier} has no effect before the norms of {m.norm_placement}; use 1, or pre",
         )
     if m.residual != "sum" and m.norm_placement == "post":
         yield problem(

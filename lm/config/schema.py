@@ -73,6 +73,7 @@ class ModelConfig:
     )  # fmt: skip
     n_experts: int = key(8, "moe: number of experts, each of width d_ff", low=2)
     experts_per_token: int = key(2, "moe: number of experts that a token uses", low=1)
+    normalize_experts: bool = key(True, "moe: divide the weights of a token's experts by their sum")
     shared_expert: bool = key(False, "moe: one more expert that every token uses")
     moe_first_layer: int = key(0, "moe: first layer with experts; earlier ones are glu", low=0)
     moe_balance: float = key(0.01, "moe: weight of the balance of experts in the loss", low=0.0)
@@ -85,6 +86,10 @@ class ModelConfig:
     head_bias: bool = key(False, "add a bias to the output head")
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
     rope_theta: float = key(10_000.0, "rope: base of the wavelengths", above=0.0)
+    rope_window_theta: float | None = key(
+        None, "rope: base in layers with a window, without rope_scaling (Gemma 3, OLMo 3); none: as in the others",
+        above=0.0,
+    )  # fmt: skip
     rope_pairing: str = key("adjacent", "rope: which features are rotated together", choices=("adjacent", "halves"))
     rope_pattern: tuple[int, ...] = key(
         (1,), "rope: layers that rotate queries and keys (1) and layers that do not (0), repeated over the depth",
@@ -95,8 +100,8 @@ class ModelConfig:
     )
     rope_scaling: str = key(
         "none", "rope: change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide "
-        "the low ones (Llama 3.1)",
-        choices=("none", "linear", "llama3"),
+        "the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN)",
+        choices=("none", "linear", "llama3", "yarn"),
     )  # fmt: skip
     rope_factor: float = key(1.0, "rope_scaling: divisor of the frequencies", low=1.0)
     rope_low_freq_factor: float = key(
@@ -105,7 +110,16 @@ class ModelConfig:
     rope_high_freq_factor: float = key(
         4.0, "llama3: frequencies of more than this many turns in rope_original_max_positions do not change", above=0.0
     )
-    rope_original_max_positions: int = key(8192, "llama3: context length before the change", low=1)
+    rope_beta_fast: float = key(
+        32.0, "yarn: pairs of more than this many turns in rope_original_max_positions do not change", above=0.0
+    )
+    rope_beta_slow: float = key(
+        1.0, "yarn: pairs of less than this many turns in rope_original_max_positions are divided", above=0.0
+    )
+    rope_amplitude: float | None = key(
+        None, "yarn: factor of rotated queries and keys; none: 0.1 ln(rope_factor) + 1", above=0.0
+    )
+    rope_original_max_positions: int = key(8192, "llama3, yarn: context length before the change", low=1)
     sinusoidal_order: str = key(
         "sine_first",
         "sinusoidal: order of the features in each pair",
@@ -137,9 +151,11 @@ class ModelConfig:
     )  # fmt: skip
     residual: str = key(
         "sum", "how branches read the residual stream and add to it: the plain sum, attention over the outputs of all "
-        "earlier branches, or four streams with learned mappings",
-        choices=("sum", "depth_attention", "hyper_connections"),
+        "earlier branches, four streams with learned mappings, or the sum of parallel branches: the feed-forward layer "
+        "reads what attention reads (GPT-NeoX)",
+        choices=("sum", "depth_attention", "hyper_connections", "parallel"),
     )  # fmt: skip
+    residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
     residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
     conv_keys: bool = key(False, "causal convolution over 4 positions of the keys, from 0, added to them")
     conv_values: bool = key(False, "the same of the values")
@@ -157,6 +173,7 @@ class ModelConfig:
     )
     attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0)
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
+    logit_divisor: float = key(1.0, "divide the last hidden states, and so the logits, by this (Granite)", above=0.0)
     embed_scale: float = key(
         1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma", above=0.0
     )

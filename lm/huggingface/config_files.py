@@ -12,6 +12,7 @@ from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import read_json
+from lm.huggingface.conversions import over_layers, shortest_pattern
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
 from lm.huggingface.folding import fold
 
@@ -22,7 +23,7 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  #
 WITHOUT_EFFECT = frozenset({
     "dropout", "init", "embed_std", "zero_init_residual", "mup_base_d_model", "mup_base_d_head", "param_dtype",
     "compute_dtype", "scan_layers", "attention", "remat",
-    "n_experts", "experts_per_token", "shared_expert", "moe_first_layer", "moe_balance", "router_z",  # of ffn = moe
+    "moe_balance", "router_z",
 })  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
-        found = [*checks.heads(config), *checks.position_encoding(config)]
+        found = [*checks.heads(config), *checks.position_encoding(config), *checks.ideas(config)]
         problems += [text.partition(": ")[2] for _, text in found]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
@@ -207,17 +208,24 @@ def config_source(directory: str | Path) -> str:
 # ---- To config.json ----------------------------------------------------------------------------------------------
 
 
-def export_fields(config: Resolved) -> tuple[Family, dict[str, Any]]:
+def export_fields(config: Resolved, settings: Path | None = None) -> tuple[Family, dict[str, Any]]:
     """Return the family that has an equivalent of a model, and the fields of its config.json.
 
     Args:
         config: a resolved config.
+        settings: a directory with the config.json that the model came from, whose family is tried first; None, or an
+            empty directory: there is none.
 
     Raises:
         UserError: if no family has one, with the reasons of the closest family.
     """
     reasons = {}  # by model_type
-    for family in FAMILIES.values():
+    before = read_fields(settings)["model_type"] if settings and is_checkpoint(settings) else None
+
+    def order(family):  # factors in weights are rounded
+        return family.model_type != before, bool(fold(family, config.model)[1])
+
+    for family in sorted(FAMILIES.values(), key=order):
         fields, problems = _write_model(family, config.model)
         if not problems:
             return family, _write_common(family, config) | fields
@@ -236,21 +244,25 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
         ours["attn_out_bias"] = c.attn_bias
     if c.attn_scale is not None and math.isclose(c.attn_scale, c.d_head**-0.5):
         ours["attn_scale"] = None
-    ours["window_pattern"] = (0,) if not any(layer_windows(c)) else c.window_pattern
-    ours["rope_pattern"] = (1,) if all(c.rope_pattern) else c.rope_pattern
+    ours["window_pattern"] = shortest_pattern(layer_windows(c))
+    ours["rope_pattern"] = shortest_pattern(over_layers(c.rope_pattern, c))
+    if not any(layer_windows(c)) or (c.rope_window_theta == c.rope_theta and c.rope_scaling == "none"):
+        ours["rope_window_theta"] = None
     ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
     if c.rope_width == c.d_head:
         ours["rope_width"] = None
     unused = {
         "norm_bias norm_algorithm norm_ddof": c.norm != "layer" or c.norm_placement == "none",
-        "rope_theta rope_width rope_scaling": c.positions != "rope",
+        "rope_theta rope_window_theta rope_width rope_scaling rope_pattern": c.positions != "rope",
         "rope_factor": c.rope_scaling == "none" or c.positions != "rope",
-        "rope_low_freq_factor rope_high_freq_factor rope_original_max_positions": c.rope_scaling != "llama3"
-        or c.positions != "rope",
+        "rope_low_freq_factor rope_high_freq_factor": c.rope_scaling != "llama3" or c.positions != "rope",
+        "rope_beta_fast rope_beta_slow rope_amplitude": c.rope_scaling != "yarn" or c.positions != "rope",
+        "rope_original_max_positions": c.rope_scaling not in ("llama3", "yarn") or c.positions != "rope",
         "sinusoidal_order": c.positions != "sinusoidal",
         "max_positions": c.positions != "learned",
         "qk_norm_over": not c.qk_norm,
         "norm_algorithm": c.norm_algorithm != "running_mean",
+        "n_experts experts_per_token normalize_experts shared_expert moe_first_layer": c.ffn != "moe",
     }
     return ours | {name: USUAL[name] for names, is_unused in unused.items() if is_unused for name in names.split()}
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lm.config import ModelConfig, layer_windows
+from lm.config import ResolvedModel, layer_windows
 
 Fields = dict[str, Any]  # of config.json
 
@@ -20,7 +20,7 @@ class Conversion(NamedTuple):
 
     keys: tuple[str, ...]
     read: Callable[[Fields], Fields]
-    write: Callable[[ModelConfig], Fields]
+    write: Callable[[ResolvedModel], Fields]
 
 
 # ---- The activation ----------------------------------------------------------------------------------------------
@@ -31,17 +31,17 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activation(field: str, default: str = "silu") -> Conversion:
-    """Return the conversion of the activation's name, which `field` has."""
+def activation(field: str, default: str = "silu", names: dict[str, str] = ACTIVATIONS) -> Conversion:
+    """Return the conversion of the activation's name, which `field` has; `names` are theirs and ours."""
 
     def read(fields):
         name = fields.get(field) or default
-        if name not in ACTIVATIONS:
-            raise ValueError(f"{field} is {str(name)[:80]!r}; supported are {', '.join(ACTIVATIONS)}")
-        return {"activation": ACTIVATIONS[name]}
+        if name not in names:
+            raise ValueError(f"{field} is {str(name)[:80]!r}; supported are {', '.join(names)}")
+        return {"activation": names[name]}
 
     def write(c):
-        for theirs, ours in ACTIVATIONS.items():
+        for theirs, ours in names.items():
             if ours == c.activation:
                 return {field: theirs}
         raise ValueError(f"config.model.activation: {c.activation}; there is none of this name")
@@ -51,53 +51,7 @@ def activation(field: str, default: str = "silu") -> Conversion:
 
 # ---- Rotary position embeddings ----------------------------------------------------------------------------------
 
-
-def rope_fields(fields: Fields) -> Fields:
-    """Return the parameters of RoPE in the spelling of transformers 5, whose dict is called `rope_parameters`.
-
-    transformers 4 has rope_theta beside a dict `rope_scaling`, whose kind was once called "type".
-
-    >>> rope_fields({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    {'rope_theta': 500000.0, 'type': 'linear', 'factor': 2.0, 'rope_type': 'linear'}
-    """
-    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"  # as transformers 5 prefers
-    rope = fields.get(name) or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError(f"{name} is not one set of parameters; RoPE that differs between layers is not supported")
-    theta = fields.get("rope_theta")
-    rope = {"rope_theta": 10_000.0 if theta is None else theta} | rope
-    rope |= {"rope_type": rope.get("rope_type") or rope.get("type") or "default"}
-    if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
-        rope["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
-    return rope
-
-
-def _read_rope(fields):
-    rope = rope_fields(fields)
-    ours = {"rope_theta": rope["rope_theta"]}
-    if rope.get("partial_rotary_factor") not in (None, 1):
-        raise ValueError(f"partial_rotary_factor is {str(rope['partial_rotary_factor'])[:80]}; only 1 is supported")
-    if rope["rope_type"] == "default":
-        return ours
-    names = ROPE_SCALINGS.get(rope["rope_type"])
-    if names is None:
-        kind = str(rope["rope_type"])[:80]
-        raise ValueError(f"rope_type is {kind!r}; supported are default, {', '.join(ROPE_SCALINGS)}")
-    if missing := [name for name in names.values() if name not in rope]:
-        raise ValueError(f"the parameters of RoPE have no {' and no '.join(missing)}")
-    return ours | {"rope_scaling": rope["rope_type"]} | {ours: rope[theirs] for ours, theirs in names.items()}
-
-
-def _write_rope(c):
-    if c.rope_scaling == "none":
-        scaling = None
-    else:
-        scaling = {theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()}
-        scaling = {"rope_type": c.rope_scaling} | scaling
-    # The spelling of transformers 4, which version 5 reads too.
-    return {"rope_theta": c.rope_theta, "rope_scaling": scaling}
-
-
+# The parameters of each kind of scaling: our keys and theirs.
 ROPE_SCALINGS = {
     "linear": {"rope_factor": "factor"},
     "llama3": {
@@ -106,8 +60,142 @@ ROPE_SCALINGS = {
         "rope_high_freq_factor": "high_freq_factor",
         "rope_original_max_positions": "original_max_position_embeddings",
     },
+    "yarn": {
+        "rope_factor": "factor",
+        "rope_original_max_positions": "original_max_position_embeddings",
+        "rope_beta_fast": "beta_fast",
+        "rope_beta_slow": "beta_slow",
+        "rope_amplitude": "attention_factor",
+    },
 }
-ROPE = Conversion(("rope_theta", "rope_scaling", *ROPE_SCALINGS["llama3"]), _read_rope, _write_rope)
+EVERY_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
+OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")  # whose defaults are ours
+ROPE_KEYS = ("rope_scaling", *dict.fromkeys(key for names in ROPE_SCALINGS.values() for key in names))
+
+
+def rope(
+    theta: float = 10_000.0, *, window_theta: float | None = None, scalings: dict = ROPE_SCALINGS,
+    partial: float | None = None,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+) -> Conversion:  # fmt: skip
+    """Return the conversion of the parameters of RoPE.
+
+    transformers 5 has them in a dict `rope_parameters`. transformers 4 has the base beside a dict `rope_scaling`, whose
+    kind was once called "type". Both are read, and the spelling of 4 is written, which version 5 reads, too.
+
+    Args:
+        theta: the base in a config.json without one.
+        window_theta: that of layers with a window, in families where they have their own and no scaling (0: as in the
+            others); None: all layers are alike.
+        scalings: the kinds of scaling that the family has.
+        partial: the fraction of the features that is rotated in a config.json without one; None: always all.
+        names: the fields of the base and of the fraction in transformers 4.
+    """
+
+    def read(fields):
+        base = {"rope_theta": _given(fields.get(names[0]), theta)}
+        found, windowed = _rope_parameters(fields, window_theta is not None)
+        found = base | found
+        if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
+            found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+        ours = {"rope_theta": found["rope_theta"]} | _read_scaling(found, scalings)
+        if window_theta is not None:
+            given = windowed.get("rope_theta"), fields.get("rope_local_base_freq"), window_theta or found["rope_theta"]
+            ours |= {"rope_window_theta": _given(*given)} | _read_scaling(windowed, {})
+        fraction = _given(found.get("partial_rotary_factor"), fields.get(names[1]), partial, 1.0)
+        if partial is None and fraction != 1:
+            raise ValueError(f"{names[1]} is {str(fraction)[:80]}; only 1.0 is supported")
+        d_head = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+        width = int(d_head * fraction)
+        return ours | ({} if partial is None else {"rope_width": None if width == d_head else width})
+
+    def write(c):
+        scaling = None
+        if c.rope_scaling != "none":
+            scaling = {theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()}
+            scaling = {"rope_type": c.rope_scaling} | {k: value for k, value in scaling.items() if value is not None}
+        fields = {names[0]: c.rope_theta, "rope_scaling": scaling}
+        fields |= {} if window_theta is None else _write_window_theta(c, scaling)
+        return fields | ({} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)})
+
+    keys = "rope_theta", *(ROPE_KEYS if scalings else ()), *(() if partial is None else ("rope_width",))
+    return Conversion(keys if window_theta is None else (*keys, "rope_window_theta"), read, write)
+
+
+def _given(*values):
+    return next((value for value in values if value is not None), None)
+
+
+def _fraction(width: int, d_head: int) -> float:
+    """Return a fraction of which d_head has `width` when it is rounded down.
+
+    >>> 98 * (2 / 98), int(98 * _fraction(2, 98))
+    (1.9999999999999998, 2)
+    """
+    fraction = width / d_head
+    return fraction if int(d_head * fraction) == width else math.nextafter(fraction, 1)
+
+
+def _rope_parameters(fields: Fields, by_window: bool) -> tuple[Fields, Fields]:
+    """Return the parameters of layers without and with a window."""
+    if by_window:
+        both = fields.get("rope_parameters") or {}
+        if not isinstance(both, dict) or both.keys() - {"full_attention", "sliding_attention"}:
+            raise ValueError("rope_parameters must have full_attention and sliding_attention only")
+        if "sliding_window" in fields and not fields["sliding_window"]:
+            raise ValueError("sliding_window is null; the base of RoPE in layers with a window needs one")
+        full, windowed = both.get("full_attention") or {}, both.get("sliding_attention") or {}
+        return _without_null(full | (fields.get("rope_scaling") or {})), _without_null(windowed)
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"  # as transformers 5 prefers
+    found = fields.get(name) or {}
+    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+        raise ValueError(f"{name} is not one set of parameters; RoPE that differs between layers is not supported")
+    return _without_null(found), {}
+
+
+def _without_null(found: Fields) -> Fields:
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _write_window_theta(c: ResolvedModel, scaling: Fields | None) -> Fields:
+    theta = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
+    if c.rope_window_theta is None and scaling and any(layer_windows(c)):
+        raise ValueError("config.model.rope_window_theta: none scales layers with a window, too; set it to rope_theta")
+    full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
+    both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+    return {"rope_local_base_freq": theta, "rope_parameters": both}
+
+
+def _read_scaling(found: Fields, scalings: dict) -> Fields:
+    """Return our keys for the kind of scaling and its parameters."""
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if kind == "default":
+        return {}
+    if kind not in scalings:
+        raise ValueError(f"rope_type is {str(kind)[:80]!r}; supported are {', '.join(['default', *scalings])}")
+    names = scalings[kind]
+    if missing := [name for name in names.values() if name not in found and name not in OPTIONAL]:
+        raise ValueError(f"the parameters of RoPE have no {' and no '.join(missing)}")
+    if unknown := sorted(found.keys() - {*names.values(), *EVERY_ROPE}):
+        raise ValueError(f"the parameters of RoPE have {', '.join(unknown)}, which is not supported with {kind}")
+    return {"rope_scaling": kind} | {ours: found[theirs] for ours, theirs in names.items() if theirs in found}
+
+
+def _rotating_layers(fields: Fields) -> list[int]:
+    """Return 1 for each layer of SmolLM3 with RoPE, and 0 for the others."""
+    n, interval = fields["num_hidden_layers"], fields.get("no_rope_layer_interval", 4)
+    rotates = fields.get("no_rope_layers")
+    rotates = [int((i + 1) % interval != 0) for i in range(n)] if rotates is None else rotates[:n]
+    if len(rotates) != n or set(rotates) - {0, 1}:
+        raise ValueError(f"no_rope_layers must have 1 (RoPE) or 0 for each of {n} layers")
+    return rotates
+
+
+ROTATING_LAYERS = Conversion(
+    ("rope_pattern",),
+    lambda fields: {"rope_pattern": shortest_pattern(_rotating_layers(fields))},
+    lambda c: {"no_rope_layers": over_layers(c.rope_pattern, c)},
+)
 
 
 # ---- Sliding windows ---------------------------------------------------------------------------------------------
@@ -115,16 +203,19 @@ ROPE = Conversion(("rope_theta", "rope_scaling", *ROPE_SCALINGS["llama3"]), _rea
 DEFAULT_WINDOW = 4096  # where config.json has no sliding_window; null means no window
 
 
-def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False) -> Conversion:
+def windows(
+    default_sliding: Callable[[Fields, int], bool], switch: bool = False, default: int | None = DEFAULT_WINDOW
+) -> Conversion:
     """Return the conversion of families that name the kind of attention of each layer in `layer_types`.
 
     Args:
         default_sliding: (fields, layer) -> whether a layer has a window, for a config.json without layer_types.
         switch: whether `use_sliding_window` switches all windows on.
+        default: the window in a config.json without `sliding_window`.
     """
 
     def read(fields):
-        size, n = fields.get("sliding_window", DEFAULT_WINDOW), fields["num_hidden_layers"]
+        size, n = fields.get("sliding_window", default), fields["num_hidden_layers"]
         if not size or (switch and not fields.get("use_sliding_window")):
             return {"window_pattern": (0,)}
         if not isinstance(size, int):
@@ -149,17 +240,37 @@ def windows(default_sliding: Callable[[Fields, int], bool], switch: bool = False
     return Conversion(("window_pattern",), read, write)
 
 
-def _one_window(c: ModelConfig) -> int | None:
+def _one_window(c: ResolvedModel) -> int | None:
     sizes = sorted(set(layer_windows(c)) - {0})
     if len(sizes) > 1:
         raise ValueError(f"config.model.window_pattern: windows of several sizes ({', '.join(map(str, sizes))})")
     return sizes[0] if sizes else None
 
 
-def _write_uniform_window(c):
-    if len(set(layer_windows(c))) > 1:
-        raise ValueError("config.model.window_pattern: not the same window in all layers")
-    return {"sliding_window": _one_window(c)}
+def one_window(default: int | None, switch: bool = False) -> Conversion:
+    """Return the conversion of families with the same window in all layers.
+
+    Args:
+        default: the window in a config.json without the field.
+        switch: as for `windows`.
+    """
+
+    def read(fields):
+        on = not switch or fields.get("use_sliding_window")
+        return {"window_pattern": ((on and fields.get("sliding_window", default)) or 0,)}
+
+    def write(c):
+        if len(set(layer_windows(c))) > 1:
+            raise ValueError("config.model.window_pattern: not the same window in all layers")
+        size = _one_window(c)
+        return {"sliding_window": size} | ({"use_sliding_window": size is not None} if switch else {})
+
+    return Conversion(("window_pattern",), read, write)
+
+
+def over_layers(pattern: tuple[int, ...], c: ResolvedModel) -> list[int]:
+    """Return the value of a pattern in each layer."""
+    return [pattern[i % len(pattern)] for i in range(c.n_layers)]
 
 
 def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
@@ -172,13 +283,15 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
     return tuple(next(sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))))
 
 
-ALL_LAYERS_SLIDE = Conversion(
-    ("window_pattern",),
-    lambda fields: {"window_pattern": (fields.get("sliding_window", DEFAULT_WINDOW) or 0,)},
-    _write_uniform_window,
-)
 ALTERNATING_LAYERS_SLIDE = windows(lambda fields, layer: layer % 2 == 0)
 LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
+LAYERS_WITHOUT_ROPE_SLIDE = windows(lambda fields, layer: not _rotating_layers(fields)[layer], True, default=None)
+
+
+PERIODIC_LAYERS_DO_NOT_SLIDE = windows(
+    lambda fields, layer: (layer + 1) % fields.get("sliding_window_pattern", 6) != 0
+)  # Gemma 3
+FOURTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % 4 != 0)  # OLMo 3
 
 
 # ---- Scales ------------------------------------------------------------------------------------------------------
@@ -205,3 +318,46 @@ def embedding_scale(field: str) -> Conversion:
         return {}
 
     return Conversion(("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields[field])}, write)
+
+
+# Granite has a factor in place of a root.
+ATTENTION_MULTIPLIER = Conversion(
+    ("attn_scale",),
+    lambda fields: {"attn_scale": fields.get("attention_multiplier", 1.0)},
+    lambda c: {"attention_multiplier": c.d_head**-0.5 if c.attn_scale is None else c.attn_scale},
+)
+
+
+# ---- Branches ----------------------------------------------------------------------------------------------------
+
+
+def _write_parallel(c):
+    if c.residual not in ("sum", "parallel"):
+        raise ValueError(f"config.model.residual: {c.residual}; gpt_neox has sum or parallel")
+    return {"use_parallel_residual": c.residual == "parallel"}
+
+
+PARALLEL_BRANCHES = Conversion(
+    ("residual",),
+    lambda fields: {"residual": "parallel" if fields.get("use_parallel_residual", True) else "sum"},
+    _write_parallel,
+)
+
+
+# ---- Experts -----------------------------------------------------------------------------------------------------
+
+
+def _read_dense_layers(fields):
+    dense, widths = fields.get("mlp_only_layers") or [], (fields["moe_intermediate_size"], fields["intermediate_size"])
+    if sorted(dense) != list(range(len(dense))):
+        raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts")
+    if dense and widths[0] != widths[1]:
+        raise ValueError(f"intermediate_size is {widths[1]}; only moe_intermediate_size, {widths[0]}, is supported")
+    return {"moe_first_layer": len(dense)}
+
+
+DENSE_LAYERS = Conversion(
+    ("moe_first_layer",),
+    _read_dense_layers,
+    lambda c: {"mlp_only_layers": list(range(c.moe_first_layer)), "intermediate_size": c.d_ff},
+)

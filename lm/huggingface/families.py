@@ -4,17 +4,27 @@ Each family is declared once, and the declaration is used in both directions. Im
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lm.huggingface.conversions import (
-    ALL_LAYERS_SLIDE,
+    ACTIVATIONS,
     ALTERNATING_LAYERS_SLIDE,
+    ATTENTION_MULTIPLIER,
+    DEFAULT_WINDOW,
+    DENSE_LAYERS,
+    FOURTH_LAYERS_DO_NOT_SLIDE,
     LAST_LAYERS_SLIDE,
-    ROPE,
+    LAYERS_WITHOUT_ROPE_SLIDE,
+    PARALLEL_BRANCHES,
+    PERIODIC_LAYERS_DO_NOT_SLIDE,
+    ROTATING_LAYERS,
     Conversion,
     activation,
     attention_scale,
     embedding_scale,
+    one_window,
+    rope,
 )
 
 REQUIRED = object()
@@ -32,20 +42,6 @@ class Field(NamedTuple):
     default: Any = REQUIRED
 
 
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint.
-
-    Attributes:
-        name: its name, with {} for the number of the layer.
-        paths: our parameters in it; several are joined along their output features.
-        in_out: whether it is stored as (in, out) features, like our weights, and not as (out, in) like torch.nn.Linear.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    in_out: bool = False
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One family of models.
@@ -58,12 +54,16 @@ class Family:
         context: the field with the largest number of positions.
         requires: fields that change what is computed, and the values that lm supports. Others are refused.
         writes: fields that are written with these values, because their defaults differ.
-        tensors: the tensors of its checkpoints.
+        tensors: the names of the tensors of its checkpoints, with {} for the numbers of layer and expert, and our
+            parameters in each, which are joined along their output features.
         prefix: start of the names of tensors that some checkpoints leave out.
         ignored: ends of the names of tensors that are not parameters.
         gain_offset: what is added to the gains of norms: 1 where they are stored as gain - 1.
         zero_biases: whether our models without biases are exported with biases of zero.
         divisible: whether transformers requires that n_heads divides d_model.
+        in_out: whether matrices of layers are stored as (in, out) features, like our weights, and not as (out, in) like
+            torch.nn.Linear.
+        by_head: whether a tensor of several parameters has them together for each head (GPT-NeoX).
     """
 
     model_type: str
@@ -71,7 +71,7 @@ class Family:
     fixed: dict[str, Any]
     fields: dict[str, Field]
     conversions: tuple[Conversion, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: dict[str, tuple[str, ...]]
     context: str = "max_position_embeddings"
     requires: dict[str, tuple] = dataclasses.field(default_factory=dict)
     writes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -80,6 +80,8 @@ class Family:
     gain_offset: float = 0.0
     zero_biases: bool = False
     divisible: bool = False
+    in_out: bool = False
+    by_head: bool = False
 
 
 # Values of our keys in families that do not mention them.
@@ -87,11 +89,13 @@ USUAL = {
     "norm": "rms", "norm_bias": True, "norm_algorithm": "two_pass", "norm_ddof": 0, "norm_placement": "pre",
     "ffn": "glu", "ffn_bias": False, "attn_bias": False, "attn_out_bias": False, "head_bias": False,
     "positions": "rope", "rope_theta": 10_000.0, "rope_pairing": "halves", "rope_pattern": (1,), "rope_width": None,
-    "rope_scaling": "none",
+    "rope_window_theta": None, "rope_scaling": "none",
     "rope_factor": 1.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_positions": 8192,
+    "rope_beta_fast": 32.0, "rope_beta_slow": 1.0, "rope_amplitude": None,
     "sinusoidal_order": "sine_first", "max_positions": None, "qk_norm": False, "qk_norm_over": "head",
     "window_pattern": (0,), "attn_softcap": None, "attn_scale": None, "logit_softcap": None, "embed_scale": 1.0,
-    "parametrization": "standard",
+    "parametrization": "standard", "residual_multiplier": 1.0, "logit_divisor": 1.0,
+    "n_experts": 8, "experts_per_token": 2, "normalize_experts": True, "shared_expert": False, "moe_first_layer": 0,
 }  # fmt: skip
 
 
@@ -116,53 +120,84 @@ SIZES = {
 }
 TIED, NOT_TIED = ({"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False))
 ATTENTION_BIAS = {"attn_bias": Field("attention_bias", False), "attn_out_bias": Field("attention_bias", False)}
-WHOLE_ROPE = {"partial_rotary_factor": (None, 1.0)}
 
 
-def decoder_tensors(norms: dict[str, str]) -> tuple[Tensor, ...]:
-    """Return the tensors of Llama and the families that follow it.
+# ---- Tensors -----------------------------------------------------------------------------------------------------
+
+
+def tensors(
+    *parts: Mapping[str, str | tuple[str, ...]],
+    embedding: str = "model.embed_tokens",
+    layers: str = "model.layers",
+    final_norm: str = "model.norm",
+    head: str = "lm_head",
+) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of a family; see `Family`. Those of parameters that a model lacks do not exist.
 
     Args:
-        norms: the names of a layer's norms, and the paths of their gains within a layer.
+        parts: the names of tensors within a layer, and our parameters within it.
+        embedding, layers, final_norm, head: the names of modules.
     """
-    layer = norms | {
-        "self_attn.q_proj.weight": "attention/w_q_DHK",
-        "self_attn.k_proj.weight": "attention/w_k_DGK",
-        "self_attn.v_proj.weight": "attention/w_v_DGK",
-        "self_attn.o_proj.weight": "attention/w_o_HKD",
-        "self_attn.q_proj.bias": "attention/b_q_HK",
-        "self_attn.k_proj.bias": "attention/b_k_GK",
-        "self_attn.v_proj.bias": "attention/b_v_GK",
-        "self_attn.o_proj.bias": "attention/b_o_D",
-        "mlp.gate_proj.weight": "ffn/w_gate_DF",
-        "mlp.up_proj.weight": "ffn/w_up_DF",
-        "mlp.down_proj.weight": "ffn/w_down_FD",
-        "mlp.gate_proj.bias": "ffn/b_gate_F",
-        "mlp.up_proj.bias": "ffn/b_up_F",
-        "mlp.down_proj.bias": "ffn/b_down_D",
+    layer = {name: paths for part in parts for name, paths in part.items()}
+    return {
+        f"{embedding}.weight": ("embedding",),
+        **{
+            f"{layers}.{{}}.{name}": tuple(f"layers/{path}" for path in ([paths] if isinstance(paths, str) else paths))
+            for name, paths in layer.items()
+        },
+        f"{final_norm}.weight": ("final_norm/scale_D",),
+        f"{final_norm}.bias": ("final_norm/bias_D",),
+        f"{head}.weight": ("head/w_DV",),
     }
-    return (
-        Tensor("model.embed_tokens.weight", ("embedding",)),
-        *(Tensor(f"model.layers.{{}}.{name}", (f"layers/{path}",)) for name, path in layer.items()),
-        Tensor("model.norm.weight", ("final_norm/scale_D",)),
-        Tensor("lm_head.weight", ("head/w_DV",)),
-    )
 
 
-PRE_NORMS = {
-    "input_layernorm.weight": "attention_norm/scale_D",
-    "post_attention_layernorm.weight": "ffn_norm/scale_D",
-}
-OUTPUT_NORMS = {
-    "post_attention_layernorm.weight": "attention_post_norm/scale_D",
-    "post_feedforward_layernorm.weight": "ffn_post_norm/scale_D",
-}
-SANDWICH_NORMS = OUTPUT_NORMS | {
-    "input_layernorm.weight": "attention_norm/scale_D",
-    "pre_feedforward_layernorm.weight": "ffn_norm/scale_D",
-}
+def norms(**places: str) -> dict[str, str]:
+    """Return the gains and biases of norms, given the names of theirs and ours."""
+    return {f"{theirs}.weight": f"{ours}/scale_D" for theirs, ours in places.items()} | {
+        f"{theirs}.bias": f"{ours}/bias_D" for theirs, ours in places.items()
+    }
+
+
+PRE_NORMS = norms(input_layernorm="attention_norm", post_attention_layernorm="ffn_norm")
+OUTPUT_NORMS = norms(post_attention_layernorm="attention_post_norm", post_feedforward_layernorm="ffn_post_norm")
+SANDWICH_NORMS = OUTPUT_NORMS | norms(input_layernorm="attention_norm", pre_feedforward_layernorm="ffn_norm")
 HEAD_NORMS = {"self_attn.q_norm.weight": "attention/q_scale_K", "self_attn.k_norm.weight": "attention/k_scale_K"}
 WIDE_NORMS = {"self_attn.q_norm.weight": "attention/q_scale_HK", "self_attn.k_norm.weight": "attention/k_scale_GK"}
+QKV_WEIGHTS = ("attention/w_q_DHK", "attention/w_k_DGK", "attention/w_v_DGK")
+QKV_BIASES = ("attention/b_q_HK", "attention/b_k_GK", "attention/b_v_GK")
+ATTENTION = {
+    **{f"self_attn.{name}_proj.weight": path for name, path in zip("qkv", QKV_WEIGHTS, strict=True)},
+    "self_attn.o_proj.weight": "attention/w_o_HKD",
+    **{f"self_attn.{name}_proj.bias": path for name, path in zip("qkv", QKV_BIASES, strict=True)},
+    "self_attn.o_proj.bias": "attention/b_o_D",
+}
+GLU = {
+    "mlp.gate_proj.weight": "ffn/w_gate_DF",
+    "mlp.up_proj.weight": "ffn/w_up_DF",
+    "mlp.down_proj.weight": "ffn/w_down_FD",
+    "mlp.gate_proj.bias": "ffn/b_gate_F",
+    "mlp.up_proj.bias": "ffn/b_up_F",
+    "mlp.down_proj.bias": "ffn/b_down_D",
+}
+EXPERTS = GLU | {
+    "mlp.gate.weight": "ffn/w_router_DE",
+    "mlp.experts.{}.gate_proj.weight": "ffn/w_gate_EDF",
+    "mlp.experts.{}.up_proj.weight": "ffn/w_up_EDF",
+    "mlp.experts.{}.down_proj.weight": "ffn/w_down_EFD",
+}
+
+
+def mlp(first: str, second: str) -> dict[str, str]:
+    """Return the tensors of an MLP, given the names of its two modules."""
+    return {
+        f"{first}.weight": "ffn/w_in_DF",
+        f"{first}.bias": "ffn/b_in_F",
+        f"{second}.weight": "ffn/w_out_FD",
+        f"{second}.bias": "ffn/b_out_D",
+    }
+
+
+# ---- The families ------------------------------------------------------------------------------------------------
 
 GPT2 = Family(
     "gpt2",
@@ -190,33 +225,18 @@ GPT2 = Family(
         "add_cross_attention": (None, False),
     },
     writes={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-    tensors=(
-        Tensor("transformer.wte.weight", ("embedding",)),
-        Tensor("transformer.wpe.weight", ("positions",)),
-        *(
-            Tensor(f"transformer.h.{{}}.{name}", tuple(f"layers/{path}" for path in paths), in_out=True)
-            for name, paths in {
-                "ln_1.weight": ("attention_norm/scale_D",),
-                "ln_1.bias": ("attention_norm/bias_D",),
-                "attn.c_attn.weight": ("attention/w_q_DHK", "attention/w_k_DGK", "attention/w_v_DGK"),
-                "attn.c_attn.bias": ("attention/b_q_HK", "attention/b_k_GK", "attention/b_v_GK"),
-                "attn.c_proj.weight": ("attention/w_o_HKD",),
-                "attn.c_proj.bias": ("attention/b_o_D",),
-                "ln_2.weight": ("ffn_norm/scale_D",),
-                "ln_2.bias": ("ffn_norm/bias_D",),
-                "mlp.c_fc.weight": ("ffn/w_in_DF",),
-                "mlp.c_fc.bias": ("ffn/b_in_F",),
-                "mlp.c_proj.weight": ("ffn/w_out_FD",),
-                "mlp.c_proj.bias": ("ffn/b_out_D",),
-            }.items()
-        ),
-        Tensor("transformer.ln_f.weight", ("final_norm/scale_D",)),
-        Tensor("transformer.ln_f.bias", ("final_norm/bias_D",)),
-        Tensor("lm_head.weight", ("head/w_DV",)),
-    ),
+    tensors=tensors(
+        norms(ln_1="attention_norm", ln_2="ffn_norm"),
+        {"attn.c_attn.weight": QKV_WEIGHTS, "attn.c_attn.bias": QKV_BIASES},
+        {"attn.c_proj.weight": "attention/w_o_HKD", "attn.c_proj.bias": "attention/b_o_D"},
+        mlp("mlp.c_fc", "mlp.c_proj"),
+        embedding="transformer.wte", layers="transformer.h", final_norm="transformer.ln_f",
+    )
+    | {"transformer.wpe.weight": ("positions",)},
     prefix="transformer.",
     ignored=("attn.bias", "attn.masked_bias"),
     zero_biases=True,
+    in_out=True,
 )  # fmt: skip
 
 LLAMA = Family(
@@ -224,9 +244,8 @@ LLAMA = Family(
     "LlamaForCausalLM",
     fixed={},
     fields=SIZES | ATTENTION_BIAS | {"ffn_bias": Field("mlp_bias", False)} | NOT_TIED,
-    conversions=(ROPE, activation("hidden_act")),
-    requires=WHOLE_ROPE,
-    tensors=decoder_tensors(PRE_NORMS),
+    conversions=(rope(), activation("hidden_act")),
+    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
     divisible=True,
 )
 
@@ -235,9 +254,9 @@ MISTRAL = Family(
     "MistralForCausalLM",
     fixed={},
     fields=SIZES | {"n_kv_heads": kv_heads(8)} | NOT_TIED,
-    conversions=(ROPE, ALL_LAYERS_SLIDE, activation("hidden_act")),
-    requires=WHOLE_ROPE | {"layer_types": (None,)},
-    tensors=decoder_tensors(PRE_NORMS),
+    conversions=(rope(), one_window(DEFAULT_WINDOW), activation("hidden_act")),
+    requires={"layer_types": (None,)},
+    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
 )
 
 QWEN2 = Family(
@@ -245,9 +264,8 @@ QWEN2 = Family(
     "Qwen2ForCausalLM",
     fixed={"attn_bias": True},
     fields=SIZES | {"n_kv_heads": kv_heads(32)} | NOT_TIED,
-    conversions=(ROPE, LAST_LAYERS_SLIDE, activation("hidden_act")),
-    requires=WHOLE_ROPE,
-    tensors=decoder_tensors(PRE_NORMS),
+    conversions=(rope(), LAST_LAYERS_SLIDE, activation("hidden_act")),
+    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
 )
 
 QWEN3 = Family(
@@ -255,10 +273,61 @@ QWEN3 = Family(
     "Qwen3ForCausalLM",
     fixed={"qk_norm": True},
     fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(32), "d_head": Field("head_dim", 128)} | NOT_TIED,
-    conversions=(ROPE, LAST_LAYERS_SLIDE, activation("hidden_act")),
-    requires=WHOLE_ROPE,
-    tensors=decoder_tensors(PRE_NORMS | HEAD_NORMS),
+    conversions=(rope(), LAST_LAYERS_SLIDE, activation("hidden_act")),
+    tensors=tensors(PRE_NORMS, ATTENTION, HEAD_NORMS, GLU),
 )
+
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    fixed={"qk_norm": True, "ffn": "moe"},
+    fields=SIZES
+    | ATTENTION_BIAS
+    | {
+        "n_kv_heads": kv_heads(4),
+        "d_ff": Field("moe_intermediate_size"),
+        "n_experts": Field("num_experts", lambda fields: fields.get("num_local_experts", 128)),
+        "experts_per_token": Field("num_experts_per_tok", 8),
+        "normalize_experts": Field("norm_topk_prob", False),
+    }
+    | NOT_TIED,
+    conversions=(rope(), one_window(DEFAULT_WINDOW, switch=True), DENSE_LAYERS, activation("hidden_act")),
+    requires={"decoder_sparse_step": (None, 1)},
+    tensors=tensors(PRE_NORMS, ATTENTION, HEAD_NORMS, EXPERTS),
+)
+
+OLMOE = Family(
+    "olmoe",
+    "OlmoeForCausalLM",
+    fixed={"qk_norm": True, "qk_norm_over": "all_heads", "ffn": "moe"},
+    fields={key: field for key, field in SIZES.items() if key != "d_head"}
+    | ATTENTION_BIAS
+    | {
+        "norm_eps": Field("rms_norm_eps", 1e-5),
+        "n_experts": Field("num_experts", lambda fields: fields.get("num_local_experts", 64)),
+        "experts_per_token": Field("num_experts_per_tok", 8),
+        "normalize_experts": Field("norm_topk_prob", False),
+    }
+    | NOT_TIED,
+    conversions=(rope(), activation("hidden_act")),
+    requires={"clip_qkv": (None,)},
+    tensors=tensors(PRE_NORMS, ATTENTION, WIDE_NORMS, EXPERTS),
+)
+
+GEMMA = Family(
+    "gemma",
+    "GemmaForCausalLM",
+    fixed={},
+    fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(16), "d_head": Field("head_dim", 256)} | TIED,
+    conversions=(
+        # The first checkpoints say "gelu" and mean the other form.
+        rope(), embedding_scale("hidden_size"),
+        activation("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": "gelu_tanh"}),
+    ),
+    requires={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
+    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
+    gain_offset=1.0,
+)  # fmt: skip
 
 GEMMA2 = Family(
     "gemma2",
@@ -275,11 +344,26 @@ GEMMA2 = Family(
     }
     | TIED,
     conversions=(
-        ROPE, ALTERNATING_LAYERS_SLIDE, activation("hidden_activation", "gelu_pytorch_tanh"),
+        rope(), ALTERNATING_LAYERS_SLIDE, activation("hidden_activation", "gelu_pytorch_tanh"),
         attention_scale("query_pre_attn_scalar", 256), embedding_scale("hidden_size"),
     ),
-    requires=WHOLE_ROPE | {"use_bidirectional_attention": (None, False)},
-    tensors=decoder_tensors(SANDWICH_NORMS),
+    requires={"use_bidirectional_attention": (None, False)},
+    tensors=tensors(SANDWICH_NORMS, ATTENTION, GLU),
+    gain_offset=1.0,
+    divisible=True,
+)  # fmt: skip
+
+GEMMA3 = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    fixed={"norm_placement": "sandwich", "qk_norm": True},
+    fields={key: field for key, field in GEMMA2.fields.items() if key != "attn_softcap"}
+    | {"logit_softcap": Field("final_logit_softcapping", None)},
+    conversions=(
+        rope(1e6, window_theta=1e4), PERIODIC_LAYERS_DO_NOT_SLIDE, *GEMMA2.conversions[2:],
+    ),
+    requires=GEMMA2.requires | {"attn_logit_softcapping": (None,)},
+    tensors=tensors(SANDWICH_NORMS, ATTENTION, HEAD_NORMS, GLU),
     gain_offset=1.0,
     divisible=True,
 )  # fmt: skip
@@ -289,9 +373,96 @@ OLMO2 = Family(
     "Olmo2ForCausalLM",
     fixed={"norm_placement": "output", "qk_norm": True, "qk_norm_over": "all_heads"},
     fields=SIZES | ATTENTION_BIAS | {"norm_eps": Field("rms_norm_eps", 1e-5)} | NOT_TIED,
-    conversions=(ROPE, activation("hidden_act")),
-    requires=WHOLE_ROPE | {"clip_qkv": (None,)},
-    tensors=decoder_tensors(OUTPUT_NORMS | WIDE_NORMS),
+    conversions=(rope(), activation("hidden_act")),
+    requires={"clip_qkv": (None,)},
+    tensors=tensors(OUTPUT_NORMS, ATTENTION, WIDE_NORMS, GLU),
 )
 
-FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, OLMO2, GPT2)}
+OLMO3 = dataclasses.replace(
+    OLMO2,
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    conversions=(rope(5e5, window_theta=0), FOURTH_LAYERS_DO_NOT_SLIDE, activation("hidden_act")),
+)
+
+SMOLLM3 = Family(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    fixed={},
+    fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(4), "ffn_bias": Field("mlp_bias", False)} | TIED,
+    conversions=(rope(2e6), ROTATING_LAYERS, LAYERS_WITHOUT_ROPE_SLIDE, activation("hidden_act")),
+    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
+)
+
+PHI3 = Family(
+    "phi3",
+    "Phi3ForCausalLM",
+    fixed={},
+    fields=SIZES | {"norm_eps": Field("rms_norm_eps", 1e-5)} | NOT_TIED,
+    conversions=(rope(scalings={}, partial=1.0), one_window(None), activation("hidden_act")),
+    tensors=tensors(
+        PRE_NORMS,
+        {"self_attn.qkv_proj.weight": QKV_WEIGHTS, "self_attn.o_proj.weight": "attention/w_o_HKD"},
+        {"mlp.gate_up_proj.weight": ("ffn/w_gate_DF", "ffn/w_up_DF"), "mlp.down_proj.weight": "ffn/w_down_FD"},
+    ),
+)
+
+STARCODER2 = Family(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    fixed={"norm": "layer", "ffn": "mlp"},
+    fields=SIZES
+    | {key: Field("use_bias", True) for key in ("attn_bias", "attn_out_bias", "ffn_bias")}
+    | {"n_kv_heads": kv_heads(2), "norm_eps": Field("norm_epsilon", 1e-5)}
+    | TIED,
+    conversions=(rope(), one_window(None), activation("hidden_act", "gelu_pytorch_tanh")),
+    tensors=tensors(PRE_NORMS, ATTENTION, mlp("mlp.c_fc", "mlp.c_proj")),
+)
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    fixed={"norm": "layer", "ffn": "mlp", "ffn_bias": True},
+    fields={key: field for key, field in SIZES.items() if key != "d_head"}
+    | {key: Field("attention_bias", True) for key in ("attn_bias", "attn_out_bias")}
+    | {"n_kv_heads": Field("num_attention_heads"), "norm_eps": Field("layer_norm_eps", 1e-5)}
+    | NOT_TIED,
+    conversions=(
+        rope(partial=0.25, names=("rotary_emb_base", "rotary_pct")), PARALLEL_BRANCHES,
+        activation("hidden_act", "gelu"),
+    ),
+    tensors=tensors(
+        PRE_NORMS,
+        {"attention.query_key_value.weight": QKV_WEIGHTS, "attention.query_key_value.bias": QKV_BIASES},
+        {"attention.dense.weight": "attention/w_o_HKD", "attention.dense.bias": "attention/b_o_D"},
+        mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        embedding="gpt_neox.embed_in", layers="gpt_neox.layers", final_norm="gpt_neox.final_layer_norm",
+        head="embed_out",
+    ),
+    prefix="gpt_neox.",
+    ignored=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
+    by_head=True,
+)  # fmt: skip
+
+GRANITE = Family(
+    "granite",
+    "GraniteForCausalLM",
+    fixed={},
+    fields=LLAMA.fields
+    | {
+        "embed_scale": Field("embedding_multiplier", 1.0),
+        "residual_multiplier": Field("residual_multiplier", 1.0),
+        "logit_divisor": Field("logits_scaling", 1.0),
+    },
+    conversions=(rope(), ATTENTION_MULTIPLIER, activation("hidden_act")),
+    tensors=LLAMA.tensors,
+)
+
+# In this order an exported model looks for its family.
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, OLMO2, GPT2, GEMMA, GEMMA3, OLMO3, QWEN3_MOE, OLMOE, SMOLLM3, PHI3,
+        STARCODER2, GPT_NEOX, GRANITE,
+    )
+}  # fmt: skip

@@ -49,14 +49,14 @@ def find_end_ids(directory: str | Path) -> set[int]:
     return found
 
 
-def copy_settings(source: Path, target: Path) -> list[str]:
-    """Copy the settings of tokenizer and generation from one directory to another; returns the names of the files."""
-    names = [name for name in SETTINGS if find_file(source, name, MAX_BYTES)]
-    if names:
+def copy_settings(source: Path, target: Path, names: tuple[str, ...] = SETTINGS) -> list[str]:
+    """Copy the files that exist, settings of tokenizer and generation, to a directory; returns their names."""
+    found = [name for name in names if find_file(source, name, MAX_BYTES)]
+    if found:
         target.mkdir(exist_ok=True)
-    for name in names:
+    for name in found:
         shutil.copyfile(source / name, target / name)
-    return names
+    return found
 
 
 def write_tokenizer(target: Path, tokenizer: Tokenizer, *, seq_len: int, keep: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Translate the tensors of a checkpoint to our parameters and back."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lm import parameters
 from lm.config import Resolved, ResolvedModel
 from lm.errors import UserError
 from lm.huggingface.config_files import family_of, read_fields
-from lm.huggingface.families import Family, Tensor
+from lm.huggingface.families import Family
 from lm.huggingface.folding import fold
 from lm.huggingface.safetensors_files import Planned, TensorFiles
 from lm.parameters import Parameter
@@ -26,62 +27,72 @@ class Place:
     Attributes:
         name: the tensor's name.
         paths: our parameters.
-        layer: the index into stacked parameters; None: they are not stacked.
-        parameters: their declarations, without the axis of layers.
-        in_out: see `Tensor`.
+        index: where the values are in stacks over layers, and over experts; (): they are not stacked.
+        parameters: their declarations, without the axes of these stacks.
+        transposed: whether it is stored as (out, in) features.
+        by_head: see `Family`.
     """
 
     name: str
     paths: tuple[str, ...]
-    layer: int | None
+    index: tuple[int, ...]
     parameters: tuple[Parameter, ...]
-    in_out: bool
+    transposed: bool
+    by_head: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the tensor's shape."""
-        p = self.parameters[0]
+        p, size = self.parameters[0], sum(p.size for p in self.parameters)
         if p.kind == "embedding":
             return p.shape
         if p.kind != "weight":
-            return (sum(p.size for p in self.parameters),)
-        d_in = p.fan_in
-        d_out = sum(p.size for p in self.parameters) // d_in
-        return (d_in, d_out) if self.in_out else (d_out, d_in)
+            return (size,)
+        return (size // p.fan_in, p.fan_in) if self.transposed else (p.fan_in, size // p.fan_in)
+
+    @property
+    def _kept(self) -> tuple[int, ...]:
+        """Return the first dimensions of the parameters, along which they are not joined."""
+        p = self.parameters[0]
+        return p.shape[:-1] if self.by_head else (p.fan_in,) if p.kind == "weight" else ()
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return the value of each of our parameters."""
-        if self.parameters[0].kind == "weight" and not self.in_out:
-            tensor = tensor.T
-        sizes = [p.size // p.fan_in for p in self.parameters]
-        parts = np.split(tensor, np.cumsum(sizes)[:-1], axis=-1) if len(sizes) > 1 else [tensor]
+        tensor = (tensor.T if self.transposed else tensor).reshape(*self._kept, -1)
+        sizes = [p.size // math.prod(self._kept) for p in self.parameters]
+        parts = np.split(tensor, np.cumsum(sizes)[:-1], axis=-1)
         return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def join(self, values: list[np.ndarray]) -> np.ndarray:
         """Return the tensor; the inverse of `split`."""
-        p = self.parameters[0]
-        if p.kind != "weight":
-            return values[0] if p.kind == "embedding" else np.concatenate([value.reshape(-1) for value in values])
-        matrices = [value.reshape(p.fan_in, -1) for value in values]
-        joined = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1)
-        return joined if self.in_out else joined.T
+        parts = [value.reshape(*self._kept, -1) for value in values]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        return joined.reshape(self.shape[::-1]).T if self.transposed else joined.reshape(self.shape)
 
 
 def places(family: Family, c: ResolvedModel) -> list[Place]:
     """Return the tensors that a checkpoint of this model has, in the order of the family's declaration."""
     table = parameters.parameter_table(c)
-    found = []
-    for tensor in family.tensors:
-        if tensor.paths[0] in table:
-            stacked = table[tensor.paths[0]].layers is not None
-            found += [_place(tensor, table, layer) for layer in (range(c.n_layers) if stacked else [None])]
-    return found
+    return [
+        place
+        for name, paths in family.tensors.items()
+        if paths[0] in table
+        for place in _places(family, name, paths, table)
+    ]
 
 
-def _place(tensor: Tensor, table: parameters.Table, layer: int | None) -> Place:
-    declared = [table[path].of_one_layer() for path in tensor.paths]
-    in_out = tensor.in_out and declared[0].kind == "weight"
-    return Place(tensor.name.format(layer), tensor.paths, layer, tuple(declared), in_out)
+def _places(family: Family, name: str, paths: tuple[str, ...], table: parameters.Table) -> Iterator[Place]:
+    """Yield one tensor for each layer and expert that has it."""
+    first = table[paths[0]]
+    n, in_out = len(first.batch), family.in_out and first.layers is not None
+    declared = tuple(
+        dataclasses.replace(table[path], shape=table[path].shape[n:], axes=table[path].axes[n:], batch="", layers=None)
+        for path in paths
+    )
+    for index in np.ndindex(first.shape[:n]):
+        numbers = (first.layers[index[0]], *index[1:]) if first.layers is not None else ()
+        transposed = first.kind == "weight" and not in_out
+        yield Place(name.format(*numbers), paths, index, declared, transposed, family.by_head and len(paths) > 1)
 
 
 # ---- Import ------------------------------------------------------------------------------------------------------
@@ -110,7 +121,7 @@ def load_params(directory: str | Path, config: Resolved) -> dict:
             ):
                 if family.gain_offset and p.kind == "norm":
                     value = value.astype(np.float32) + np.float32(family.gain_offset)
-                values[path][() if place.layer is None else place.layer] = value
+                values[path][place.index] = value
     return parameters.nest(values)
 
 
@@ -152,13 +163,15 @@ def _match(directory: str | Path, family: Family, c: ResolvedModel, files: Tenso
 
 def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> list[str]:
     """Return the name of a head that repeats a tied embedding; raises UserError if it differs from it."""
-    head, embedding = "lm_head.weight", family.tensors[0].name
+    head, embedding = (
+        next(name for name, paths in family.tensors.items() if paths == (path,)) for path in ("head/w_DV", "embedding")
+    )
     embedding = embedding if embedding in files.shapes else embedding.removeprefix(family.prefix)
     if head not in files.shapes or embedding not in files.shapes:
         return []
     if not np.array_equal(files.read(head), files.read(embedding)):
         raise UserError(
-            f"{directory}: lm_head.weight differs from the embedding that config.json ties it to; "
+            f"{directory}: {head} differs from the embedding that config.json ties it to; "
             'set "tie_word_embeddings": false in config.json to use it'
         )
     return [head]
@@ -205,7 +218,7 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict) -> Iterator
             if path not in flat:
                 values.append(np.zeros(p.shape, dtype))
                 continue
-            value = np.asarray(flat[path] if place.layer is None else flat[path][place.layer])
+            value = np.asarray(flat[path][place.index])
             if order is not None and path.rpartition("/")[2].startswith(ROTATED):
                 value = value[..., order]
             offset = family.gain_offset if p.kind == "norm" else 0.0
@@ -219,8 +232,9 @@ ROTATED = ("w_q_", "w_k_", "b_q_", "b_k_", "q_scale_", "k_scale_")  # parameters
 
 
 def _halves(c: ResolvedModel) -> np.ndarray:
-    """Return the order of a head's features in which pairs (2k, 2k + 1) become pairs (k, k + K/2).
+    """Return the order of a head's features in which rotated pairs (2k, 2k + 1) become pairs (k, k + R/2).
 
     Scores and QK-norm do not change if the features of queries and keys are permuted alike.
     """
-    return np.concatenate([np.arange(0, c.d_head, 2), np.arange(1, c.d_head, 2)])
+    width = c.rope_width or c.d_head
+    return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2), np.arange(width, c.d_head)])

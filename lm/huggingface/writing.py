@@ -29,13 +29,13 @@ def write_checkpoint(
         config: a resolved config.
         params: parameters as nested dicts.
         tokenizer: None: write none.
-        settings: a directory with other files to copy; see `copy_settings`.
+        settings: a directory with other files to copy, see `copy_settings`, and a config.json, see `export_fields`.
         shard_bytes: see `write_tensors`.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons.
     """
-    family, fields = export_fields(config)
+    family, fields = export_fields(config, settings)
     tensors = exported_tensors(family, config.model, params)
     files = write_tensors(target, planned_tensors(family, config.model), tensors, shard_bytes=shard_bytes)
     copied = copy_settings(settings, target) if settings else []

@@ -1,12 +1,15 @@
 """Encodings of token positions: rotary (RoPE) and sinusoidal, both for any given integer positions."""
 
+import functools
+import math
+
 import jax.numpy as jnp
 
 PAIRINGS = ("adjacent", "halves")
 SINUSOID_ORDERS = ("sine_first", "cosine_first")
 
 
-def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions):
+def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions, **_):
     """Divide low frequencies by `factor`, to extend the context as Llama 3.1 does (Grattafiori et al. 2024).
 
     A frequency that makes n turns in the original context is divided if n is at most low_freq_factor, unchanged if it
@@ -22,20 +25,46 @@ def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_m
     return frequencies * (unchanged + (1 - unchanged) / factor)
 
 
+def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_slow, **_):
+    """Divide low frequencies by `factor`, to extend the context as YaRN does (Peng et al. 2023, arXiv:2309.00071).
+
+    Of d features, pair k = d ln(L / 2 pi n) / (2 ln theta) makes n turns in the original context L. The pairs before
+    that of beta_fast turns, rounded down, are unchanged, those after that of beta_slow turns, rounded up, are divided,
+    and those in between are interpolated.
+
+    >>> frequencies = 100.0 ** (-jnp.arange(0, 8, 2) / 8)  # pairs 0.6 and 2.8 make 8 and 0.65 turns in 100 positions
+    >>> factors = {"theta": 100.0, "factor": 4.0, "original_max_positions": 100, "beta_fast": 8.0, "beta_slow": 0.65}
+    >>> (yarn(frequencies, **factors) / frequencies).round(2)
+    Array([1.  , 0.75, 0.5 , 0.25], dtype=float32)
+    """
+    width = 2 * frequencies.shape[-1]
+    low, high = (
+        width * math.log(original_max_positions / (2 * math.pi * turns)) / (2 * math.log(theta))
+        for turns in (beta_fast, beta_slow)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    divided = jnp.clip((jnp.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
+    return frequencies * (1 - divided + divided / factor)
+
+
 # Frequencies for a longer context than the model was trained with: (frequencies, **factors) -> frequencies.
-ROPE_SCALINGS = {"none": lambda f, **_: f, "linear": lambda f, factor, **_: f / factor, "llama3": llama3}
+ROPE_SCALINGS = {
+    "none": lambda f, **_: f,
+    "linear": lambda f, factor, **_: f / factor,
+    "llama3": llama3,
+    "yarn": yarn,
+}
 
 
-def rope_table(positions, d_head, *, theta=10000.0, scaling="none", **factors):
+def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=None, **factors):
     """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
-
-    All layers share one table.
 
     Args:
         positions: integers (..., T), starting anywhere.
         d_head: width of a head, or of the part of it that is rotated.
         theta: base of the wavelengths, which grow from 2 pi to almost 2 pi theta positions.
         scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
+        amplitude: yarn: factor of cos and sin, whose square is one of attention scores; None: 0.1 ln(factor) + 1.
 
     Returns:
         Two float32 arrays (..., T, d_head / 2).
@@ -48,8 +77,12 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", **factors):
     Array([[1.  , 1.  ],
            [0.54, 1.  ]], dtype=float32)
     """
-    angles = _angles(positions, d_head, theta, "rope_table: d_head", lambda f: ROPE_SCALINGS[scaling](f, **factors))
-    return jnp.cos(angles), jnp.sin(angles)
+    scaled = functools.partial(ROPE_SCALINGS[scaling], theta=theta, **factors)
+    angles = _angles(positions, d_head, theta, "rope_table: d_head", scaled)
+    if scaling != "yarn":
+        return jnp.cos(angles), jnp.sin(angles)
+    amplitude = 0.1 * math.log(factors["factor"]) + 1 if amplitude is None else amplitude
+    return amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
 
 
 def apply_rope(x, cos, sin, *, pairing="adjacent"):

@@ -142,7 +142,16 @@ REFUSED = {
     "3 does not divide n_heads = 2": {"num_key_value_heads": 3},
     "rms_norm_eps: 'small' is not a float": {"rms_norm_eps": "small"},
     "hidden_act is 'mish'; supported are silu": {"hidden_act": "mish"},
-    "rope_type is 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    "rope_type is 'longrope'": {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+    "have mscale, truncate": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "truncate": False,
+        }
+    },
     "no factor": {"rope_parameters": {"rope_type": "linear"}},
     "differs between layers": {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
     "rope_parameters is not": {"rope_parameters": [1]},

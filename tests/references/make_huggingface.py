@@ -7,11 +7,12 @@ the file with the weights, the config.json, the ids, the logits after the last i
 """
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 FOLDER = Path(__file__).parent / "huggingface"
@@ -23,6 +24,13 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 1.2,
+    "beta_slow": 0.5,
+}  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention"]
+PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2}
 # case: (file of the weights, model_type, fields)
 CASES = {
     "gpt2": ("gpt2", "gpt2", {"vocab_size": 11, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2}),
@@ -45,6 +53,39 @@ CASES = {
     ),
     "gemma2": ("gemma2", "gemma2", SIZES | {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 3}),
     "olmo2": ("olmo2", "olmo2", SIZES),
+    "yarn rope": ("llama", "llama", SIZES | {"head_dim": 6, "rope_parameters": YARN}),
+    "gemma3_text": (
+        "gemma3_text", "gemma3_text",
+        SIZES | {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 3, "layer_types": LAYERS,
+                 "rope_parameters": {LAYERS[0]: {"rope_type": "default", "rope_theta": 20.0},
+                                     LAYERS[1]: {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0}}},
+    ),
+    "olmo3": (
+        "olmo2", "olmo3",
+        SIZES | {"sliding_window": 3, "layer_types": LAYERS,
+                 "rope_parameters": {LAYERS[0]: {"rope_type": "default", "rope_theta": 50.0}, LAYERS[1]: YARN}},
+    ),
+    "gemma": ("llama", "gemma", SIZES | {"head_dim": 6, "tie_word_embeddings": False}),
+    "qwen3_moe": (
+        "qwen3_moe", "qwen3_moe",
+        SIZES | EXPERTS | {"head_dim": 6, "moe_intermediate_size": 12, "mlp_only_layers": [0], "norm_topk_prob": True},
+    ),
+    "olmoe": ("olmoe", "olmoe", SIZES | EXPERTS),
+    "smollm3": (
+        "llama", "smollm3",
+        SIZES | {"head_dim": 6, "tie_word_embeddings": False, "no_rope_layers": [0, 1], "pad_token_id": 0},
+    ),
+    "phi3": ("phi3", "phi3", SIZES | {"rope_parameters": PARTIAL, "sliding_window": 3, "pad_token_id": 0}),
+    "gpt_neox": ("gpt_neox", "gpt_neox", SIZES | {"rope_parameters": PARTIAL}),
+    "gpt_neox without parallel branches": (
+        "gpt_neox", "gpt_neox", SIZES | {"rope_parameters": PARTIAL, "use_parallel_residual": False},
+    ),
+    "granite": (
+        "llama", "granite",
+        SIZES | {"head_dim": 6, "attention_multiplier": 0.3, "embedding_multiplier": 5.0, "logits_scaling": 3.0,
+                 "residual_multiplier": 0.5},
+    ),
+    "starcoder2": ("starcoder2", "starcoder2", SIZES | {"norm_epsilon": 1e-3}),
 }  # fmt: skip
 
 
@@ -56,8 +97,7 @@ def main():
         path = FOLDER / f"{name}.safetensors"
         if case == name:
             write_weights(config, path)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-        load_weights(model, path)
+        model = load(config, path).eval()
         ids = np.random.default_rng(0).integers(0, 11, 9)
         tokens = torch.tensor(ids[None])
         with torch.no_grad():
@@ -75,7 +115,7 @@ def write_weights(config, path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, p in model.named_parameters():
-        gain = p.ndim == 1 and "bias" not in name and config.model_type != "gemma2"
+        gain = p.ndim == 1 and "bias" not in name and not config.model_type.startswith("gemma")
         torch.nn.init.normal_(p, float(gain), 0.4)
     model.to(torch.bfloat16).save_pretrained(FOLDER)
     (FOLDER / "model.safetensors").rename(path)
@@ -84,11 +124,15 @@ def write_weights(config, path):
         (FOLDER / other).unlink()
 
 
-def load_weights(model, path):
-    result = model.load_state_dict(load_file(path), strict=False)
-    assert not result.unexpected_keys, result
-    assert set(result.missing_keys) <= {"lm_head.weight"}, result
-    model.tie_weights()
+def load(config, path):
+    """Return the model that transformers loads; no tensor may be missing or left over."""
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        shutil.copyfile(path, f"{folder}/model.safetensors")
+        options = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
+        model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model
 
 
 if __name__ == "__main__":

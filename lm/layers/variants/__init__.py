@@ -37,6 +37,7 @@ from lm.layers.variants import (
     mlp,
     moe,
     multi_token_prediction,
+    parallel_branches,
     residual_scalars,
     residual_sum,
     short_convolution,
@@ -73,6 +74,7 @@ RESIDUALS = {
     "sum": residual_sum,
     "depth_attention": depth_attention,
     "hyper_connections": hyper_connections,
+    "parallel": parallel_branches,
 }
 FEED_FORWARDS = {"mlp": mlp, "glu": glu, "moe": moe}
 

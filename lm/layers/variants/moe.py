@@ -1,8 +1,9 @@
 """Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017, arXiv:1701.06538).
 
-p is the softmax of the router's logits x W, divided by its sum over the k chosen, as in Mixtral and Qwen3. No token is
-dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with the weights of its expert.
-model.d_ff is the width of one expert. A shared expert sees every token (DeepSeek-V2, arXiv:2405.04434).
+p is the softmax of the router's logits x W. With normalize_experts it is divided by its sum over the k chosen, as in
+Mixtral and Qwen3; without, it is not, as in OLMoE (arXiv:2409.02060). No token is dropped: tokens are sorted by expert,
+and `jax.lax.ragged_dot` multiplies each group with the weights of its expert. model.d_ff is the width of one expert. A
+shared expert sees every token (DeepSeek-V2, arXiv:2405.04434).
 
 Terms of the loss: "moe_balance" is T sum_e f_e P_e for each sequence of T tokens, with f_e = E / (k T) times the number
 of tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20);
@@ -54,7 +55,8 @@ def apply(here, stream, x_BTD, tap):
     logits_BTE = jnp.einsum("...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32)
     probabilities_BTE = jax.nn.softmax(logits_BTE)
     weights_BTk, experts_BTk = jax.lax.top_k(probabilities_BTE, c.experts_per_token)
-    weights_BTk /= jnp.sum(weights_BTk, axis=-1, keepdims=True)
+    if c.normalize_experts:
+        weights_BTk /= jnp.sum(weights_BTk, axis=-1, keepdims=True)
     y_BTD = dispatch(x_BTD, weights_BTk, experts_BTk, p, feed_forward.ACTIVATIONS[c.activation])
     if c.shared_expert:
         shared = p["w_shared_gate_DF"], p["w_shared_up_DF"], p["w_shared_down_FD"]
