@@ -47,6 +47,7 @@ POSITION_ENCODINGS = {
         at, c.rope_width or c.d_head, theta=c.rope_theta, scaling=c.rope_scaling, factor=c.rope_factor,
         low_freq_factor=c.rope_low_freq_factor, high_freq_factor=c.rope_high_freq_factor, beta_fast=c.rope_beta_fast,
         beta_slow=c.rope_beta_slow, original_max_positions=c.rope_original_max_positions, amplitude=c.rope_amplitude,
+        max_positions=c.max_positions or 0,
     )),
 }  # fmt: skip
 

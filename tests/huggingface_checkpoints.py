@@ -38,8 +38,8 @@ COMMON = {
 }  # fmt: skip
 ROPE = COMMON | {
     "d_head": (4, 6, 8), "attn_bias": (True, False), "rope_theta": (1e4, 50.0), "rope_pairing": ("halves", "adjacent"),
-    "rope_scaling": ("none", "linear", "llama3", "yarn"), "rope_factor": (4.0,), "rope_original_max_positions": (8,),
-    "rope_beta_fast": (1.2, 4.0), "rope_amplitude": (None, 0.8),
+    "rope_scaling": ("none", "linear", "llama3", "yarn", "dynamic"), "rope_factor": (4.0,),
+    "rope_original_max_positions": (8,), "rope_beta_fast": (1.2, 4.0), "rope_amplitude": (None, 0.8),
 }  # fmt: skip
 NO_BIAS = {"attn_bias": (False,)}
 EXPERTS = NO_BIAS | {

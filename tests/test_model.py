@@ -55,9 +55,10 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "rope_low_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 0.5, 2.0),
     "rope_high_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 4.0, 8.0),
     "rope_original_max_positions": (LLAMA3, 16, 32),
+    "max_positions": ({"rope_scaling": "dynamic", "rope_factor": 4.0, "rope_original_max_positions": 4}, 4, 8),
     "rope_window_theta": ({"window_pattern": (3, 0)}, None, 2.0),
-    "rope_beta_fast": (YARN, 1.2, 8.0),
-    "rope_beta_slow": (YARN | {"rope_beta_fast": 8.0}, 0.5, 4.0),
+    "rope_beta_fast": (YARN | {"rope_beta_slow": 0.25}, 0.6, 1.2),
+    "rope_beta_slow": (YARN, 0.25, 0.5),
     "rope_amplitude": (YARN, None, 0.5),
     "residual_multiplier": ({}, 1.0, 0.5),
     "logit_divisor": ({}, 1.0, 3.0),
@@ -104,7 +105,6 @@ TRAINING_ONLY = {
     "embed_std",
     "zero_init_residual",
     "dropout",
-    "max_positions",
 }
 
 

@@ -79,7 +79,7 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
     if m.rope_scaling == "none" and m.rope_factor != 1:
         yield problem(
             "model.rope_factor model.rope_scaling",
-            f"{m.rope_factor} has no effect with rope_scaling = none; use linear, llama3 or yarn",
+            f"{m.rope_factor} has no effect with rope_scaling = none; use linear, llama3, yarn or dynamic",
         )
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
         yield problem(

@@ -100,8 +100,9 @@ class ModelConfig:
     )
     rope_scaling: str = key(
         "none", "rope: change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide "
-        "the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN)",
-        choices=("none", "linear", "llama3", "yarn"),
+        "the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); dynamic: raise "
+        "the base with max_positions",
+        choices=("none", "linear", "llama3", "yarn", "dynamic"),
     )  # fmt: skip
     rope_factor: float = key(1.0, "rope_scaling: divisor of the frequencies", low=1.0)
     rope_low_freq_factor: float = key(
@@ -119,15 +120,16 @@ class ModelConfig:
     rope_amplitude: float | None = key(
         None, "yarn: factor of rotated queries and keys; none: 0.1 ln(rope_factor) + 1", above=0.0
     )
-    rope_original_max_positions: int = key(8192, "llama3, yarn: context length before the change", low=1)
+    rope_original_max_positions: int = key(8192, "llama3, yarn, dynamic: context length before the change", low=1)
     sinusoidal_order: str = key(
         "sine_first",
         "sinusoidal: order of the features in each pair",
         choices=("sine_first", "cosine_first"),
     )
     max_positions: int | None = key(
-        None, "learned: rows of the position table, to train longer sequences from it later; none: train.seq_len", low=1
-    )
+        None, "learned: rows of the position table, to train longer sequences from it later; rope_scaling = dynamic: "
+        "context length; none: train.seq_len", low=1,
+    )  # fmt: skip
     qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
     qk_norm_over: str = key(
         "head", "qk_norm: features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",

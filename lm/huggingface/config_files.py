@@ -117,7 +117,9 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     positions = fields.get(family.context, 1024)
     if not isinstance(positions, int) or positions < 1:
         problems.append(f"{family.context} is {positions!r}, not a number of positions")
-    elif family.fixed.get("positions") == "learned" and (seq_len or 1) > positions:
+    elif (seq_len or 1) > positions and (
+        family.fixed.get("positions") == "learned" or values.get("model.rope_scaling") == "dynamic"
+    ):
         problems.append(f"{family.context} is {positions}, but {seq_len} positions are needed")
     else:
         values["train.seq_len"] = seq_len or min(positions, MAX_SEQ_LEN)
@@ -257,7 +259,7 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
         "rope_factor": c.rope_scaling == "none" or c.positions != "rope",
         "rope_low_freq_factor rope_high_freq_factor": c.rope_scaling != "llama3" or c.positions != "rope",
         "rope_beta_fast rope_beta_slow rope_amplitude": c.rope_scaling != "yarn" or c.positions != "rope",
-        "rope_original_max_positions": c.rope_scaling not in ("llama3", "yarn") or c.positions != "rope",
+        "rope_original_max_positions": c.rope_scaling not in ("llama3", "yarn", "dynamic") or c.positions != "rope",
         "sinusoidal_order": c.positions != "sinusoidal",
         "max_positions": c.positions != "learned",
         "qk_norm_over": not c.qk_norm,

@@ -67,6 +67,7 @@ ROPE_SCALINGS = {
         "rope_beta_slow": "beta_slow",
         "rope_amplitude": "attention_factor",
     },
+    "dynamic": {"rope_factor": "factor", "rope_original_max_positions": "original_max_position_embeddings"},
 }
 EVERY_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
 OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")  # whose defaults are ours
@@ -98,6 +99,8 @@ def rope(
         found = base | found
         if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
             found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+        if "dynamic" in (found.get("rope_type"), found.get("type")):
+            found["original_max_position_embeddings"] = fields["max_position_embeddings"]
         ours = {"rope_theta": found["rope_theta"]} | _read_scaling(found, scalings)
         if window_theta is not None:
             given = windowed.get("rope_theta"), fields.get("rope_local_base_freq"), window_theta or found["rope_theta"]
@@ -115,6 +118,13 @@ def rope(
             scaling = {theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()}
             scaling = {"rope_type": c.rope_scaling} | {k: value for k, value in scaling.items() if value is not None}
         fields = {names[0]: c.rope_theta, "rope_scaling": scaling}
+        if c.rope_scaling == "dynamic":
+            fields["max_position_embeddings"] = c.rope_original_max_positions
+            if (c.max_positions or 0) > c.rope_original_max_positions:
+                raise ValueError(
+                    f"config.model.max_positions: {c.max_positions} is more than rope_original_max_positions; "
+                    "transformers changes the base with the length of each text then"
+                )
         fields |= {} if window_theta is None else _write_window_theta(c, scaling)
         return fields | ({} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)})
 

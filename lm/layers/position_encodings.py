@@ -47,12 +47,30 @@ def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_
     return frequencies * (1 - divided + divided / factor)
 
 
+def dynamic(frequencies, *, factor, max_positions, original_max_positions, **_):
+    """Raise the base for a context L of more than the original L_0 positions: NTK-aware scaling (bloc97 2023).
+
+    The base is multiplied by s^(d / (d - 2)) for d features, s = factor L / L_0 - (factor - 1). The longest wavelengths
+    grow by s and the shortest ones stay. transformers takes the length of each text for L, which would make a cache of
+    keys wrong.
+
+    >>> frequencies = 100.0 ** (-jnp.arange(0, 6, 2) / 6)
+    >>> longer = dynamic(frequencies, factor=2.0, max_positions=200, original_max_positions=100)  # s = 3
+    >>> (longer / frequencies).round(3)
+    Array([1.   , 0.577, 0.333], dtype=float32)
+    """
+    n = frequencies.shape[-1]
+    stretch = factor * max(max_positions, original_max_positions) / original_max_positions - (factor - 1)
+    return frequencies * stretch ** (-jnp.arange(n) / max(n - 1, 1))
+
+
 # Frequencies for a longer context than the model was trained with: (frequencies, **factors) -> frequencies.
 ROPE_SCALINGS = {
     "none": lambda f, **_: f,
     "linear": lambda f, factor, **_: f / factor,
     "llama3": llama3,
     "yarn": yarn,
+    "dynamic": dynamic,
 }
 
 

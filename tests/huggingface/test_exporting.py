@@ -125,6 +125,7 @@ REFUSED = [
         ({"rope_width": 2, "attn_bias": True}, ["rope_width: 2; llama has none"]),
         ({"qk_norm": True, "window_pattern": (3, 2)}, ["windows of several sizes (2, 3)"]),
         (GEMMA2 | {"d_model": 18, "d_head": 4, "embed_scale": 18**0.5}, ["18 is not divisible by n_heads, as gemma2"]),
+        ({"rope_scaling": "dynamic", "rope_original_max_positions": 4}, ["max_positions: 8 is more"]),
         ({"head_bias": True}, ["head_bias: true; llama has false"]),
         (GEMMA2 | {"embed_scale": 1.0}, ["embed_scale: 1.0 is not sqrt(d_model)"]),
         (GEMMA2 | {"attn_scale": 0.3}, ["0.3 is not 1 / sqrt(n) of an integer n"]),

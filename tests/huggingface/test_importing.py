@@ -57,12 +57,37 @@ def test_spellings_of_transformers_4_give_the_same_config(tmp_path):
     assert new.model.param_dtype == "bfloat16"
 
 
+YARN = {name: x for name, x in EXPECTED["yarn rope"]["config"]["rope_parameters"].items() if name != "rope_theta"}
+OLD_ROPE = {  # the fields of transformers 4 that stand for the rope_parameters of a stored checkpoint
+    "yarn rope": {"rope_theta": 50.0, "rope_scaling": YARN},
+    "gemma3_text": {
+        "rope_theta": 50.0, "rope_local_base_freq": 20.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "olmo3": {"rope_theta": 50.0, "rope_scaling": YARN},
+    "smollm3": {"rope_theta": 2e6},
+    "phi3": {"rope_theta": 50.0, "partial_rotary_factor": 0.5},
+    "gpt_neox": {"rotary_emb_base": 50.0, "rotary_pct": 0.5},
+}  # fmt: skip
+
+
+def test_parameters_of_rope_are_read_from_their_old_fields(tmp_path):
+    for case, old in OLD_ROPE.items():
+        new = read_config(checkpoint(tmp_path, case))
+        assert read_config(checkpoint(tmp_path, case, rope_parameters=None, **old)) == new
+    new = read_config(checkpoint(tmp_path, "qwen3_moe"))
+    assert read_config(checkpoint(tmp_path, "qwen3_moe", num_local_experts=None, num_experts=3)) == new
+
+
 def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_path):
     left_out = {"head_dim": None, "num_key_value_heads": None, "rms_norm_eps": None, "rope_parameters": None}
     m = read_config(checkpoint(tmp_path, "llama", **left_out)).model
     assert (m.d_head, m.n_kv_heads, m.norm_eps, m.rope_theta, m.tie_embeddings) == (4, 2, 1e-6, 10_000.0, False)
     m = read_config(checkpoint(tmp_path, "gemma2", layer_types=None, tie_word_embeddings=None)).model
     assert (m.window_pattern, m.tie_embeddings) == ((3, 0), True)
+    m = read_config(checkpoint(tmp_path, "gemma3_text", layer_types=None, sliding_window_pattern=2)).model
+    assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((3, 0), None, None)
+    m = read_config(checkpoint(tmp_path, "smollm3", no_rope_layers=None, no_rope_layer_interval=2)).model
+    assert (m.rope_pattern, m.window_pattern) == ((1, 0), (0,))
     left_out = {"sliding_window": None, "attn_logit_softcapping": None, "final_logit_softcapping": None}
     m = read_config(checkpoint(tmp_path, "gemma2", **left_out)).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((4096, 0), 50.0, 30.0)
@@ -72,7 +97,15 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
 
 
 def test_the_default_number_of_key_heads_is_the_familys_and_null_means_as_many_as_queries(tmp_path):
-    for case, n in {"llama": 64, "mistral": 8, "qwen2": 32, "qwen3": 32, "gemma2": 4}.items():
+    for case, n in {
+        "llama": 64,
+        "mistral": 8,
+        "qwen2": 32,
+        "qwen3": 32,
+        "gemma2": 4,
+        "gemma": 16,
+        "starcoder2": 2,
+    }.items():
         sizes = {"num_attention_heads": 64, "hidden_size": 128, "head_dim": 2}
         assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
         null = EXPECTED[case]["config"] | sizes | {"num_key_value_heads": None}
@@ -179,6 +212,9 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
             read_config(checkpoint(tmp_path, "gemma2", layer_types=None, **fields))
     with pytest.raises(UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"):
         read_config(checkpoint(tmp_path, "gpt2", scale_attn_by_inverse_layer_idx=True))
+    dynamic = checkpoint(tmp_path, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
+    with pytest.raises(UserError, match="max_position_embeddings is 16, but 17 positions are needed"):
+        read_config(dynamic, seq_len=17)
     with pytest.raises(UserError, match="n_positions is 16, but 17 positions are needed"):
         read_config(checkpoint(tmp_path, "gpt2"), seq_len=17)
 
