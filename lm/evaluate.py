@@ -55,7 +55,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--data",
         action="append",
         metavar="SOURCE",
-        help="a text, see config.data.source; may be repeated (default: the run's)",
+        help="a text, see config.data.source, or the name of a source of the run's mixture; may be repeated (default: "
+        "the run's)",
     )
     add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (default: train.seq_len)")
     add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
@@ -88,7 +89,7 @@ def evaluate(a: argparse.Namespace) -> int:
 
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
-    opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or [None]]
+    opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or texts.own_texts(run)]
     output = make_directory(Path(a.output).expanduser() if a.output else run.path / "evaluation")
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": True}
     with report_out_of_memory("use --no-baselines"):
@@ -120,6 +121,8 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     from lm.scoring import report
 
     record = {"run": a.workdir, "step": run.step, "seq_len": run.seq_len, "texts": list(map(report.to_record, results))}
+    if mean := report.weighted_mean(results):
+        record["weighted_mean_loss"] = mean.value
     if a.json:
         print(to_json(record, indent=2))
     else:

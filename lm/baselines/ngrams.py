@@ -37,9 +37,9 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
 
     Returns:
         Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split; None if there is no such
-        split.
+        split, or if it is of a mixture.
     """
-    if name not in corpus.splits:
+    if name not in corpus.splits or corpus.splits[name].parts:
         return None
     train, scored = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
     return _losses(*scored, {"unigram": unigram_probabilities(*train, vocab_size)[scored[0]]})["unigram"]

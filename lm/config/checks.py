@@ -5,10 +5,11 @@ What depends on the text or on the devices is checked later, in lm/training/run.
 """
 
 import importlib.util
+import re
 from collections.abc import Iterator
 
-from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig
-from lm.config.values import close_match, divisors
+from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
+from lm.config.values import checked, close_match, divisors
 
 # Ideas that see earlier tokens in another way than by attention.
 WHOLE_SEQUENCES = ("attn_forget", "conv_keys", "conv_values", "conv_stream", "token_shift", "multi_token_prediction")
@@ -171,19 +172,71 @@ def head_and_width(config: Config) -> Iterator[Problem]:
 # ---- The data --------------------------------------------------------------------------------------------------
 
 
+def sources(config: Config) -> list[str]:
+    """Return the sources of a config: those of its mixture, or its only one."""
+    return [source for _, source, _ in config.data.mixture or ((None, config.data.source, 1.0),)]
+
+
+def has_shards(config: Config) -> bool:
+    return any(source.startswith("tokens:") for source in sources(config))
+
+
+def mixture(config: Config) -> Iterator[Problem]:
+    d = config.data
+    if d.mixture is None:
+        for name in ("mixture_stages", "max_epochs"):
+            if getattr(d, name) is not None:
+                yield problem(f"data.{name} data.mixture", "has no effect without data.mixture; use none")
+        return
+    names, n = [name for name, *_ in d.mixture], len(d.mixture)
+    if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        yield problem("data.mixture", f"{names} must be different names of letters, digits and _ . -")
+    for _, source, weight in d.mixture:
+        try:
+            checked(source, str, schema()["data.source"][1])
+        except ValueError as error:
+            yield problem("data.mixture", str(error))
+        if not weight / max(1e-300, sum(abs(w) for *_, w in d.mixture)) >= 1e-6:
+            yield problem(
+                "data.mixture", f"the weight {weight} of {source} must be above 0 (a millionth of all at least)"
+            )
+    if d.order != "epochs":
+        yield problem(
+            "data.order data.mixture", f"{d.order}, but a mixture visits every window once per epoch; use epochs"
+        )
+    if d.packing != "none":
+        yield problem("data.packing data.mixture", f"{d.packing}, but weights are by token; use none")
+    if d.max_epochs is not None and len(d.max_epochs) not in (1, n):
+        yield problem("data.max_epochs data.mixture", f"{d.max_epochs} must have one number, or {n} for the sources")
+    steps = [first for first, *_ in d.mixture_stages or ()]
+    if steps != sorted({*steps}) or any(first < 1 or first % 1 for first in steps):
+        yield problem("data.mixture_stages", f"the first steps {steps} must be whole, above 0 and ascending")
+    for first, *weights in d.mixture_stages or ():
+        if len(weights) != n or min(weights) < 0 or not sum(weights):
+            yield problem(
+                "data.mixture_stages data.mixture",
+                f"the stage from step {first:g} has the weights {weights}; use {n} of them, at least 0 and not all 0",
+            )
+    if joined := [name for name in config.eval.final_splits if "+" in name]:
+        yield problem(
+            "eval.final_splits data.mixture",
+            f"{joined[0]} joins splits, but a mixture keeps them apart; use {joined[0].replace('+', ',')}",
+        )
+
+
 def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     d = config.data
-    shards = d.source.startswith("tokens:")
+    shards, named = has_shards(config), ", ".join(sources(config))
     kind, _, size = d.tokenizer.partition(":")
-    if kind == "none" and not shards:
+    if kind == "none" and not all(source.startswith("tokens:") for source in sources(config)):
         yield problem(
             "data.tokenizer data.source",
-            f"none, but {d.source} is text; use char, byte, word, bpe:SIZE or hf:PATH",
+            f"none, but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH",
         )
     if shards and kind not in ("none", "hf", "byte"):
         yield problem(
             "data.tokenizer data.source",
-            f"{d.tokenizer} is learned from text, but {d.source} holds token ids; use none, byte or hf:PATH",
+            f"{d.tokenizer} is learned from text, but {named} holds token ids; use none, byte or hf:PATH",
         )
     if d.special_tokens and kind not in ("bpe", "hf"):
         yield problem(
@@ -206,14 +259,14 @@ def splits(config: Config) -> Iterator[Problem]:
             "data.splits",
             f"{d.splits} must be three fractions (train, validation, test) that add up to 1, with train above 0",
         )
-    if d.source.startswith("tokens:"):
+    if has_shards(config):
         yield problem("data.splits data.source", "token shards name their splits in their file names; use none")
 
 
 def order_and_packing(config: Config) -> Iterator[Problem]:
     d = config.data
     packed = d.packing == "documents"
-    if packed and d.source.startswith("tokens:"):
+    if packed and has_shards(config):
         yield problem(
             "data.packing data.source",
             "documents needs a source with documents, but token shards do not mark where a document ends; use none",
@@ -364,5 +417,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 CHECKS = (
     heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, ideas,
-    source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation, packages,
+    mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation,
+    packages,
 )  # fmt: skip

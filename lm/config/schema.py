@@ -255,6 +255,19 @@ class DataConfig:
         low=0.0,
         high=1.0,
     )
+    mixture: tuple[tuple[str, str, float], ...] | None = key(
+        None, "sources that are mixed in place of data.source: (name, source, weight by token) of each, with order = "
+        "epochs; none: data.source alone",
+    )  # fmt: skip
+    mixture_temperature: float = key(1.0, "mixture: weights are raised to 1 / temperature", above=0.0)
+    mixture_stages: tuple[tuple[float, ...], ...] | None = key(
+        None,
+        "mixture: later weights, (first step, weight of each source) of each stage; none: the same weights all along",
+    )
+    max_epochs: tuple[float, ...] | None = key(
+        None, "mixture: most epochs of each source, or one number for all, after which the others share its weight; "
+        "none: no limit", above=0.0,
+    )  # fmt: skip
     order: str = key(
         "crops", "training sequences: independent random windows, or every window once per epoch",
         choices=("crops", "epochs"),
@@ -274,6 +287,11 @@ class DataConfig:
     device_bytes: int = key(
         2**29, "keep a corpus of up to this many bytes in device memory", low=0, high=2**63 - 1, execution=True
     )
+
+    def of_source(self, source: str) -> "DataConfig":
+        """Return these keys for a source alone, without a mixture and without a fallback."""
+        alone: dict[str, Any] = {"source": source, "offline": None, "mixture": None, "mixture_stages": None}
+        return dataclasses.replace(self, **alone, max_epochs=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,8 @@ def show(value: Any) -> str:
     ('none', 'true', '(128, 0)', '(test, train)', '\\n')
     """
     if isinstance(value, tuple):
+        if isinstance(value[0], tuple):  # commas and quotes of the inner ones matter
+            return repr(value)
         inner = ", ".join(show(item) for item in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if value is None or isinstance(value, bool):
@@ -55,7 +57,11 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
     limits = field.metadata
     plural = typing.get_origin(kind) is tuple
     if plural:
-        kind = typing.get_args(kind)[0]
+        kind, *more = typing.get_args(kind)
+        if more != [...]:
+            return f"({', '.join(allowed(part, field) for part in (kind, *more))})"
+        if typing.get_origin(kind) is tuple:
+            return f"list of {allowed(kind, field)}" + (" | none" if optional else "")
     if limits["choices"] or limits["forms"]:
         text = " | ".join(limits["choices"] or limits["forms"])
     elif kind is bool:
@@ -85,7 +91,12 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
             raise ValueError(f"{short(value)} is not a tuple; write it as (1, 2)")
         if not value:
             raise ValueError("() is empty; give at least one value")
-        return tuple(checked(item, typing.get_args(kind)[0], field) for item in value)
+        kinds = typing.get_args(kind)
+        if kinds[-1] is ...:
+            kinds = kinds[:1] * len(value)
+        if len(value) != len(kinds):
+            raise ValueError(f"{short(value)} is not {allowed(kind, field)}")
+        return tuple(checked(item, kind, field) for item, kind in zip(value, kinds, strict=True))
     value = _as_kind(value, kind, optional)
     if field.metadata["choices"]:
         _check_choice(value, field.metadata["choices"])

@@ -22,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from lm.config import Config
+from lm.data import mixtures
 from lm.data.corpus import Split
+from lm.data.mixtures import Part
 from lm.data.permutation import hash_counters, permute
 
 
@@ -31,7 +33,7 @@ def train_batch(split: Split, config: Config, step: int) -> dict:
 
     Args:
         split: the split's tokens.
-        config: reads train.{seed, batch_size, seq_len} and data.{order, shuffle, stride}.
+        config: reads train.{seed, batch_size, seq_len}, data.{order, shuffle, stride} and the keys of a mixture.
         step: number of the step, from 0.
 
     Returns:
@@ -51,6 +53,8 @@ def window_starts(split: Split, config: Config, steps) -> np.ndarray:
     Returns:
         The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k steps.
     """
+    if split.parts:
+        return mixtures.starts(split.parts, config, steps)
     t, d = config.train, config.data
     numbers = window_numbers(t.seed, steps, t.batch_size, n_windows(split, config), order=d.order, shuffle=d.shuffle)
     return numbers if split.packed else numbers * _stride(config)
@@ -131,14 +135,33 @@ def _windows(array, starts, seq_len: int):
     return array[index.clip(max=len(array) - 1)]
 
 
-def n_eval_windows(split: Split, config: Config) -> int:
-    """Return how many windows an evaluation of the whole split reads."""
-    return len(split.tokens) if split.packed else max(0, -(-(len(split.tokens) - 1) // config.train.seq_len))
+def n_eval_windows(split: Split, config: Config, max_batches: int = 0) -> int:
+    """Return how many windows an evaluation reads; of each source, those of the first max_batches batches if not 0."""
+    most = max_batches * _eval_batch_size(config)
+    return sum(min(n, most or n) for n in (_windows_of(split, part, config) for part in split.all_parts))
+
+
+def _windows_of(split: Split, part: Part, config: Config) -> int:
+    return part.n_tokens if split.packed else max(0, -(-(part.n_tokens - 1) // config.train.seq_len))
+
+
+def _eval_batch_size(config: Config) -> int:
+    return config.eval.batch_size or config.train.batch_size
+
+
+def eval_batches(split: Split, config: Config, max_batches: int = 0) -> list[tuple[Part, range]]:
+    """Return the numbers of the batches of each source in an evaluation: all, or the first max_batches of a source."""
+    found, first = [], 0
+    for part in split.all_parts:
+        n = -(-_windows_of(split, part, config) // _eval_batch_size(config))
+        found.append((part, range(first, first + min(n, max_batches or n))))
+        first += n
+    return found
 
 
 def n_eval_batches(split: Split, config: Config) -> int:
     """Return how many batches an evaluation of the whole split takes."""
-    return -(-n_eval_windows(split, config) // (config.eval.batch_size or config.train.batch_size))
+    return sum(len(numbers) for _, numbers in eval_batches(split, config))
 
 
 def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +169,7 @@ def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, 
 
     Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every token but the first
     exactly once, at the context length of training. Targets beyond the last token have weight 0, and so have the
-    windows beyond the last one, which fill up the last batch.
+    windows beyond the last one, which fill up the last batch. A batch has windows of one source only.
 
     Args:
         split: the split's tokens.
@@ -157,14 +180,15 @@ def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, 
         Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a packed split the
         weights only mark the rows that exist; the segments mark padding and borders between documents.
     """
-    seq_len, batch_size = config.train.seq_len, config.eval.batch_size or config.train.batch_size
-    k = batch * batch_size + np.arange(batch_size, dtype=np.int64)
-    n = len(split.tokens)
+    seq_len, batch_size = config.train.seq_len, _eval_batch_size(config)
+    part, numbers = next(found for found in eval_batches(split, config) if batch in found[1])
+    k = (batch - numbers.start) * batch_size + np.arange(batch_size, dtype=np.int64)
+    n = part.n_tokens
     if split.packed:
         exists_BT = np.repeat((k < n)[:, None], seq_len, 1)
         return np.minimum(k, n - 1), exists_BT.astype(np.float32)
     targets_BT = k[:, None] * seq_len + 1 + np.arange(seq_len, dtype=np.int64)
-    return np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
+    return part.start + np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
 
 
 def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Generator:

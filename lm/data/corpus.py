@@ -7,6 +7,7 @@ import numpy as np
 
 from lm.data import shards
 from lm.data.concatenated import ConcatenatedArray
+from lm.data.mixtures import Part
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 
@@ -22,6 +23,7 @@ class Split:
         n_bytes: UTF-8 bytes of the text, None if unknown. A mean loss in nats per token is
             loss * n_tokens / n_bytes / ln 2 in bits per byte.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
+        parts: where the tokens of each source of a mixture are; () if there is one source.
         surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
     """
 
@@ -31,6 +33,7 @@ class Split:
     n_bytes: int | None
     segments: np.ndarray | ConcatenatedArray | None = None
     surprisal: Callable[[np.ndarray], np.ndarray] | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def packed(self) -> bool:
@@ -40,6 +43,11 @@ class Split:
     def bytes_per_token(self) -> float | None:
         """Return the UTF-8 bytes of the text per token; None if unknown."""
         return self.n_bytes / self.n_tokens if self.n_bytes else None
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Return the parts; of one source, the split as one part without a name."""
+        return self.parts or (Part("", 0, len(self.tokens), 1.0, self.bytes_per_token),)
 
     @property
     def arrays(self) -> dict:
@@ -56,6 +64,7 @@ class Corpus:
         splits: the tokens by split.
         tokenizer: None for token shards without one.
         fingerprint: sha256 of everything that determines the tokens.
+        record: what is recorded about prepared token shards, see `shards.summary`; of a mixture, by source.
         notices: warnings about the data, to be repeated in the run's summary.
         entropy_floor: nats per token below which no causal model can score, where it is known (sources
             "markov" and "markov:ORDER" with the char tokenizer).
@@ -71,6 +80,7 @@ class Corpus:
     entropy_floor: float | None = None
     packed: bool = False
     ids_are_checked: bool = False
+    record: dict | None = None
 
     def split(self, name: str) -> Split:
         """Return a split by name; "validation+test" joins two in this order. Raises UserError if there is none."""
@@ -79,6 +89,8 @@ class Corpus:
         parts = [self.splits[part] for part in name.split("+")]
         if len(parts) == 1:
             return parts[0]
+        if parts[0].parts:
+            raise UserError(f"{self.name} is a mixture, whose splits are not joined; evaluate them one by one")
         sizes = [part.n_bytes for part in parts]
         return Split(
             name,
@@ -102,14 +114,14 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
     if "train" not in corpus.splits:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
-        problems += _check_length(split, seq_len)
+        problems += [problem for part in split.all_parts for problem in _check_length(split, part, seq_len)]
         if not corpus.ids_are_checked:
             problems += _check_ids(split, vocab_size)
     return problems
 
 
-def _check_length(split: Split, seq_len: int) -> list[str]:
-    n = len(split.tokens)
+def _check_length(split: Split, part: Part, seq_len: int) -> list[str]:
+    n = part.n_tokens
     if split.packed:
         if n:
             return []
@@ -118,9 +130,10 @@ def _check_length(split: Split, seq_len: int) -> list[str]:
             "such as --config.data.splits=0.8,0.1,0.1"
         ]
     if n < seq_len + 1:
+        name = f"{split.name} split" + (f" of {part.name}" if part.name else "")
         shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
         return [
-            f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {split.name} split "
+            f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} "
             f"has {n}; use {shorter}other splits, such as --config.data.splits=0.8,0.2,0"
         ]
     return []

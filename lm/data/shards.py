@@ -47,6 +47,7 @@ class TokenShards(NamedTuple):
         tokens: the tokens of each split.
         text_bytes: the UTF-8 bytes of the splits for which a manifest records them.
         tokenizer: the fingerprint of the tokenizer; None if no manifest records it.
+        record: the summary of the manifest; None without one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class TokenShards(NamedTuple):
     tokens: dict[str, np.ndarray | ConcatenatedArray]
     text_bytes: dict[str, int]
     tokenizer: str | None
+    record: dict | None = None
 
 
 def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> TokenShards:
@@ -71,7 +73,8 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
         UserError: there are no shards, one cannot be read, or one differs from the folder's manifest.
     """
     location = Path(path).expanduser()
-    tokenizer, records = read_manifest(location) if location.is_dir() else (None, {})
+    manifest = read_manifest(location) if location.is_dir() else None
+    tokenizer, records = (manifest["tokenizer"], shard_records(manifest)) if manifest else (None, {})
     splits = _recorded_files(location, records) if records else _find_files(location, say)
     if not splits:
         raise UserError(
@@ -90,7 +93,9 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
             digests[split] = [records[file.name]["sha256"] for file in files]
         else:
             digests[split] = [cache.digest_of(file, cache_dir) for file in files]
-    return TokenShards(location.name, cache.key_of("tokens", digests), tokens, text_bytes, tokenizer)
+    return TokenShards(
+        location.name, cache.key_of("tokens", digests), tokens, text_bytes, tokenizer, manifest and summary(manifest)
+    )
 
 
 def _recorded_files(directory: Path, records: dict[str, dict]) -> dict[str, list[Path]]:
@@ -141,8 +146,8 @@ def _raise_open_file_limit(n_files: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
-    """Return the tokenizer's fingerprint and the records of the shards by file name; (None, {}) without a manifest.
+def read_manifest(directory: Path) -> dict | None:
+    """Return the manifest of a folder, None if it has none.
 
     Raises:
         UserError: the manifest is corrupted, or the preparation did not finish.
@@ -150,10 +155,30 @@ def read_manifest(directory: Path) -> tuple[str | None, dict[str, dict]]:
     try:
         manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
-        return None, {}
+        return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
-    return manifest["tokenizer"], {shard["file"]: shard for unit in manifest["units"] for shard in unit["shards"]}
+    return manifest
+
+
+def shard_records(manifest: dict) -> dict[str, dict]:
+    """Return the records of the shards by file name."""
+    return {shard["file"]: shard for unit in manifest["units"] for shard in unit["shards"]}
+
+
+def summary(manifest: dict) -> dict:
+    """Return what a run, an evaluation and a report repeat of a manifest."""
+    shards = shard_records(manifest).values()
+    return {
+        "input": manifest["job"].get("input"),
+        "files": len(manifest["input"]),
+        "bytes": sum(file["size"] for file in manifest["input"]),
+        "sha256": cache.key_of([file["sha256"] for file in manifest["input"]]),
+        "tokenizer": manifest["tokenizer"],
+        "commit": manifest["commit"],
+        "documents": sum(shard["documents"] for shard in shards),
+        "tokens": sum(shard["tokens"] for shard in shards),
+    }
 
 
 def verify(directory: Path) -> str:
@@ -165,9 +190,11 @@ def verify(directory: Path) -> str:
     Raises:
         UserError: there is no manifest; or a file is missing, or differs from what was written. Lists all such files.
     """
-    fingerprint, records = read_manifest(directory)
-    if not records:
+    manifest = read_manifest(directory)
+    records = shard_records(manifest) if manifest else {}
+    if not manifest or not records:
         raise UserError(f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it")
+    fingerprint = manifest["tokenizer"]
     with ThreadPoolExecutor() as pool:
         problems = [text for text in pool.map(lambda record: _difference(directory, record), records.values()) if text]
     path = directory / "tokenizer.json"

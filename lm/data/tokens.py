@@ -5,6 +5,7 @@ source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed ro
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -13,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lm.data import cache, packing, shards, sources, tokenizers
+from lm.config import SPLITS
+from lm.data import cache, mixtures, packing, shards, sources, tokenizers
+from lm.data.concatenated import ConcatenatedArray
 from lm.data.corpus import Corpus, Split
 from lm.data.markov import LETTERS, MarkovChain
 from lm.data.tokenizers import CharTokenizer, Tokenizer, UnknownText
@@ -45,6 +48,8 @@ def open_corpus(
         notices.append(text)
         say(text)
 
+    if config.mixture:
+        return _open_mixture(config, tokenizer, say, warn)
     packed = {"none": False, "documents": True}[config.packing]
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
@@ -67,6 +72,57 @@ def open_corpus(
         floor = source.chain.entropy_rate
         splits = {name: _with_surprisal(split, source.chain, tokenizer) for name, split in splits.items()}
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
+
+
+def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
+    """Open the sources of a mixture, with one tokenizer, and join their splits; see `open_corpus`."""
+    names, shares = [name for name, *_ in config.mixture], mixtures.weights(config)
+    configs = [config.of_source(source) for _, source, _ in config.mixture]
+    cache_dir = cache.user_cache(config.cache_dir)
+    if tokenizer is None and config.tokenizer.partition(":")[0] not in ("byte", "hf", "none"):
+        found = [sources.find_source(c, cache_dir, say, warn) for c in configs]
+        tokenizer = _make_tokenizer(config, _join_sources(found), cache_dir, warn, say)
+    corpora = {name: open_corpus(c, tokenizer=tokenizer, say=say) for name, c in zip(names, configs, strict=True)}
+    tokenizers_of = {name: corpus.record["tokenizer"] for name, corpus in corpora.items() if corpus.record}
+    if len({*tokenizers_of.values()}) > 1:
+        raise UserError(
+            f"config.data.mixture: {' and '.join(tokenizers_of)} have tokens of different tokenizers; prepare them "
+            "again with --tokenizer=hf:PATH of one of them"
+        )
+    splits = {}
+    for split in SPLITS:
+        of_sources = [corpus.splits[split] for corpus in corpora.values() if split in corpus.splits]
+        if len(of_sources) < len(corpora):
+            if of_sources:
+                lacking = next(name for name, corpus in corpora.items() if split not in corpus.splits)
+                say(f"the mixture has no {split} split, because {lacking} has none")
+            continue
+        starts = itertools.accumulate((len(part.tokens) for part in of_sources), initial=0)
+        parts = tuple(
+            mixtures.Part(name, start, len(part.tokens), share, part.bytes_per_token)
+            for name, start, part, share in zip(names, starts, of_sources, shares, strict=False)
+        )
+        sizes = [part.n_bytes for part in of_sources]
+        splits[split] = Split(
+            split, ConcatenatedArray([part.tokens for part in of_sources]), sum(part.n_tokens for part in of_sources),
+            None if None in sizes else sum(filter(None, sizes)), parts=parts,
+        )  # fmt: skip
+    opened = list(corpora.values())
+    return Corpus(
+        "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened]),
+        tuple(notice for c in opened for notice in c.notices), ids_are_checked=all(c.ids_are_checked for c in opened),
+        record={name: {"fingerprint": c.fingerprint} | (c.record or {}) for name, c in corpora.items()},
+    )  # fmt: skip
+
+
+def _join_sources(found: list[sources.Source]) -> sources.Source:
+    """Return the texts of several sources as one, to learn a tokenizer from."""
+
+    def read() -> dict[str, Iterable[str]]:
+        names = {split: None for source in found for split in source.documents}
+        return {split: [t for source in found for t in source.documents.get(split, ())] for split in names}
+
+    return sources.Source("+".join(s.name for s in found), cache.key_of([s.digest for s in found]), read)
 
 
 def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> Split:
@@ -97,7 +153,9 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
     splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
     fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
     same = tokenizer is not None and tokenizer.fingerprint == opened.tokenizer
-    return Corpus(opened.name, splits, tokenizer, fingerprint, tuple(notices), ids_are_checked=same)
+    return Corpus(
+        opened.name, splits, tokenizer, fingerprint, tuple(notices), ids_are_checked=same, record=opened.record
+    )
 
 
 def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:

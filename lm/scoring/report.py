@@ -1,5 +1,7 @@
 """The table and the JSON of an evaluation."""
 
+import math
+
 from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
 from lm.text_tables import plural, table
@@ -9,7 +11,7 @@ LOSS, ACCURACY = "loss", "accuracy"
 
 def short_names(results: list[TextResult]) -> list[str]:
     """Return the names of the texts; where two are equal, their sources."""
-    found = [r.text.corpus.name for r in results]
+    found = [r.text.name or r.text.corpus.name for r in results]
     return [r.text.source if found.count(name) > 1 else name for r, name in zip(results, found, strict=True)]
 
 
@@ -22,7 +24,22 @@ def losses_table(results: list[TextResult]) -> str:
             rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
         for baseline, loss in reversed(result.baselines.items()):
             rows.append(("", baseline, "", *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token), "-"))
+    if mean := weighted_mean(results):
+        rows.append(("weighted mean", "model", "", str(mean), str(perplexity(mean)), "-", "-"))
     return table(rows, right=[2])
+
+
+def weighted_mean(results: list[TextResult]) -> Estimate | None:
+    """Return the mean loss over the sources of a mixture by their weights; None if they are not all there.
+
+    The texts of the sources are independent, so the squares of the weighted standard errors add up.
+    """
+    pairs = [(r.text.weight, r.plain.loss) for r in results if r.text.weight is not None]
+    if not pairs or not math.isclose(sum(weight for weight, _ in pairs), 1):
+        return None
+    errors = [weight * loss.error for weight, loss in pairs if loss.error is not None]
+    error = math.hypot(*errors) if len(errors) == len(pairs) else None
+    return Estimate(math.fsum(weight * loss.value for weight, loss in pairs), error)
 
 
 def _cells(scores: Scores) -> tuple[str, ...]:
@@ -67,7 +84,9 @@ def to_record(result: TextResult) -> dict:
     text = result.text
     record = {
         "source": text.source,
-        "name": text.corpus.name,
+        "name": text.name or text.corpus.name,
+        "weight": text.weight,
+        "prepared": text.corpus.record,
         "split": text.split.name,
         "tokens": text.split.n_tokens,
         "bytes": text.split.n_bytes,

@@ -7,7 +7,7 @@ from typing import Any
 
 from lm.baselines.ngrams import ngram_losses
 from lm.config import DataConfig, Resolved
-from lm.data import Corpus, Split, open_corpus, shards
+from lm.data import Corpus, Split, mixtures, open_corpus, shards
 from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
 from lm.files import read_json
@@ -23,11 +23,16 @@ _CONFIG = {"train": {"seq_len": int}}
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text to evaluate: its source, as in config.data.source, and the tokens of a split."""
+    """A text to evaluate: its source, as in config.data.source, and the tokens of a split.
+
+    name and weight are those of a source of the run's mixture; "" and None for other texts.
+    """
 
     source: str
     corpus: Corpus
     split: Split
+    name: str = ""
+    weight: float | None = None
 
     def __str__(self) -> str:
         return f"the {self.split.name} split of {self.corpus.name}"
@@ -66,7 +71,8 @@ def evaluate(
     Args:
         run: the model, as `lm.load` returns it.
         split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
-        data: the text, as in config.data.source; None: the text of the run. It is encoded with the model's tokenizer.
+        data: the text, as in config.data.source, or the name of a source of the run's mixture; None: the text of the
+            run. It is encoded with the model's tokenizer.
         seq_len: tokens that the model sees at once; None: as many as in training.
         stride: also evaluate in sliding windows, which begin this many tokens apart.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
@@ -137,11 +143,23 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
         )
 
 
+def own_texts(run: TrainedModel) -> list[str | None]:
+    """Return what `open_text` takes for each text of a run: the names of a mixture's sources, or None."""
+    return [name for name, *_ in run.config.data.mixture or ((None,),)]
+
+
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`."""
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
-    source = data or run.config.data.source
+    mixture = run.config.data.mixture or ()
+    if data is None and mixture:
+        raise UserError(
+            f"--data: {run.path} has a mixture; name one of its sources: {', '.join(n for n, *_ in mixture)}"
+        )
+    shares = zip(mixture, mixtures.weights(run.config.data), strict=True)
+    of_mixture = {name: (source, share) for (name, source, _), share in shares}
+    source, weight = of_mixture.get(data or "", (data or run.config.data.source, None))
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--split: {repeated[0]} is given twice")
@@ -150,7 +168,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
     except UserError as error:
         raise UserError(f"--split: {error}; all joins them") from None
-    text = Text(source, corpus, found)
+    text = Text(source, corpus, found, data or "" if weight else "", weight)
     _check_tokens(run.config, text)
     return text
 
@@ -163,12 +181,13 @@ def _has_text(run: TrainedModel) -> bool:
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    is_own = source == run.config.data.source and _has_text(run)
+    own = [source for _, source, _ in run.config.data.mixture or ((None, run.config.data.source, 1.0),)]
+    is_own = source in own and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
-    config = dataclasses.replace(_data_here(run), source=source)
-    if not is_own:
-        config = dataclasses.replace(config, offline=None)
+    config = _data_here(run)
+    if not is_own or config.mixture:
+        config = config.of_source(source)
     if source.startswith("tokens:") and config.packing != "none":
         raise UserError(f"--data: {run.path} packs documents, and token shards do not record documents; give a text")
     try:
@@ -177,7 +196,11 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    if is_own and corpus.fingerprint != (_trained_on(run) or corpus.fingerprint):
+    trained_on = _trained_on(run)
+    if run.config.data.mixture:
+        fingerprints = {made["fingerprint"] for made in _data_record(run).get("record", {}).values()}
+        trained_on = corpus.fingerprint if corpus.fingerprint in fingerprints else "changed"
+    if is_own and corpus.fingerprint != (trained_on or corpus.fingerprint):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -193,9 +216,10 @@ def _data_here(run: TrainedModel) -> DataConfig:
 def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
     """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
 
-    They are empty if the model was not trained by a run, and, with a warning, if the text of the run cannot be read.
+    They are empty if the model was not trained by a run, or on a mixture; and, with a warning, if the text of the run
+    cannot be read.
     """
-    if not _has_text(run):
+    if not _has_text(run) or run.config.data.mixture:
         return [{} for _ in texts]
     source = run.config.data.source
     try:
@@ -206,7 +230,7 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
         return [{} for _ in texts]
 
 
-def _data_record(run: TrainedModel) -> dict[str, str]:
+def _data_record(run: TrainedModel) -> dict[str, Any]:
     """Return the name and the fingerprint of the tokens that a run trained on; empty if they are unknown."""
     try:
         return read_json(run.path / "run.json", _RUN)["data"] or {}

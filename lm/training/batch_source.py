@@ -6,6 +6,7 @@ the host gathers the tokens. The batch of a step is the same either way: see `lm
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -63,13 +64,12 @@ class BatchSource:
 
     def n_windows(self, max_batches: int = 0) -> int:
         """Return how many windows an evaluation reads: the first ones of the split."""
-        n, batch_size = batches.n_eval_windows(self.split, self.config), self.config.eval.batch_size
-        return min(n, max_batches * (batch_size or self.config.train.batch_size) or n)
+        return batches.n_eval_windows(self.split, self.config, max_batches)
 
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
-        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of them if not 0."""
-        n_batches = batches.n_eval_batches(self.split, self.config)
-        for batch in range(min(n_batches, max_batches or n_batches)):
+        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of each source if not 0."""
+        found = batches.eval_batches(self.split, self.config, max_batches)
+        for batch in itertools.chain.from_iterable(numbers for _, numbers in found):
             starts, weights = batches.eval_windows(self.split, self.config, batch)
             weights = sharding.shard_examples(self.mesh, weights.shape, 0, weights.__getitem__)
             yield self._inputs(starts) | {"weights": weights}

@@ -1,10 +1,13 @@
 """Evaluate parameters on a split."""
 
+import itertools
 import math
 from collections.abc import Callable
 
 import jax
 
+from lm.config import Resolved
+from lm.data import Split, batches
 from lm.data.entropy_floor import check_loss
 from lm.step import eval_step
 from lm.training.batch_source import BatchSource
@@ -22,13 +25,14 @@ def evaluate(
     Args:
         params: the model's parameters.
         source: the split's batches.
-        max_batches: evaluate only the first max_batches batches; 0 for all.
+        max_batches: evaluate only the first max_batches batches of each source; 0 for all.
         stop: called before each batch; True ends the evaluation.
 
     Returns:
         {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes are not known,
-        "tokens": number of predicted tokens}, and "best_loss", that of the best possible model of these tokens, where
-        it is known (`lm/data/entropy_floor.py`); None if `stop` ended the evaluation.
+        "tokens": number of predicted tokens}; "losses" by source of a mixture, whose weighted mean is "loss"; and
+        "best_loss", that of the best possible model of these tokens, where it is known
+        (`lm/data/entropy_floor.py`). None if `stop` ended the evaluation.
 
     Raises:
         BelowEntropy: the loss is below that of the best possible model.
@@ -38,13 +42,31 @@ def evaluate(
         if stop():
             return None
         sums.append(_eval_step(params, source.resident, inputs, source.config))
-    # Summed on the host in float64: a float32 sum over a full split would lose digits.
-    total, count = (math.fsum(float(s[i]) for s in sums) for i in (0, 1))
-    loss, split = total / count, source.split
-    best, bytes_per_token = check_loss(split, loss, int(count)), split.bytes_per_token
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token else None,
-        "tokens": int(count),
-    } | ({} if best is None else {"best_loss": best})
+    losses, n_predicted = mean_losses(source.split, source.config, sums, max_batches)
+    split, parts = source.split, {part.name: part for part in source.split.all_parts}
+    loss = math.fsum(parts[name].weight * value for name, value in losses.items())
+    best = check_loss(split, loss, n_predicted)
+    found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": n_predicted}
+    if all(part.bytes_per_token for part in parts.values()):
+        bytes_per_token = math.fsum(part.weight * part.bytes_per_token for part in parts.values())
+        found["bits_per_byte"] = loss / math.log(2) / bytes_per_token
+    return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
+
+
+def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[dict[str, float], int]:
+    """Return the mean loss of each source, by name, and the number of predictions.
+
+    Args:
+        split: the split.
+        config: the run's resolved config.
+        sums: for each batch of an evaluation with this max_batches, the sum of the losses and the number of targets.
+        max_batches: see `evaluate`.
+    """
+    losses, n_predicted, rest = {}, 0, iter(sums)
+    for part, numbers in batches.eval_batches(split, config, max_batches):
+        # Summed on the host in float64: a float32 sum over a full split would lose digits.
+        own = list(itertools.islice(rest, len(numbers)))
+        total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
+        losses[part.name] = total / count
+        n_predicted += int(count)
+    return losses, n_predicted

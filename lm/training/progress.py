@@ -42,6 +42,7 @@ class Progress:
         """Show an evaluation line."""
         hidden = ("step", "split", "windows", "data")
         shown = {key: value for key, value in line.items() if key not in hidden and value is not None}
+        shown |= {f"loss of {name}": loss for name, loss in shown.pop("losses", {}).items()}
         values = "  ".join(f"{key} {x:.4f}" if isinstance(x, float) else f"{key} {x}" for key, x in shown.items())
         self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}: {values}")
 

@@ -9,7 +9,7 @@ import jax
 from lm import data, parameters
 from lm.config import Config, Resolved, to_dict
 from lm.cost import flops
-from lm.data import Corpus
+from lm.data import Corpus, mixtures
 from lm.errors import UserError
 from lm.files import to_json
 from lm.generation.text import known_prompt
@@ -48,8 +48,9 @@ class Run:
 
     @property
     def data_facts(self) -> dict[str, str]:
-        """Return the data's name and fingerprint, as recorded in run.json."""
-        return {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
+        """Return the data's name, fingerprint and record of its preparation, as recorded in run.json."""
+        facts = {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
+        return facts | ({"record": self.corpus.record} if self.corpus.record else {})
 
 
 def prepare(config: Config, say: Callable[[str], None]) -> Run:
@@ -86,6 +87,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     problems = data.check_corpus(corpus, resolved.train.seq_len, resolved.model.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
+    problems += _mixture_problems(resolved, corpus)
     problems += _sample_problems(config, corpus)
     try:
         training_attention(resolved, corpus)
@@ -113,6 +115,20 @@ def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Res
         anywhere = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
         vocab_size = resolve_config(anywhere, corpus).model.vocab_size
     return parameters.resolve(config, vocab_size)
+
+
+def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
+    """Return whether the sources of a mixture have too few windows for the run."""
+    parts, t = corpus.splits["train"].parts if "train" in corpus.splits else (), config.train
+    if not parts or min(n_windows := mixtures.windows_of(parts, config)) < 1:
+        return []
+    end = mixtures.plan(n_windows, config.data, t.batch_size, t.seed)[1] // t.batch_size
+    if end >= t.steps:
+        return []
+    return [
+        f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for {end:,} of "
+        f"{t.steps:,} steps; use --config.train.steps={end} or more epochs"
+    ]
 
 
 def _sample_problems(config: Config, corpus: Corpus) -> list[str]:

@@ -217,6 +217,8 @@ def _scalars(line: dict):
     for key, value in line.items():
         if key == "detail":
             yield from _detail_scalars(value)
+        elif key == "losses":  # by source of a mixture
+            yield from ((f"{prefix}/loss/{name}", loss) for name, loss in value.items())
         elif key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}/{key}", value
 

@@ -1,0 +1,191 @@
+"""Mixtures of sources: which source and which of its windows is draw k, a pure function of (seed, k).
+
+With weights 0.7 and 0.3, the first k draws have floor(0.7 k + phase) windows of the first source: never one more or
+less than its share, unlike independent draws, whose counts deviate by about sqrt(k). The draws of the others are
+numbered anew and divided in the same way. The number of earlier draws of a source is its place in the source's own
+order, in which each epoch visits every window once.
+"""
+
+import bisect
+import functools
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.config import Config, DataConfig
+from lm.data.permutation import hash_counters, permute
+
+MAX_DRAWS = 2**40
+LARGEST_DENOMINATOR = 2**22  # of a share: its product with a number of draws fits into 63 bits
+
+
+class Part(NamedTuple):
+    """The tokens of one source within a split, one source after the other.
+
+    Attributes:
+        name: of the source; "" if the split has one source only.
+        start: index of its first token in the split.
+        n_tokens: number of its tokens.
+        weight: its weight in the mean loss of an evaluation; the weights add up to 1.
+        bytes_per_token: UTF-8 bytes of its text per token; None if unknown.
+    """
+
+    name: str
+    start: int
+    n_tokens: int
+    weight: float
+    bytes_per_token: float | None
+
+
+class Stretch(NamedTuple):
+    """Consecutive draws with the same weights.
+
+    Attributes:
+        first: number of its first draw.
+        before: for each source, how many draws before the stretch were of it.
+        shares: for each source, (numerator, denominator, phase) of its share of the draws that are not of a source
+            before it.
+    """
+
+    first: int
+    before: tuple[int, ...]
+    shares: tuple[tuple[int, int, int], ...]
+
+    def counts(self, n: int) -> list[int]:
+        """Return how many of the first n draws of the stretch are of each source."""
+        counts = []
+        for numerator, denominator, phase in self.shares:
+            counts.append((n * numerator + phase) // denominator)
+            n -= counts[-1]
+        return counts
+
+    def choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source of each draw, and how many draws before it were of this source."""
+        left = draws - self.first
+        source, rank = np.full(draws.shape, -1), np.zeros(draws.shape, np.int64)
+        for i, (numerator, denominator, phase) in enumerate(self.shares):
+            count = (left * numerator + phase) // denominator
+            chosen = (source < 0) & ((left * numerator + phase + numerator) // denominator > count)
+            source[chosen], rank[chosen] = i, count[chosen] + self.before[i]
+            left = left - count
+        return source, rank
+
+
+def weights(config: DataConfig) -> list[float]:
+    """Return the weights of the sources of a mixture, with the temperature, as shares of 1.
+
+    >>> weights(DataConfig(mixture=(("a", "text:a", 3.0), ("b", "text:b", 1.0))))
+    [0.75, 0.25]
+    """
+    return _tempered([weight for *_, weight in config.mixture or ()], config.mixture_temperature)
+
+
+def _tempered(given: list[float], temperature: float) -> list[float]:
+    tempered = [weight ** (1 / temperature) for weight in given]
+    return [weight / sum(tempered) for weight in tempered]
+
+
+def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
+    """Return the index of each window's first token, as `batches.window_starts` does, for a mixture of sources.
+
+    Raises:
+        ValueError: a step is beyond the last one for which the sources have windows.
+    """
+    t, stride = config.train, config.data.stride or config.train.seq_len
+    n_windows = windows_of(parts, config)
+    stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
+    draws = np.asarray(steps, np.int64)[..., None] * t.batch_size + np.arange(t.batch_size)
+    if draws.max() >= end:
+        raise ValueError(f"the mixture has {end:,} windows in all epochs, fewer than the draw {draws.max():,}")
+    found = np.empty(draws.shape, np.int64)
+    at = np.searchsorted([stretch.first for stretch in stretches], draws, side="right") - 1
+    for number in np.unique(at):
+        source, rank = stretches[number].choose(draws)
+        for i, n in enumerate(n_windows):
+            if (mine := (at == number) & (source == i)).any():
+                epoch, position = np.divmod(rank[mine], n)
+                if config.data.shuffle:
+                    position = permute(position, n, hash_counters(t.seed, 2, i, epoch))
+                found[mine] = parts[i].start + position * stride
+    return found
+
+
+def windows_of(parts: tuple[Part, ...], config: Config) -> tuple[int, ...]:
+    """Return how many windows an epoch of each source has."""
+    stride, length = config.data.stride or config.train.seq_len, config.train.seq_len + 1
+    return tuple(max(0, (part.n_tokens - length) // stride + 1) for part in parts)
+
+
+@functools.lru_cache(maxsize=64)
+def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: int) -> tuple[list[Stretch], int]:
+    """Divide the draws of a run into stretches with constant weights.
+
+    A stretch ends where a stage of data.mixture_stages begins, or where a source has reached its data.max_epochs. From
+    there on, the other sources divide its draws by their weights.
+
+    Args:
+        n_windows: windows of each source.
+        config: the mixture.
+        batch_size: draws per step.
+        seed: of the run.
+
+    Returns:
+        The stretches, and the number of draws at which no source with a weight has windows left (or MAX_DRAWS).
+    """
+    stages = [(0, *weights(config))]
+    for first, *given in config.mixture_stages or ():
+        stages.append((int(first) * batch_size, *_tempered(given, config.mixture_temperature)))
+    ends = [first for first, *_ in stages[1:]] + [MAX_DRAWS]
+    epochs = config.max_epochs or (None,)
+    epochs = epochs * len(n_windows) if len(epochs) == 1 else epochs
+    limits = [MAX_DRAWS if e is None else int(e * n) for e, n in zip(epochs, n_windows, strict=True)]
+    stretches: list[Stretch] = []
+    before, at = (0,) * len(n_windows), 0
+    for (_, *stage_weights), end in zip(stages, ends, strict=True):
+        while at < end:
+            given = [w if n < limit else 0.0 for w, n, limit in zip(stage_weights, before, limits, strict=True)]
+            if not any(given):
+                return stretches, at
+            stretch = Stretch(at, before, _shares(given, seed, len(stretches)))
+            n = end - at
+            for i, limit in enumerate(limits):
+                if before[i] < limit:  # shorten the stretch to the draws after which the source has no window left
+                    n = bisect.bisect_left(range(n), limit - before[i], key=lambda k, i=i: stretch.counts(k)[i])
+            stretches.append(stretch)
+            before = tuple(map(sum, zip(before, stretch.counts(n), strict=True)))
+            at += n
+    return stretches, at
+
+
+def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the share of each source among itself and those after it, as a fraction, with a phase of the seed."""
+    exact = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in given]
+    shares = []
+    for i, weight in enumerate(exact):
+        rest = sum(exact[i:])
+        share = (weight / rest if rest else Fraction(0)).limit_denominator(LARGEST_DENOMINATOR)
+        phase = int(hash_counters(seed, 3, number, i)) % share.denominator
+        shares.append((share.numerator, share.denominator, phase))
+    return tuple(shares)
+
+
+def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
+    """Return a line for each stretch of a run: its first step, and the share of each source and its epochs so far."""
+    t, lines = config.train, []
+    if not parts:
+        return []
+    n_windows = windows_of(parts, config)
+    stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
+    n_draws = t.steps * t.batch_size
+    for stretch, after in zip(stretches, [*(s.first for s in stretches[1:]), end], strict=True):
+        n = min(after, n_draws) - stretch.first
+        if n > 0:
+            shown = [
+                f"{part.name} {count / n:.1%} (up to epoch {(before + count) / windows:.2f})"
+                for part, count, before, windows in zip(
+                    parts, stretch.counts(n), stretch.before, n_windows, strict=True
+                )
+            ]
+            lines.append(f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shown)}")
+    return lines
