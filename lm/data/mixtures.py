@@ -133,16 +133,16 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
     Returns:
         The stretches, and the number of draws at which no source with a weight has windows left (or MAX_DRAWS).
     """
-    stages = [(0, *weights(config))]
-    for first, *given in config.mixture_stages or ():
-        stages.append((int(first) * batch_size, *_tempered(given, config.mixture_temperature)))
-    ends = [first for first, *_ in stages[1:]] + [MAX_DRAWS]
-    epochs = config.max_epochs or (None,)
+    stages = [(0, weights(config))]
+    for first, *later in config.mixture_stages or ():
+        stages.append((int(first) * batch_size, _tempered(later, config.mixture_temperature)))
+    ends = [first for first, _ in stages[1:]] + [MAX_DRAWS]
+    epochs = config.max_epochs or (MAX_DRAWS,)
     epochs = epochs * len(n_windows) if len(epochs) == 1 else epochs
-    limits = [MAX_DRAWS if e is None else int(e * n) for e, n in zip(epochs, n_windows, strict=True)]
+    limits = [min(MAX_DRAWS, int(e * n)) for e, n in zip(epochs, n_windows, strict=True)]
     stretches: list[Stretch] = []
     before, at = (0,) * len(n_windows), 0
-    for (_, *stage_weights), end in zip(stages, ends, strict=True):
+    for (_, stage_weights), end in zip(stages, ends, strict=True):
         while at < end:
             given = [w if n < limit else 0.0 for w, n, limit in zip(stage_weights, before, limits, strict=True)]
             if not any(given):
@@ -153,7 +153,7 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
                 if before[i] < limit:  # shorten the stretch to the draws after which the source has no window left
                     n = bisect.bisect_left(range(n), limit - before[i], key=lambda k, i=i: stretch.counts(k)[i])
             stretches.append(stretch)
-            before = tuple(map(sum, zip(before, stretch.counts(n), strict=True)))
+            before = tuple(a + b for a, b in zip(before, stretch.counts(n), strict=True))
             at += n
     return stretches, at
 

@@ -47,9 +47,9 @@ def evaluate(
     loss = math.fsum(parts[name].weight * value for name, value in losses.items())
     best = check_loss(split, loss, n_predicted)
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": n_predicted}
-    if all(part.bytes_per_token for part in parts.values()):
-        bytes_per_token = math.fsum(part.weight * part.bytes_per_token for part in parts.values())
-        found["bits_per_byte"] = loss / math.log(2) / bytes_per_token
+    n_bytes = [part.weight * part.bytes_per_token for part in parts.values() if part.bytes_per_token]
+    if len(n_bytes) == len(parts):
+        found["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
     return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
 
 

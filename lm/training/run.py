@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -47,7 +48,7 @@ class Run:
         return flops.flops_per_token(self.config.model, self.config.train.seq_len, full_square=True)
 
     @property
-    def data_facts(self) -> dict[str, str]:
+    def data_facts(self) -> dict[str, Any]:
         """Return the data's name, fingerprint and record of its preparation, as recorded in run.json."""
         facts = {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
         return facts | ({"record": self.corpus.record} if self.corpus.record else {})
