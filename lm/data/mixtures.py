@@ -60,6 +60,10 @@ class Stretch(NamedTuple):
             n -= counts[-1]
         return counts
 
+    def draws_until(self, count: int, source: int, at_most: int) -> int:
+        """Return after how many draws there are `count` of a source; at_most if it takes more."""
+        return bisect.bisect_left(range(at_most), count, key=lambda n: self.counts(n)[source])
+
     def choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the source of each draw, and how many draws before it were of this source."""
         left = draws - self.first
@@ -151,7 +155,7 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
             n = end - at
             for i, limit in enumerate(limits):
                 if before[i] < limit:  # shorten the stretch to the draws after which the source has no window left
-                    n = bisect.bisect_left(range(n), limit - before[i], key=lambda k, i=i: stretch.counts(k)[i])
+                    n = min(n, stretch.draws_until(limit - before[i], i, n))
             stretches.append(stretch)
             before = tuple(a + b for a, b in zip(before, stretch.counts(n), strict=True))
             at += n
