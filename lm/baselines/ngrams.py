@@ -36,13 +36,25 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
         vocab_size: size of the vocabulary.
 
     Returns:
-        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split; None if there is no such
-        split, or if it is of a mixture.
+        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split, divided among the sources
+        of a mixture, whose losses are weighted; None if there is no such split.
     """
-    if name not in corpus.splits or corpus.splits[name].parts:
+    if name not in corpus.splits:
         return None
+    if parts := corpus.splits[name].parts:
+        train, scored = (_by_source(corpus.split(split)) for split in ("train", name))
+        probabilities = unigram_probabilities(np.concatenate(train), None, vocab_size)
+        return sum(
+            part.weight * -float(np.log(probabilities[ids]).mean()) for part, ids in zip(parts, scored, strict=True)
+        )
     train, scored = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
     return _losses(*scored, {"unigram": unigram_probabilities(*train, vocab_size)[scored[0]]})["unigram"]
+
+
+def _by_source(split: Split) -> list[np.ndarray]:
+    """Return the first tokens of each source of a mixture, as many of each."""
+    most = MAX_UNIGRAM_TOKENS // len(split.parts)
+    return [np.asarray(split.tokens[part.start : part.start + min(part.n_tokens, most)]) for part in split.parts]
 
 
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:

@@ -109,7 +109,7 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
         )  # fmt: skip
     opened = list(corpora.values())
     return Corpus(
-        "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened]),
+        "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened], shares),
         tuple(notice for c in opened for notice in c.notices), ids_are_checked=all(c.ids_are_checked for c in opened),
         record={name: {"fingerprint": c.fingerprint} | (c.record or {}) for name, c in corpora.items()},
     )  # fmt: skip

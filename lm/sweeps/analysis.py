@@ -127,6 +127,25 @@ class Analysis:
     warnings: dict[str, list[str]]
     failed: dict[str, str]
 
+    def by_source(self) -> list[tuple[str, str, str, Estimate]]:
+        """Return variant, baseline, source and the difference in test loss for each comparison and source of a mixture.
+
+        The weights of the two mixtures may differ, but their sources are the same.
+        """
+        found = []
+        for pair in self.record["comparisons"]:
+            if not all(name in self.variants for name in pair):
+                continue
+            a, b = (self.variants[name] for name in pair)
+            if a.about["data"].get("sources") != b.about["data"].get("sources"):
+                continue
+            losses = [{seed: run.sources for seed, run in v.runs.items()} for v in (a, b)]
+            seeds = [seed for seed in losses[0] if losses[0][seed] and losses[1].get(seed)]
+            for source in losses[0][seeds[0]] if len(seeds) > 1 else ():
+                differences = [losses[0][seed][source] - losses[1][seed][source] for seed in seeds]
+                found.append((a.name, b.name, source, statistics.estimate(differences)))
+        return found
+
     def of_kind(self, *kinds: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind in kinds]
 

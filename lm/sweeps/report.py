@@ -182,6 +182,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
         by_verdict={verdict: [c for c in claims if c.verdict == verdict] for verdict in VERDICTS},
         cells=a.of_kind(CELL),
         placebos=a.of_kind(PLACEBO),
+        by_source=a.by_source(),
         n_tests=sum(not math.isnan(claim.p) for claim in claims),
         variants=a.variants.values(),
         warnings=a.warnings,

@@ -39,6 +39,7 @@ class Run:
         diverged_step: the step of the first update that was not finite; None if it finished.
         steps, tokens: the updates, and the tokens of the whole run; 0 tokens on pages published before they were kept.
         val_loss, test_loss: over the whole splits, in nats per token; None if it diverged.
+        sources: the test loss on each source of a mixture.
         curve: the validation losses during training, (step, loss).
         seconds: its share of the time of the runs that trained at once, with compilation and evaluation.
         tokens_per_second: of all runs that trained at once, without compilation and evaluation; None if not measured.
@@ -56,6 +57,7 @@ class Run:
     tokens: int = 0
     val_loss: float | None = None
     test_loss: float | None = None
+    sources: dict[str, float] = dataclasses.field(default_factory=dict)
     curve: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0
     tokens_per_second: float | None = None
@@ -164,6 +166,9 @@ def runs_to_csv(runs: Iterable[Run]) -> str:
     rows = [run.row() for run in runs]
     for row in rows:
         row.pop("curve")
+        row["sources"] = to_json(row["sources"])
+    if all(row["sources"] == "{}" for row in rows):
+        rows = [{key: value for key, value in row.items() if key != "sources"} for row in rows]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()

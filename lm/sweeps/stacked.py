@@ -28,6 +28,7 @@ from lm.step import eval_step, evaluated_params, init_state, optimizer, train_st
 from lm.sweeps import cpu_memory
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
+from lm.training.evaluation import mean_losses, weighted_mean
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart
@@ -317,16 +318,19 @@ class StackedRuns:
         A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite.
         Evaluations after that are left out.
         """
-        steps, curve, final = self.config.train.steps, [], {}
+        steps, curve, final, sources = self.config.train.steps, [], {}, {}
         for line in lines:
             if "split" not in line or (halted_at and line["step"] >= halted_at):
                 continue
-            sums, counts = line["sums"][i], line["counts"]
+            split, sums = self.corpus.split(line["split"]), list(zip(line["sums"][i], line["counts"], strict=True))
             if line["step"] == steps:
-                final[line["split"]] = math.fsum(sums) / sum(counts)
+                losses, _ = mean_losses(split, self.config, sums)
+                final[line["split"]] = weighted_mean(split, losses)
+                if split.parts and line["split"] == "test":
+                    sources = losses
             if line["split"] == "validation":  # so that every point of the curve is over the same windows
-                n = self.config.eval.max_batches or len(counts)
-                curve.append((line["step"], math.fsum(sums[:n]) / sum(counts[:n])))
+                losses, _ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
+                curve.append((line["step"], weighted_mean(split, losses)))
         finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",
@@ -334,6 +338,7 @@ class StackedRuns:
             "steps": halted_at - 1 if halted_at else steps,
             "val_loss": final["validation"] if finished else None,
             "test_loss": final["test"] if finished else None,
+            "sources": sources if finished else {},
             "curve": tuple(point for point in curve if math.isfinite(point[1])),
         }
 

@@ -1,6 +1,5 @@
 """Evaluate parameters on a split."""
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -42,15 +41,20 @@ def evaluate(
         if stop():
             return None
         sums.append(_eval_step(params, source.resident, inputs, source.config))
-    losses, n_predicted = mean_losses(source.split, source.config, sums, max_batches)
-    split, parts = source.split, {part.name: part for part in source.split.all_parts}
-    loss = math.fsum(parts[name].weight * value for name, value in losses.items())
+    split, parts = source.split, source.split.all_parts
+    losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
+    loss = weighted_mean(split, losses)
     best = check_loss(split, loss, n_predicted)
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": n_predicted}
-    n_bytes = [part.weight * part.bytes_per_token for part in parts.values() if part.bytes_per_token]
+    n_bytes = [part.weight * part.bytes_per_token for part in parts if part.bytes_per_token]
     if len(n_bytes) == len(parts):
         found["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
     return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
+
+
+def weighted_mean(split: Split, losses: dict[str, float]) -> float:
+    """Return the mean of the losses of the sources, by their weights."""
+    return math.fsum(part.weight * losses[part.name] for part in split.all_parts)
 
 
 def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[dict[str, float], int]:
@@ -59,13 +63,16 @@ def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0
     Args:
         split: the split.
         config: the run's resolved config.
-        sums: for each batch of an evaluation with this max_batches, the sum of the losses and the number of targets.
+        sums: for each batch of an evaluation with this max_batches, or of a whole one, the sum of the losses and the
+            number of targets.
         max_batches: see `evaluate`.
     """
-    losses, n_predicted, rest = {}, 0, iter(sums)
+    losses, n_predicted, position = {}, 0, 0
+    is_whole = len(sums) == batches.n_eval_batches(split, config)
     for part, numbers in batches.eval_batches(split, config, max_batches):
+        first = numbers.start if is_whole else position
+        own, position = sums[first : first + len(numbers)], position + len(numbers)
         # Summed on the host in float64: a float32 sum over a full split would lose digits.
-        own = list(itertools.islice(rest, len(numbers)))
         total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
         losses[part.name] = total / count
         n_predicted += int(count)
