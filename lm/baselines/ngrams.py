@@ -42,11 +42,10 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
     if name not in corpus.splits:
         return None
     if parts := corpus.splits[name].parts:
-        train, scored = (_by_source(corpus.split(split)) for split in ("train", name))
-        probabilities = unigram_probabilities(np.concatenate(train), None, vocab_size)
-        return sum(
-            part.weight * -float(np.log(probabilities[ids]).mean()) for part, ids in zip(parts, scored, strict=True)
-        )
+        counted, targets = (_by_source(corpus.split(split)) for split in ("train", name))
+        probabilities = unigram_probabilities(np.concatenate(counted), None, vocab_size)
+        losses = [-float(np.log(probabilities[ids]).mean()) for ids in targets]
+        return sum(part.weight * loss for part, loss in zip(parts, losses, strict=True))
     train, scored = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
     return _losses(*scored, {"unigram": unigram_probabilities(*train, vocab_size)[scored[0]]})["unigram"]
 
