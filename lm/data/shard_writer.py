@@ -178,20 +178,20 @@ def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
         i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o.output, done["shards"])
     ]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
-    kept = _first_copies(o, units) if o.deduplicate and missing else [None] * len(units)
+    if not missing:
+        return
+    kept = _first_copies(o, units) if o.deduplicate else [None] * len(units)
     next_save, began = 0.0, time.monotonic()
-    size = sum(units[i].size for i in missing)
-    with tqdm(None, "tokenizing", size, unit="B", unit_scale=True, disable=None) as bar:
-        for i, done in _in_parallel(o, _write_unit, {i: (i, units[i], o, kept[i]) for i in missing}):
-            bar.update(units[i].size)
-            manifest["units"][i] = done
-            now = time.monotonic()
-            if now >= next_save:  # saving a long manifest takes at most 5 % of the time
-                _save(o, manifest)
-                next_save = now + 20 * (time.monotonic() - now)
+    jobs = {i: (i, units[i], o, kept[i]) for i in missing}
+    for i, done in _in_parallel("tokenizing", o.workers, units, _write_unit, jobs):
+        manifest["units"][i] = done
+        now = time.monotonic()
+        if now >= next_save:  # saving a long manifest takes at most 5 % of the time
+            _save(o, manifest)
+            next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
-    seconds = time.monotonic() - began
-    say(f"tokenized {size / 1e6:,.1f} MB in {seconds:,.0f} s, {size / 1e6 / seconds:,.1f} MB/s")
+    size, seconds = sum(units[i].size for i in missing) / 1e6, time.monotonic() - began
+    say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
 def _are_there(output: Path, shards: list[dict]) -> bool:
@@ -205,35 +205,37 @@ def _first_copies(o: Options, units: list[Unit]) -> list[np.ndarray]:
 
     This reads the input once more, and takes 16 bytes of memory per document.
     """
-    with tqdm(
-        None, "hashing documents", sum(unit.size for unit in units), unit="B", unit_scale=True, disable=None
-    ) as bar:
-        hashes = {}
-        for i, found in _in_parallel(o, _hash_unit, {i: (unit, o.field) for i, unit in enumerate(units)}):
-            hashes[i] = found
-            bar.update(units[i].size)
-    ends = np.cumsum([len(hashes[i]) for i in range(len(units))])
-    kept = np.zeros(ends[-1], bool)
-    kept[np.unique(np.concatenate([hashes[i] for i in range(len(units))]), return_index=True)[1]] = True
-    return np.split(kept, ends[:-1])
+    jobs = {i: (unit, o.field) for i, unit in enumerate(units)}
+    found = dict(_in_parallel("hashing documents", o.workers, units, _hash_unit, jobs))
+    hashes = [found[i] for i in range(len(units))]
+    kept = np.zeros(sum(map(len, hashes)), bool)
+    kept[np.unique(np.concatenate(hashes), return_index=True)[1]] = True
+    return np.split(kept, np.cumsum(list(map(len, hashes)))[:-1])
 
 
-def _in_parallel(o: Options, function: Callable, jobs: dict[int, tuple]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each job and what the function returns for it, in the order in which they are finished."""
-    n_workers = min(o.workers, len(jobs))
-    if n_workers < 2:
-        yield from ((i, function(*job)) for i, job in jobs.items())
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_workers, context, _start_worker, (o.workers // n_workers,)) as pool:
-        numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
-        try:
-            for future in as_completed(numbers):
-                yield numbers.pop(future), future.result()
-        except BrokenProcessPool:
-            raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _in_parallel(
+    title: str, workers: int, units: list[Unit], function: Callable, jobs: dict[int, tuple]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
+    n_workers, total = min(workers, len(jobs)), sum(units[i].size for i in jobs)
+    with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
+        if n_workers < 2:
+            for i, job in jobs.items():
+                yield i, function(*job)
+                bar.update(units[i].size)
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
+            numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
+            try:
+                for future in as_completed(numbers):
+                    i = numbers.pop(future)
+                    yield i, future.result()
+                    bar.update(units[i].size)
+            except BrokenProcessPool:
+                raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def _report(o: Options, units: list[Unit], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:

@@ -1,11 +1,8 @@
-"""Text files: which files a path names, which of them are text, and whether a text is a table or a list of records."""
+"""Text files: which files a path names, which of them are text, and whether a text is a list of records."""
 
-import csv
 import json
 import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 from lm.data import storage
 from lm.errors import UserError
@@ -31,7 +28,7 @@ def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Ca
         path: the path or URL.
         option: what the user set to it, for the errors.
         say: receives lines of information: which files are read and which are not.
-        warn: receives a warning if the first file is JSON Lines or a table.
+        warn: receives a warning if the first file is JSON Lines.
 
     Raises:
         UserError: there is no text.
@@ -110,40 +107,13 @@ def _describe_syntax(path: str, say: Callable[[str], None], warn: Callable[[str]
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
-    first, command = _records(lines), f"python -m lm.data.prepare --input jsonl:{path} --field {{}} --tokenizer byte"
-    kind, command = "JSON Lines", f"{command} --output data/{Path(path).stem}"
-    if first is None:
-        first, separator = _table(lines)
-        kind = "a table"
-        command = (
-            f"python -c \"import csv; [print(row['{{}}']) for row in csv.DictReader(open('{path}', newline=''), "
-            f'delimiter={separator!r})]" > {Path(path).stem}_text.txt'
-        )
-    if first:
-        field = max(first, key=lambda name: len(str(first[name])))
-        warn(
-            f"WARNING: {path} is {kind} with the fields {', '.join(first)}, and its syntax is part of the text; for "
-            f"the texts alone: {command.format(field)}"
-        )
-
-
-def _records(lines: list[str]) -> dict | None:
-    """Return the first record if all lines are JSON objects."""
     try:
         records = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError):
-        return None
-    return records[0] if records and all(isinstance(record, dict) for record in records) else None
-
-
-def _table(lines: list[str]) -> tuple[dict, str]:
-    """Return the first row of a table with its header, and the separator; an empty row if it is not a table."""
-    for separator in "\t,":
-        try:
-            rows = list(csv.reader(lines, delimiter=separator, strict=True))
-        except csv.Error:
-            continue
-        names = [re.fullmatch(r"\w[\w .-]{0,39}", name) for name in rows[0]] if len(rows) >= 5 else []
-        if len(names) > 1 and all(names) and {len(row) for row in rows} == {len(names)}:
-            return dict(zip(rows[0], rows[1], strict=True)), separator
-    return {}, ""
+        return
+    if records and all(isinstance(record, dict) for record in records):
+        field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
+        warn(
+            f"WARNING: {path} is JSON Lines with the fields {', '.join(records[0])}, and its syntax is part of the "
+            f"text; for the texts alone, use jsonl:{path} with config.data.field={field} or --field {field}"
+        )
