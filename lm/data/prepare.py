@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 
         print(shards.verify(Path(a.verify).expanduser()))
         return 0
-    from lm.data.shard_writer import Options, write_shards
+    from lm.data.shard_writer import write_shards
+    from lm.data.unit_shards import Options
 
     names = {field.name for field in dataclasses.fields(Options)} - {"output", "unit_bytes"}
     given = {name: getattr(a, name) for name in names}

@@ -14,10 +14,10 @@ import pytest
 from running import small_disk
 
 from lm.config import DataConfig
-from lm.data import cache, hf_tokenizer, open_corpus, shard_writer, tokenizers
+from lm.data import cache, hf_tokenizer, open_corpus, shard_writer, tokenizers, unit_shards
 from lm.data.prepare import main
 from lm.data.readers import Unit, find_units, read_documents
-from lm.data.shard_writer import assign
+from lm.data.unit_shards import Options, assign
 from lm.errors import UserError
 from lm.files import lock
 
@@ -270,7 +270,7 @@ def test_a_failed_write_names_the_shard(dump, tmp_path, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writer, "write_bytes", fail)
+        patch.setattr(unit_shards, "write_bytes", fail)
         assert main(arguments(dump, tmp_path / "out")) == 1
     assert f"No space left on device: '{tmp_path / 'out' / 'train_000000.npy'}'" in capsys.readouterr().err
     assert main(arguments(dump, tmp_path / "out")) == 0
@@ -298,7 +298,7 @@ def test_a_dataset_without_a_train_split_is_an_error_before_anything_is_written(
     units = [Unit("tfds:test", "dataset", 0, 1, "test")]
     monkeypatch.setattr(shard_writer, "find_units", lambda *_: ([], units))
     with pytest.raises(UserError, match="--input: 'tfds:dataset' has no train split"):
-        shard_writer.write_shards(shard_writer.Options("tfds:dataset", "byte", tmp_path / "out"))
+        shard_writer.write_shards(Options("tfds:dataset", "byte", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

@@ -130,8 +130,8 @@ def test_a_unit_that_is_larger_than_a_shard_becomes_several_shards(tmp_path, mon
     sources = {name: tmp_path / name for name in ("one", "many")}
     for out in sources.values():
         assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]) == 0
-        monkeypatch.setattr("lm.data.shard_writer.SHARD", 100)
-        monkeypatch.setattr("lm.data.shard_writer.BATCH", 60)
+        monkeypatch.setattr("lm.data.unit_shards.SHARD", 100)
+        monkeypatch.setattr("lm.data.unit_shards.BATCH", 60)
     assert len(list(sources["many"].glob("train_000000*.npy"))) > 5
     assert len(list(sources["one"].glob("train_000000*.npy"))) == 1
     one, many = (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import DataConfig
-from lm.data import hf_tokenizer, open_corpus, prepare, shard_writer, tokenizers
+from lm.data import hf_tokenizer, open_corpus, prepare, tokenizers, unit_shards
 from lm.data.hf_tokenizer import END_OF_TEXT, HFTokenizer
 from lm.errors import UserError
 from lm.generation.text import Continuation
@@ -224,7 +224,7 @@ def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
 
 
 def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, capsys, llama_like):
-    monkeypatch.setattr(shard_writer, "PIECE", 3)
+    monkeypatch.setattr(unit_shards, "PIECE", 3)
     (tmp_path / "tokenizer.json").write_text(llama_like.json)
     spec, text, output = f"hf:{tmp_path / 'tokenizer.json'}", "one <|im_end|>\n two <|im_end|>", tmp_path / "out"
     (tmp_path / "dump.jsonl").write_text((json.dumps({"text": text}) + "\n") * 3)
