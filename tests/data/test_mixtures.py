@@ -8,7 +8,8 @@ import pytest
 from running import metrics_of
 from tiny import tiny
 
-from lm.config import Config, DataConfig, EvalConfig, TrainConfig
+from lm.config import Config, DataConfig, TrainConfig
+from lm.config.schema import EvalConfig
 from lm.data import Split, batches, mixtures, open_corpus
 from lm.data.concatenated import ConcatenatedArray
 from lm.errors import UserError
