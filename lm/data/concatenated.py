@@ -35,9 +35,14 @@ class ConcatenatedArray:
             return self._slice(*index.indices(len(self))[:2])
         index = np.asarray(index)
         out = np.empty(index.shape + self.shape[1:], self.dtype)
-        if index.ndim > 1:  # row by row, because a window lies in one part or two
-            for i, row in enumerate(index):
-                out[i] = self[row]
+        if index.ndim > 1 and index.size:  # rows are windows, most of which lie in one part
+            rows, found = index.reshape(-1, index.shape[-1]), out.reshape(-1, *out.shape[index.ndim - 1 :])
+            first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
+            for number in np.unique(first[first == last]):
+                own = (first == number) & (last == number)
+                found[own] = self[rows[own].reshape(-1)].reshape(found[own].shape)
+            for i in np.flatnonzero(first != last):
+                found[i] = self[rows[i]]
         elif index.size:
             if index.min() < 0 or index.max() >= len(self):
                 raise IndexError(f"index out of range [0, {len(self)})")

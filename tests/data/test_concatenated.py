@@ -23,6 +23,10 @@ def test_indexing_equals_that_of_the_copied_array(lengths, data):
         index = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8)), np.int64)
         np.testing.assert_array_equal(joined[index], whole[index])
         assert joined[index].dtype == np.uint32
+        windows = index[: len(index) // 4 * 4].reshape(-1, 2, 2)
+        np.testing.assert_array_equal(joined[windows], whole[windows])
+        with pytest.raises(IndexError):
+            joined[np.array([[0, len(whole)]])]
     for outside in (-1, len(whole)):
         with pytest.raises(IndexError):
             joined[outside]
