@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from synthetic_sweep import GAPS, GRID, PLAIN, RATE, sweep
 
-from lm.sweeps import statistics
+from lm.sweeps import report, statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, NO_CONCLUSION, NO_RESULT, PLACEBO, analyze
 from lm.sweeps.statistics import BETTER, NOT_SHOWN, SAME, WORSE
 
@@ -142,3 +142,26 @@ def test_no_difference_is_shown_where_seeds_disagree():
     noisy = [dataclasses.replace(r, test_loss=r.test_loss + 0.3 * (-1) ** r.seed)
              if (r.phase, r.variant) == ("final", "gated") else r for r in runs]  # fmt: skip
     assert analyze(record, noisy).claims[0].verdict == NOT_SHOWN
+
+
+def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
+    """Also where their weights, and so the mean losses, differ; not where the sources do."""
+    record, runs = sweep()
+    for about in record["variants"].values():
+        about["data"] = about["data"] | {"sources": {"web": "1", "code": "2"}}
+    record["variants"]["gated"]["data"] = record["variants"]["gated"]["data"] | {"fingerprint": "of other weights"}
+    draw = np.random.default_rng(0)
+    runs = [dataclasses.replace(r, sources={"web": r.test_loss, "code": r.test_loss + draw.normal()}) for r in runs]
+    a = analyze(record, runs)
+    assert a.claims[0].missing == "different data or tokens"
+    found = {(variant, source): d for variant, against, source, d in a.by_source() if against == "plain"}
+    assert found.keys() >= {("gated", "web"), ("gated", "code"), ("wide", "web"), ("wide", "code")}
+    for (variant, source), difference in found.items():
+        losses = [[run.sources[source] for run in a.variants[name].runs.values()] for name in (variant, "plain")]
+        assert difference.p == pytest.approx(stats.ttest_rel(*losses).pvalue, rel=1e-9)
+    text = report.to_markdown(a, {})
+    assert "## By source" in text
+    assert text.count("| code |") == len(found) / 2
+    record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"sources": {"web": "3", "code": "2"}}
+    assert {variant for variant, *_ in analyze(record, runs).by_source()} == {"gated"}
+    assert "By source" not in report.to_markdown(analyze(*sweep()), {})

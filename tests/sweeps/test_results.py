@@ -98,6 +98,8 @@ def test_links_and_pipes_are_refused(tmp_path, kind):
 
 def test_a_table_of_runs_is_read_back_without_the_curves(tmp_path):
     runs = [FINISHED, DIVERGED]
+    assert "sources" not in runs_to_csv(runs)  # of a mixture only
+    runs.append(dataclasses.replace(OTHER, sources={"web": 2.5, "code": 1.25}))
     (tmp_path / "runs.csv").write_text(runs_to_csv(runs))
     assert runs_from_csv(tmp_path / "runs.csv") == [dataclasses.replace(run, curve=()) for run in runs]
 
