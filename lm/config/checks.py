@@ -191,14 +191,17 @@ def mixture(config: Config) -> Iterator[Problem]:
     names, n = [name for name, *_ in d.mixture], len(d.mixture)
     if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
         yield problem("data.mixture", f"{names} must be different names of letters, digits and _ . -")
-    for _, source, weight in d.mixture:
+    largest = max(max(weight for *_, weight in d.mixture), 1e-300)
+    shares = [(max(weight, 0.0) / largest) ** (1 / d.mixture_temperature) for *_, weight in d.mixture]
+    for (_, source, weight), share in zip(d.mixture, shares, strict=True):
         try:
             checked(source, str, schema()["data.source"][1])
         except ValueError as error:
             yield problem("data.mixture", str(error))
-        if not weight / max(1e-300, sum(abs(w) for *_, w in d.mixture)) >= 1e-6:
+        if not share >= 1e-6 * sum(shares):
             yield problem(
-                "data.mixture", f"the weight {weight} of {source} must be above 0 (a millionth of all at least)"
+                "data.mixture data.mixture_temperature",
+                f"the weight {weight} of {source} must be above 0, and a millionth of all at least",
             )
     if d.order != "epochs":
         yield problem(

@@ -86,7 +86,7 @@ def weights(config: DataConfig) -> list[float]:
 
 
 def _tempered(given: list[float], temperature: float) -> list[float]:
-    tempered = [weight ** (1 / temperature) for weight in given]
+    tempered = [(weight / max(given)) ** (1 / temperature) for weight in given]
     return [weight / sum(tempered) for weight in tempered]
 
 
