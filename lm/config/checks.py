@@ -198,7 +198,7 @@ def mixture(config: Config) -> Iterator[Problem]:
             checked(source, str, schema()["data.source"][1])
         except ValueError as error:
             yield problem("data.mixture", str(error))
-        if not share >= 1e-6 * sum(shares):
+        if weight <= 0 or share < 1e-6 * sum(shares):
             yield problem(
                 "data.mixture data.mixture_temperature",
                 f"the weight {weight} of {source} must be above 0, and a millionth of all at least",

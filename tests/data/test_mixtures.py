@@ -183,6 +183,8 @@ def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(texts, tmp_p
 BAD = [
     ({"mixture": '(("a","text:a",0.0),("b","text:b",1.0))'}, ("data.mixture", "above 0")),
     ({"mixture": '(("a","text:a",-1.0),("b","text:b",1.0))'}, ("data.mixture", "above 0")),
+    ({"mixture": '(("a","text:a",0.0),)'}, ("data.mixture", "above 0")),
+    ({"mixture_temperature": "0.01"}, ("data.mixture", "above 0")),
     ({"mixture": '(("a","text:a",1.0),("a","text:b",1.0))'}, ("data.mixture", "different names")),
     ({"mixture": '(("a","novel.txt",1.0),)'}, ("data.mixture", "text:novel.txt")),
     ({"mixture": '(("a","text:a"),)'}, ("data.mixture", "(text, text, float)")),
