@@ -39,12 +39,12 @@ class Run:
         diverged_step: the step of the first update that was not finite; None if it finished.
         steps, tokens: the updates, and the tokens of the whole run; 0 tokens on pages published before they were kept.
         val_loss, test_loss: over the whole splits, in nats per token; None if it diverged.
-        sources: the test loss on each source of a mixture.
         curve: the validation losses during training, (step, loss).
         seconds: its share of the time of the runs that trained at once, with compilation and evaluation.
         tokens_per_second: of all runs that trained at once, without compilation and evaluation; None if not measured.
         at_once: how many trained at once.
         processor, device, commit: where it was trained, and with which code; "" if not known.
+        sources: the test loss on each source of a mixture.
     """
 
     phase: str
@@ -57,7 +57,6 @@ class Run:
     tokens: int = 0
     val_loss: float | None = None
     test_loss: float | None = None
-    sources: dict[str, float] = dataclasses.field(default_factory=dict)
     curve: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0
     tokens_per_second: float | None = None
@@ -65,6 +64,7 @@ class Run:
     processor: str = ""
     device: str = ""
     commit: str = ""
+    sources: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, tuple, int]:
