@@ -4,7 +4,7 @@
 
 Other weights: --config.data.mixture='(("shakespeare", "tfds:tiny_shakespeare", 3.0), ("python", "python_docs", 1.0))'.
 Cost: 300 steps of 2,048 bytes with 231,424 parameters, a minute or two on 2 CPU cores.
-Result: the table of three weights in docs/data.md.
+Result: see docs/data.md.
 """
 
 from lm.config import default_config
