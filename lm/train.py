@@ -43,7 +43,7 @@ def run(a: argparse.Namespace, config: Config) -> int:
     if a.config.startswith("hf:"):
         print("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
     if a.compiled:
-        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump)
+        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, code=a.compiled == "time")
         print(f"\n{describe_compiled(chosen, compiled)}")
         fits = compiled.peak <= chosen.device.memory
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory

@@ -118,10 +118,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
     parser.add_argument(
         "--compiled",
-        action="store_true",
-        help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]",
+        nargs="?",
+        const="memory",
+        choices=("memory", "time"),
+        help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]; "
+        "time: to the end, for the compiler's estimate of the time on TPUs",
     )
-    parser.add_argument("--dump", metavar="DIR", help="with --compiled: keep the text of the compiled program")
+    parser.add_argument(
+        "--dump", metavar="DIR", help="with --compiled: keep the compiler's texts in a new folder there"
+    )
     parser.add_argument(
         "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,25 @@ import time
 from pathlib import Path
 
 from lm.config import Resolved, saved_config, to_dict
+from lm.cost import hlo
 from lm.cost.devices import DEVICES
+from lm.cost.memory import train_state_bytes
 from lm.errors import UserError
 
+# Texts of the compiler, by the patterns of their names. XLA:GPU puts the name of its target before "after".
+PROGRAM, REPORT, ASSIGNMENT, GENERATED = (
+    f"*.jit_train_step*after_{name}.txt"
+    for name in (
+        "optimizations",
+        "optimizations-memory-usage-report",
+        "optimizations-buffer-assignment",
+        "codegen",
+    )
+)
+LOG, SHOWN = "compiler.txt", 8
+# Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an array, times the
+# number of arrays), see lm/cost/devices.py and https://jax-ml.github.io/scaling-book/tpus.
+CLOCKS = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
 PLUGINS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}  # module, extra of pyproject.toml
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server of Google Cloud
@@ -54,29 +71,36 @@ class Compiled:
     """What the compiler says about the training program of one step.
 
     Attributes:
-        peak, arguments, aliased: bytes per device: the most in use, the train state and batch, and the outputs that
-            take the place of arguments.
-        state: bytes per device of the train state, which the program replaces.
+        peak: bytes per device by the assignment of buffers.
+        state, aliased: bytes per device of the parameters and the optimizer's state, and of the arguments that are
+            replaced in place.
+        buffers: the largest buffers, in bytes, and to what they belong.
         sent: bytes that each device sends per step, by kind, mesh axes, and whether other operations overlap.
+        compute: the compiler's estimate of the seconds of a step without communication and kernels; None: unknown.
         seconds: that the compiler took.
     """
 
     peak: int
-    arguments: int
-    aliased: int
     state: int
-    sent: list[tuple[str, list[str], bool, float]]
+    aliased: int
+    buffers: list[tuple[int, str]]
+    sent: dict[tuple[str, tuple[str, ...], bool], float]
+    compute: float | None
     seconds: float
 
 
-def compile_step(config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None) -> Compiled:
+def compile_step(
+    config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None, *, code: bool = False
+) -> Compiled:
     """Compile the training step of a config for a mesh of devices, which this machine need not have.
 
     Args:
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
         sizes: the size of each mesh axis.
-        dump: a directory for the text of the compiled program; None: it is not kept.
+        dump: a directory for the compiler's texts; None: they are not kept.
+        code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a tenth of the time,
+            and `compute` is not known.
 
     Raises:
         UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
@@ -88,21 +112,62 @@ def compile_step(config: Resolved, device_name: str, sizes: dict[str, int], dump
         raise UserError(f"--compiled: the compiler for {device_name} is not installed; pip install -e '.[{extra}]'")
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
-    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "dump": dump}
+    folder = Path(tempfile.mkdtemp(prefix="lm-compiler-", dir=dump))
+    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology}
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
-    if platform == "gpu":  # autotuning would need a GPU
-        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
-    command = [sys.executable, "-m", "lm.cost.compiled"]
-    done = subprocess.run(command, input=json.dumps(job), env=environment, capture_output=True, text=True)
-    if done.returncode == 0:
-        return Compiled(**json.loads(done.stdout.splitlines()[-1]))
-    folder = Path(dump or tempfile.mkdtemp(prefix="lm-compiler-"))
-    (folder / "compiler.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
-    mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-    raise UserError(
-        f"--compiled: the training step of this config does not compile for {math.prod(sizes.values())} x "
-        f"{device_name}, mesh {mesh}: {_reason(done.stderr)}; the compiler's text is in {folder / 'compiler.txt'}"
+    flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
+    environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+    start = time.monotonic()
+    if not _run_compiler(job, environment, folder, code):
+        mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise UserError(
+            f"--compiled: the training step of this config does not compile for {math.prod(sizes.values())} x "
+            f"{device_name}, mesh {mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; the compiler's text "
+            f"is in {folder / LOG}"
+        )
+    seconds = time.monotonic() - start
+    text = _newest(folder, PROGRAM).read_text(encoding="utf-8")
+    report = _newest(folder, REPORT).read_text(encoding="utf-8")
+    assignment = _newest(folder, ASSIGNMENT).read_text(encoding="utf-8")
+    generated = _newest(folder, GENERATED)
+    sent: dict[tuple, float] = {}
+    for c in hlo.parse_collectives(text):
+        key = c.kind, c.axes(sizes), c.overlapped
+        sent[key] = sent.get(key, 0.0) + c.sent
+    found = Compiled(
+        peak=int(report.split("Total bytes: ")[1].split()[0]),  # of the first memory space, the device's
+        state=sum(train_state_bytes(config, sizes)),
+        aliased=hlo.aliased_bytes(text),
+        buffers=hlo.largest_buffers(assignment, text, SHOWN),
+        sent=sent,
+        compute=hlo.compute_cycles(generated.read_text(encoding="utf-8")) / CLOCKS[device_name] if generated else None,
+        seconds=seconds,
     )
+    if not dump:
+        shutil.rmtree(folder)
+    return found
+
+
+def _run_compiler(job: dict, environment: dict, folder: Path, code: bool) -> bool:
+    """Run the compiler in a process of its own until it has written its reports; return whether it has."""
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    with open(folder / LOG, "w", encoding="utf-8") as log:
+        command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        size = 0
+        while process.poll() is None:
+            time.sleep(0.2)
+            report = _newest(folder, REPORT)
+            if report and not code and size == report.stat().st_size > 0:  # it is written as a whole
+                process.kill()
+                process.wait()
+                return True
+            size = report.stat().st_size if report else 0
+    return process.returncode == 0
+
+
+def _newest(folder: Path, pattern: str) -> Path | None:
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def slice_of(device_name: str, n_devices: int) -> str:
@@ -141,14 +206,13 @@ def _reason(text: str) -> str:
 # ---- In the compiler's process ------------------------------------------------------------------------------------
 
 
-def _compile(job: dict) -> Compiled:
+def _compile(job: dict) -> None:
     import jax
     import numpy as np
     from jax.experimental import mesh_utils, topologies
     from jax.sharding import AxisType, Mesh
 
-    from lm.cost.hlo import parse_collectives
-    from lm.cost.memory import abstract_train_state, local_bytes
+    from lm.cost.memory import abstract_train_state
     from lm.kernels.platform import compiling_for
     from lm.parallel.mesh import BATCH_AXES
     from lm.step import train_step
@@ -170,26 +234,7 @@ def _compile(job: dict) -> Compiled:
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)
     jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings)
     with jax.set_mesh(mesh), compiling_for(platform):
-        lowered = jitted.lower(state, batch, config)
-        start = time.monotonic()
-        program = lowered.compile()
-        seconds = time.monotonic() - start
-    text, memory = program.as_text() or "", program.memory_analysis()
-    assert memory, platform
-    if job["dump"]:
-        Path(job["dump"], "step.hlo").write_text(text, encoding="utf-8")
-    sent: dict[tuple, float] = {}
-    for c in parse_collectives(text):
-        key = c.kind, c.axes(sizes), c.overlapped
-        sent[key] = sent.get(key, 0.0) + c.sent
-    return Compiled(
-        peak=memory.peak_memory_in_bytes,
-        arguments=memory.argument_size_in_bytes,
-        aliased=memory.alias_size_in_bytes,
-        state=local_bytes(state),
-        sent=[(kind, list(axes), overlapped, n_bytes) for (kind, axes, overlapped), n_bytes in sent.items()],
-        seconds=seconds,
-    )
+        jitted.lower(state, batch, config).compile()
 
 
 def _gpu_target(name: str) -> str:
@@ -202,4 +247,4 @@ def _gpu_target(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(_compile(json.load(sys.stdin)))))
+    _compile(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

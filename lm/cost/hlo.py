@@ -1,4 +1,4 @@
-"""Parse the collectives of a compiled program from its HLO text, with the trip counts of its loops."""
+"""Read what a compiled program does from the texts of XLA: collectives and cycles, with trip counts, and buffers."""
 
 import dataclasses
 import math
@@ -11,6 +11,7 @@ from lm.cost.communication import ring_bytes
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _INSTRUCTION = re.compile(rf"= (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+_CONTROLLED = re.compile(r"(?:body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -46,7 +47,7 @@ class Collective:
     @property
     def payload(self) -> int:
         """Return the bytes of the full array that a device starts or ends with, whichever is larger."""
-        result = sum(_itemsize(dtype) * math.prod(shape) for dtype, shape in self.shapes)
+        result = _bytes(self.shapes)
         return result * self.n if self.kind == "reduce-scatter" else result
 
     @property
@@ -67,23 +68,10 @@ def parse_collectives(hlo: str) -> list[Collective]:
         ValueError: a loop contains collectives and its trip count cannot be found.
     """
     bodies, entry = _computations(hlo)
-    times = dict.fromkeys(bodies, 0)
-    unknown = set()
-
-    def visit(name: str, n: int, counted: bool) -> None:
-        times[name] += n
-        if not counted:
-            unknown.add(name)
-        for line in bodies[name]:
-            trips = _trips(line, bodies) if " while(" in line else 1
-            callees = _CALLED.findall(line)
-            for branches in _BRANCHES.findall(line):
-                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
-            for callee in callees:
-                if callee in bodies:
-                    visit(callee, n * (trips or 1), counted and trips is not None)
-
-    visit(entry, 1, True)
+    times, unknown = _runs(bodies, entry, _CALLED)
+    asynchronous = {
+        name for lines in bodies.values() for line in lines if " async-start(" in line for name in _CALLED.findall(line)
+    }
     found, seen = [], set()
     for name, lines in bodies.items():
         for line in lines:
@@ -95,8 +83,84 @@ def parse_collectives(hlo: str) -> list[Collective]:
                     continue
                 if copied:
                     seen.add(key)
-                found.append(_collective(match, line, times[name], overlapped=bool(copied or match["start"])))
+                overlapped = bool(copied or match["start"]) or name in asynchronous
+                found.append(_collective(match, line, times[name], overlapped))
     return found
+
+
+def compute_cycles(hlo: str) -> int:
+    """Return XLA:TPU's estimate of the cycles of one run, from the text after code generation.
+
+    Collectives and kernels of Pallas have no estimate.
+
+    Raises:
+        ValueError: the trip count of a loop cannot be found.
+    """
+    bodies, entry = _computations(hlo)
+    times, unknown = _runs(bodies, entry, _CONTROLLED)
+    total = 0
+    for name, lines in bodies.items():
+        cycles = sum(int(n) for line in lines for n in re.findall(r'"estimated_cycles":"(\d+)"', line))
+        if cycles and times[name] and name in unknown:
+            raise ValueError(f"{name}: a loop of unknown trip count")
+        total += cycles * times[name]
+    return total
+
+
+def aliased_bytes(hlo: str) -> int:
+    """Return the bytes of the arguments whose place outputs take."""
+    header = hlo.split("\n", 1)[0]
+    aliased = {int(n) for n in re.findall(r": \((\d+), \{", header.split("entry_computation_layout")[0])}
+    bodies, entry = _computations(hlo)
+    total = 0
+    for line in bodies[entry]:
+        if (number := re.search(r" parameter\((\d+)\)", line)) and int(number[1]) in aliased:
+            total += _bytes(_arrays(line.split(" parameter(")[0]))
+    return total
+
+
+def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
+    """Return the sizes in bytes of the largest buffers in the device's memory, and to what they belong.
+
+    Buffers that share an address at different times count as one, the largest.
+
+    Args:
+        assignment: XLA's text of the assignment of buffers.
+        hlo: the program.
+        n: how many to return.
+    """
+    owners = dict(re.findall(r'^ +(?:ROOT )?%?([\w.-]+) = .*?op_name="((?:[^"\\]|\\.)*)"', hlo, re.MULTILINE))
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for text in assignment.split("\nallocation ")[1:]:
+        number, rest = text.split(":", 1)
+        if "color" in rest.split("\n", 1)[0]:  # another memory than the device's
+            continue
+        for name, size, offset in re.findall(r"value: <\d+ ([\w.-]+)\S* .*?\(size=(\d+),offset=(\d+)\)", rest):
+            owner = owners.get(name, name).replace("\\'", "'")
+            found[number, offset] = max(found.get((number, offset), (0, "")), (int(size), owner), key=lambda b: b[0])
+    return sorted(found.values(), reverse=True)[:n]
+
+
+def _runs(bodies: dict[str, list[str]], entry: str, called: re.Pattern) -> tuple[dict[str, int], set[str]]:
+    """Return how often each computation runs, and those in loops whose trip counts are not known (counted once)."""
+    times = dict.fromkeys(bodies, 0)
+    unknown = set()
+
+    def visit(name: str, n: int, counted: bool) -> None:
+        times[name] += n
+        if not counted:
+            unknown.add(name)
+        for line in bodies[name]:
+            trips = _trips(line, bodies) if " while(" in line else 1
+            callees = called.findall(line)
+            for branches in _BRANCHES.findall(line):
+                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
+            for callee in callees:
+                if callee in bodies:
+                    visit(callee, n * (trips or 1), counted and trips is not None)
+
+    visit(entry, 1, True)
+    return times, unknown
 
 
 def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
@@ -118,7 +182,7 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
             name = line.removeprefix("ENTRY ").lstrip("%").split(" ", 1)[0]
             entry = name if line.startswith("ENTRY") else entry
             bodies[name] = []
-        elif line.startswith("}"):
+        elif line == "}":  # a kernel's attributes may have other lines that start with }
             name = None
         elif name is not None:
             bodies[name].append(line)
@@ -126,7 +190,7 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
-    arrays = [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(match["type"])]
+    arrays = _arrays(match["type"])
     if match["start"] and match["kind"] != "all-reduce":  # asynchronous: operands, then results
         arrays = arrays[len(arrays) // 2 :]
     where = re.search(r'op_name="([^"]*)"', line)
@@ -149,6 +213,14 @@ def _group(line: str) -> tuple[int, ...]:
     named = {axis.strip(" '") for axis in mesh[2].split(",")}
     numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     return tuple(numbers[tuple(slice(None) if axis in named else 0 for axis in sizes)].ravel().tolist())
+
+
+def _arrays(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(text)]
+
+
+def _bytes(arrays) -> int:
+    return sum(_itemsize(dtype) * math.prod(shape) for dtype, shape in arrays)
 
 
 def _itemsize(dtype: str) -> int:

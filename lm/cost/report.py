@@ -1,5 +1,6 @@
 """The text that --plan prints."""
 
+import re
 from collections import defaultdict
 
 from lm import parameters
@@ -7,7 +8,7 @@ from lm.config import MeshConfig, Resolved
 from lm.cost import flops
 from lm.cost.communication import seconds
 from lm.cost.compiled import Compiled
-from lm.cost.estimate import USABLE, Estimate, estimate, search_meshes
+from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search_meshes
 from lm.cost.memory import attention_implementation, micro_batches_per_step
 from lm.cost.units import duration, si
 from lm.optimizers import MATRIX_RULES
@@ -163,8 +164,8 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
     for transfer in e.sent:
         planned[transfer.kind, transfer.axes] += transfer.sent
     sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations
-    for kind, axes, overlapped, n_bytes in c.sent:
-        sums = sent.setdefault((kind, tuple(axes)), [0.0, 0.0])
+    for (kind, axes, overlapped), n_bytes in c.sent.items():
+        sums = sent.setdefault((kind, axes), [0.0, 0.0])
         sums[0] += n_bytes
         sums[1] += n_bytes * overlapped
     in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
@@ -177,4 +178,25 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
         what = f"sent per device and step: {kind} over {' x '.join(axes)}"
         share = f"  {hidden / total:.0%} overlapped" if total else ""
         lines.append(f"  {what:<54}{si(total, 'B'):>10}{si(planned[kind, axes], 'B'):>10}{share}")
+    if c.compute:
+        planned_compute = product_seconds(e.config, e.device, e.n_devices)
+        what = "time of a step without communication and kernels"
+        lines.append(f"  {what:<54}{c.compute:>8.3g} s{planned_compute:>8.3g} s")
+    lines.append("The largest buffers")
+    lines += [f"  {_owner(name):<54}{si(size, 'B'):>10}" for size, name in c.buffers]
     return "\n".join(lines)
+
+
+def _owner(name: str) -> str:
+    """Shorten JAX's name of what a buffer holds.
+
+    >>> _owner("state.params['layers']['ffn']['w_up_DF']")
+    'params/layers/ffn/w_up_DF'
+    >>> _owner("jit(train_step)/shard_map/transpose(jvp(Transformer))/while/body/layers_0/0/ffn/dot_general")
+    'layers_0/0/ffn/dot_general, backward'
+    """
+    if name.startswith("state."):
+        return "/".join(re.findall(r"\w+", name.removeprefix("state.")))
+    parts = [part for part in name.split("/") if re.fullmatch(r"[\w.-]+", part)]
+    parts = [part for part in parts if part not in ("shard_map", "while", "body", "closed_call", "checkpoint")]
+    return "/".join(parts[-4:]) + (", backward" if "transpose(jvp" in name else "")
