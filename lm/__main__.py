@@ -1,7 +1,10 @@
 """The command `lm`: `lm train ...` is `python -m lm.train ...`, and so on."""
 
 import importlib
+import os
 import sys
+
+from lm.parser import Parser
 
 COMMANDS = {
     "train": "train a model, or estimate its cost",
@@ -13,18 +16,32 @@ COMMANDS = {
     "sweep": "run an ablation",
     "report": "write the report of a sweep",
     "runs": "list runs: settings, steps, best loss, status, size",
+    "compare": "compare runs: what differs in their configs, losses, curves",
     "data.prepare": "write token shards",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        return complete(os.environ["COMP_LINE"].split()[1:2])
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name not in COMMANDS:
         listed = "\n".join(f"  {name:<14}{what}" for name, what in COMMANDS.items())
         print(f"usage: lm COMMAND ...; lm COMMAND --help says more\n\n{listed}")
         return 0 if name in ("-h", "--help") else 2
     return importlib.import_module(f"lm.{name}").main(arguments)
+
+
+def complete(typed: list[str]) -> int:
+    """Print the completions of the command line that a shell asks about; typed: the name of the command, if any."""
+    if typed and typed[0] in COMMANDS:
+        os.environ["_ARGCOMPLETE"] = "2"  # the arguments are those behind the second word
+        return importlib.import_module(f"lm.{typed[0]}").main([])
+    parser = Parser("COMMAND", "")
+    parser.add_argument("command", choices=COMMANDS)
+    parser.parse_args([])
+    return 0
 
 
 if __name__ == "__main__":

@@ -142,6 +142,7 @@ def lasting_output() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.stdout.flush()
         sys.stdout, sys.stderr = streams
 
 

@@ -11,7 +11,8 @@ import lm
 from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
-from lm.files import to_json, write_text
+from lm.files import make_folder, to_json, write_text
+from lm.parser import Parser
 
 EPILOG = """\
 examples:
@@ -37,11 +38,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.evaluate",
-        description="Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        "evaluate",
+        "Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors.",
+        EPILOG,
     )
     add_checkpoint(parser)
     add = parser.add_argument
@@ -90,7 +90,8 @@ def evaluate(a: argparse.Namespace) -> int:
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or texts.own_texts(run)]
-    output = make_directory(Path(a.output).expanduser() if a.output else run.path / "evaluation")
+    output = Path(a.output).expanduser() if a.output else run.path / "evaluation"
+    make_directory(output, linked=bool(a.output))
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": True}
     with report_out_of_memory("use --no-baselines"):
         baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
@@ -105,15 +106,14 @@ def print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def make_directory(directory: Path) -> Path:
-    """Create the directory for the results if it does not exist."""
+def make_directory(directory: Path, linked: bool) -> None:
+    """Create the directory for the results if it does not exist; linked: it may be a link."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True) if linked else make_folder(directory)
     except OSError as error:
         raise UserError(f"--output: {directory} cannot be created ({error.strerror}); give another one") from None
     if not os.access(directory, os.W_OK):
         raise UserError(f"--output: {directory} is not writable; give another one")
-    return directory
 
 
 def show(a: argparse.Namespace, run, results: list, output: Path) -> None:

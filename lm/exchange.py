@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -51,7 +52,7 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
         TemporaryError: another process is writing it.
     """
     refuse_url(path, option)
-    target = Path(path).expanduser().resolve()
+    target = Path(os.path.realpath(Path(path).expanduser()))
     if target.exists() and (not target.is_dir() or any(target.iterdir()) or target.is_mount()):
         raise UserError(f"{option} {path} is not an empty directory; give another")
     partial = target.with_name(f".{target.name}.partial")

@@ -1,6 +1,13 @@
-"""Small files: strict JSON, bounded reads, atomic replacement, and locks of directories."""
+"""Small files: strict JSON, bounded reads, atomic replacement, and locks of directories.
+
+One rule for directories that somebody else may have made: a file is read if it is a regular one of a bounded size
+(`read_bytes`, `open_regular`, `check_files`), a name that a file contains leads to one file beside it (`is_file_name`),
+a file is replaced and not written through a link (`write_bytes`), and results are not written into a linked folder
+(`make_folder`). `tests/test_files.py` checks that other modules read in no other way.
+"""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -71,17 +78,23 @@ def read_bytes(path: str | Path, at_most: int | None = None) -> bytes:
     """Read a file.
 
     Raises:
-        ValueError: it is a pipe or a device, from which reading could wait forever, or has more than `at_most` bytes
-            (None: LARGEST).
+        ValueError: it is a pipe or a device, or has more than `at_most` bytes (None: LARGEST).
         OSError: it is missing or cannot be read.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a pipe or a device")
-        if status.st_size > (at_most := at_most or LARGEST):
-            raise ValueError(f"it has {status.st_size:,} bytes; at most {at_most:,} are expected")
+    with open_regular(path) as file:
+        size, at_most = os.fstat(file.fileno()).st_size, at_most or LARGEST
+        if size > at_most:
+            raise ValueError(f"it has {size:,} bytes; at most {at_most:,} are expected")
         return file.read()
+
+
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Open a file for reading; raises ValueError for a pipe or a device, from which reading could wait forever."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("it is a pipe or a device")
+    return file
 
 
 def files_below(directory: Path) -> Iterator[Path]:
@@ -100,6 +113,38 @@ def files_below(directory: Path) -> Iterator[Path]:
             if path.exists() and not path.is_file():
                 raise UserError(f"{path} is a pipe or a device; remove it")
             yield path
+
+
+def check_files(directory: Path, read_in_parts: str) -> None:
+    """Refuse pipes, devices and huge files below a directory, except files in folders of the name `read_in_parts`.
+
+    Raises:
+        UserError: there is such a file.
+        OSError: a directory cannot be listed.
+    """
+    for path in files_below(directory):
+        if path.parent.name != read_in_parts and path.exists() and (size := path.stat().st_size) > LARGEST:
+            raise UserError(f"{path} has {size:,} bytes; at most {LARGEST:,} are expected; remove it")
+
+
+def is_file_name(name: str) -> bool:
+    r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
+
+    >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden")]
+    [True, True, False, False, False, False, False]
+    """
+    return bool(re.fullmatch(r"[^\W_][\w .+-]*", name))
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory for results if it is missing.
+
+    Raises:
+        UserError: it is a link, which somebody else may have left there, or not a directory.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} is a link or not a directory: files would be written elsewhere; remove it")
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def parse_json(content: str | bytes, expected: Any = dict) -> Any:
@@ -270,7 +315,8 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     try:
         held = acquired.acquire()
     except filelock.Timeout:
-        holder = path.read_text(encoding="utf-8", errors="replace").strip()[:200] or "another process"
+        with open_regular(path) as lock_file:
+            holder = lock_file.read(200).decode(errors="replace").strip() or "another process"
         raise TemporaryError(
             f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
         ) from None

@@ -10,6 +10,8 @@ from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.errors import UserError, with_exit_code
 from lm.files import to_json
 from lm.generation import options
+from lm.parser import Parser
+from lm.text_tables import for_terminal
 
 EPILOG = """\
 examples:
@@ -31,12 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.generate",
-        description="Generate text with a trained model.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("generate", "Generate text with a trained model.", EPILOG)
     add_checkpoint(parser)
     add = parser.add_argument
     add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
@@ -139,8 +136,6 @@ def print_growing(prompt: str, updates) -> None:
 
 def write(text: str) -> None:
     """Write to standard output; what could change a terminal is replaced there."""
-    from lm.generation.text import for_terminal  # imports jax
-
     print(for_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 

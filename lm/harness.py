@@ -7,6 +7,7 @@ import sys
 
 from lm.command_line.checkpoint import add_checkpoint, parse_step
 from lm.errors import UserError, first_line, with_exit_code
+from lm.parser import Parser
 
 EPILOG = """\
 examples:
@@ -23,13 +24,11 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.harness",
-        description="Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of\n"
+    parser = Parser(
+        "harness",
+        "Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of\n"
         "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ...",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        EPILOG,
     )
     add_checkpoint(parser)
     parser.add_argument(

@@ -7,6 +7,7 @@ import sys
 from lm.command_line.checkpoint import STEP, parse_step
 from lm.config.values import MAX_INT, path_argument, short
 from lm.errors import UserError, with_exit_code
+from lm.parser import Parser
 
 EPILOG = """\
 examples:
@@ -30,13 +31,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.hf",
-        description="Exchange models with Hugging Face's transformers: safetensors, config.json, tokenizer.json.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        "hf", "Exchange models with Hugging Face's transformers: safetensors, config.json, tokenizer.json.", EPILOG
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser)
 
     def command(name, run, text):
         added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

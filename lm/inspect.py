@@ -10,6 +10,7 @@ from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import write_text
+from lm.parser import Parser
 
 EPILOG = """\
 examples:
@@ -30,12 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.inspect",
-        description="Write an HTML page that shows how a trained model processes a text.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("inspect", "Write an HTML page that shows how a trained model processes a text.", EPILOG)
     add_checkpoint(parser)
     add = parser.add_argument
     add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from lm.errors import UserError, with_exit_code
+from lm.parser import Parser
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
 from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
@@ -24,12 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.report",
-        description=DESCRIPTION,
-        epilog="example:\n  python -m lm.report sweeps/swiglu_vs_silu-quick",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("report", DESCRIPTION, "example:\n  python -m lm.report sweeps/swiglu_vs_silu-quick")
     parser.add_argument("sweep", metavar="SWEEP_DIR", type=Path, help="the directory that python -m lm.sweep printed")
     parser.add_argument(
         "--publish",

@@ -9,7 +9,7 @@ from lm import malloc, runtime
 from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
-from lm.errors import UserError, with_exit_code
+from lm.errors import UserError, lasting_output, with_exit_code
 from lm.files import refuse_url
 from lm.sweeps import cpu_memory
 from lm.sweeps.plan import load_sweep
@@ -18,7 +18,11 @@ from lm.sweeps.plan import load_sweep
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return sweep(parse_arguments(argv))
+    arguments = parse_arguments(argv)
+    if arguments.dry_run:
+        return sweep(arguments)
+    with lasting_output():
+        return sweep(arguments)
 
 
 def sweep(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,16 @@
-"""Tables in plain text and Markdown, and numbers with their noun."""
+"""Tables in plain text and Markdown, numbers with their noun, and text that a terminal shows as it is."""
 
+import re
 from collections.abc import Sequence
+
+
+def for_terminal(text: str) -> str:
+    """Return a text in which control characters, which could change the terminal, are U+FFFD.
+
+    >>> for_terminal("a" + chr(27) + "[2J b")
+    'a\ufffd[2J b'
+    """
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
@@ -18,6 +28,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     embedding      8
     head       1,024
     """
+    rows = [[for_terminal(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def aligned(row) -> str:

@@ -5,9 +5,13 @@ import os
 import sys
 
 import pytest
+from running import ROOT
 
+from lm import sweep
+from lm.data import prepare
 from lm.errors import TemporaryError, UserError, lasting_output, with_exit_code
 from lm.files import name_errors
+from lm.sweeps import runner
 
 
 @contextlib.contextmanager
@@ -25,6 +29,17 @@ def test_long_work_continues_when_its_reader_goes_away():
             print("lost", flush=True)
             print("lost, too", flush=True)
         assert sys.stdout is stream
+
+
+def test_sweeps_and_the_preparation_of_a_corpus_continue_when_their_reader_goes_away(command, monkeypatch, tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 50)
+    monkeypatch.setattr(sweep, "start_jax", lambda *_: None)
+    monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: print("x" * 10**5, flush=True) or 0)
+    with unread():
+        source = ("--input=text:text.txt", "--tokenizer=byte", "--workers=1")
+        assert command(prepare.main, *source, f"--output={tmp_path / 'shards'}")[0] == 0
+        assert command(sweep.main, f"--config={ROOT / 'tests/configs/tiny_sweep.py'}")[0] == 0
+    assert (tmp_path / "shards" / "manifest.json").is_file()
 
 
 def test_a_command_whose_reader_goes_away_ends_without_a_traceback():

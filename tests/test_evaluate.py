@@ -157,6 +157,8 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
 def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write_bad_texts()
+    shutil.copytree(bench.reference(), "linked", ignore=lambda *_: ["evaluation"])
+    os.symlink(tmp_path, "linked/evaluation")  # by somebody who sent the directory
     monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
     for arguments, message in (
         (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
@@ -179,6 +181,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
         ),
         (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
         (["--data=tokens:large"], "has the id 999, but the vocabulary of this model has 14 ids"),
+        (["--workdir=linked"], "linked/evaluation is a link or not a directory"),
         (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
     ):
         assert main([f"--workdir={bench.reference()}", *arguments]) == 2

@@ -1,8 +1,11 @@
 """Small files: what is read has the expected shape, or the error says what is wrong with which file."""
 
+import ast
+import contextlib
 import os
 
 import pytest
+from running import ROOT
 
 from lm import files
 from lm.errors import UserError
@@ -88,3 +91,59 @@ def test_a_directory_is_removed_although_a_file_appears_meanwhile(tmp_path, monk
     remove_while_written(unfinished)
     assert late
     assert not unfinished.exists()
+
+
+# ---- Directories that somebody else may have made -------------------------------------------------------------------
+
+# What is read in another way, and why.
+READ_OTHERWISE = {
+    "lm/files.py": "the rule itself",
+    "lm/data/cache.py": "digest_of reads the text that the user named",
+    "lm/data/python_docs.py": "Python's own library",
+    "lm/data/text_files.py": "the text that the user named",
+    "lm/data/units.py": "the text that the user named",
+    "lm/generate.py": "the prompts that the user named",
+    "lm/sweeps/plan.py": "the sweep file, which is run anyway",
+    "lm/interpret/page.py": "files of the package",
+    "lm/training/memory.py": "the system's limits",
+    "lm/workdir/provenance.py": "the system's processor",
+}
+
+
+def reads(path) -> bool:
+    """Return whether a module opens files to read them, without lm.files."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    opened = [
+        call for call, name in zip(calls, names, strict=True) if name.split(".")[-1] == "open" and name != "os.open"
+    ]
+    modes = ["".join(ast.unparse(a) for a in [*call.args, *call.keywords]) for call in opened]
+    methods = [name for name in names if name.endswith((".read_text", ".read_bytes")) and name != "files.read_bytes"]
+    return bool(methods) or not all(
+        any(mode in text for mode in ("'w'", "'wb'", "'xb'", "'a'", "'ab'", "'a+b'")) for text in modes
+    )
+
+
+def test_every_module_reads_files_by_the_same_rule():
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "lm").rglob("*.py") if reads(path)}
+    assert found == READ_OTHERWISE.keys()
+
+
+def test_pipes_devices_and_huge_files_are_refused_and_names_lead_nowhere(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(ValueError, match="a pipe or a device"):
+            files.read_bytes(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name} is a pipe or a device"):
+            files.check_files(tmp_path, "d")
+        (tmp_path / name).unlink()
+    for folder, refused in (("state", True), ("d", False)):
+        (tmp_path / folder).mkdir()
+        with open(tmp_path / folder / "huge", "wb") as file:
+            file.truncate(2**31)
+        with pytest.raises(UserError, match="at most") if refused else contextlib.nullcontext():
+            files.check_files(tmp_path / folder, "d")
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    with pytest.raises(UserError, match="is a link"):
+        files.make_folder(tmp_path / "link")

@@ -1,9 +1,17 @@
-"""The command lm.runs, and the command lm, which runs all others."""
+"""The commands lm.runs and lm.compare, and the command lm, which runs all others."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
-from lm import __main__, runs
+import pytest
+from running import ROOT
+
+from lm import __main__, compare, runs
+from lm.training.loss_curve import loss_curves
+from lm.workdir.metrics import read_metrics, validation_losses
 
 
 def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
@@ -25,6 +33,43 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     assert second.endswith("train.seed=7")
     assert "config.json is corrupted" in third
     assert command(runs.main, tmp_path / "nothing")[0] == 2
+
+
+def test_two_runs_are_compared_by_their_configs_losses_and_curves(bench, command, tmp_path):
+    for name, seed in (("a", 0), ("b\x1b[2J", 7)):
+        config = json.loads((shutil.copytree(bench.reference(), tmp_path / name) / "config.json").read_text())
+        config["train"]["seed"] = seed
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    code, output = command(compare.main, "a", "b\x1b[2J")
+    assert (code, "\x1b" in output) == (0, False)
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in output.splitlines()}
+    assert rows["config.train.seed"] == ["0", "7"]
+    assert not any("config.model" in line for line in rows)
+    lines = read_metrics(bench.reference() / "metrics.jsonl")
+    best = min(validation_losses(lines).values())
+    assert rows["best validation loss"] == [f"{best:.4f}"] * 2
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    (axes,) = loss_curves({"a": lines, "b": lines}).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert [y[-1] for y in (line.get_ydata() for line in axes.lines)][1::2] == [
+        list(validation_losses(lines).values())[-1]
+    ] * 2
+    for mistake in (["a"], ["a", "a"], ["a", "nothing"]):
+        assert command(compare.main, *mistake)[0] == 2, mistake
+
+
+def test_a_shell_completes_commands_options_config_keys_and_their_values(tmp_path):
+    pytest.importorskip("argcomplete")
+    for line, expected in {
+        "lm comp": "compare",
+        "lm hf export --w": "--workdir",
+        "lm train --config.model.d_f": "--config.model.d_ff",
+        "lm train --config.optimizer.name=ad": "--config.optimizer.name=adamw",
+    }.items():
+        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": str(ROOT)}
+        out = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
+        subprocess.run([sys.executable, "-m", "lm"], env=os.environ | asked | out, timeout=60, check=True)
+        assert (tmp_path / "out").read_text().strip() == expected
 
 
 def test_the_command_lm_runs_the_others(command):

@@ -3,6 +3,7 @@
 import argparse
 
 from lm.config.schema import PLATFORMS
+from lm.parser import Parser
 
 BUDGETS = ("quick", "full")  # the names that a sweep file may use
 DESCRIPTION = """\
@@ -31,13 +32,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     Args:
         argv: the arguments after the program's name; None: those of this process.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.sweep",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("sweep", DESCRIPTION, EPILOG)
     parser.add_argument("--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/")
     parser.add_argument(
         "--budget", choices=BUDGETS, default="quick", help="a budget of the file (default: %(default)s)"

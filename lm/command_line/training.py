@@ -8,6 +8,7 @@ from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
+from lm.parser import Parser
 
 EPILOG = """\
 examples:
@@ -78,13 +79,7 @@ def key_list() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.train",
-        description="Train a decoder-only Transformer language model.",
-        epilog=EPILOG + key_list(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("train", "Train a decoder-only Transformer language model.", EPILOG + key_list())
     parser.add_argument(
         "--config",
         required=True,
@@ -144,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long to wait for the other processes (default: %(default)s)",
     )
+    if parser.completes:
+        for name, (_, field) in schema().items():
+            parser.add_argument(f"--config.{name}", choices=field.metadata["choices"], help=field.metadata["doc"])
     return parser
 
 

@@ -73,8 +73,8 @@ def write_file(path: Path, text: str) -> None:
 def read_file(path: Path) -> str | None:
     """Return the text that `write_file` wrote; None if the file is missing or damaged."""
     try:
-        digest, _, content = path.read_bytes().partition(b"\n")
-    except (FileNotFoundError, NotADirectoryError):
+        digest, _, content = files.read_bytes(path).partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content.decode() if digest == _sha256(content).encode() else None
 
@@ -142,13 +142,13 @@ def find_damage(directory: Path) -> str | None:
         return next((f"{name} has changed" for name in changed), None)
     except FileNotFoundError as e:  # also of the directory: another process may be rebuilding it
         return f"{Path(e.filename).name} is missing"
-    except UserError:
+    except (UserError, ValueError):  # also of a pipe
         return f"{CHECKSUMS} is not what was written"
 
 
 def _size_and_checksum(path: Path) -> list[int]:
     checksum = 0
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         while block := file.read(2**20):
             checksum = zlib.crc32(block, checksum)
         return [file.tell(), checksum]

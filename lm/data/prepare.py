@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from lm.errors import with_exit_code
+from lm.errors import lasting_output, with_exit_code
 from lm.git import git_state
+from lm.parser import Parser
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input parquet:fineweb/ --tokenizer bpe:32000 --output data/fineweb --deduplicate
@@ -40,17 +41,13 @@ def main(argv: list[str] | None = None) -> int:
     names = {field.name for field in dataclasses.fields(Options)} - {"output", "unit_bytes"}
     given = {name: getattr(a, name) for name in names}
     options = Options(output=Path(a.output).expanduser(), unit_bytes=int(a.unit_mb * 2**20), **given)
-    write_shards(options, (git_state() or {"commit": None})["commit"])
+    with lasting_output():
+        write_shards(options, (git_state() or {"commit": None})["commit"])
     return 0
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m lm.data.prepare",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("data.prepare", __doc__, EXAMPLES)
     parser.add_argument(
         "--input",
         metavar="KIND:PATH",

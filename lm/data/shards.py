@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.config.values import short
 from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.readers import WORDS
 from lm.errors import UserError
-from lm.files import COUNT, read_json
+from lm.files import COUNT, is_file_name, open_regular, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
@@ -158,6 +159,10 @@ def read_manifest(directory: Path) -> dict | None:
         return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
+    if strange := [name for name in shard_records(manifest) if not is_file_name(name)]:
+        raise UserError(
+            f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; prepare the corpus again"
+        )
     return manifest
 
 
@@ -211,10 +216,12 @@ def _difference(directory: Path, record: dict) -> str | None:
     """Return how a shard differs from its record, None if it does not."""
     path = directory / record["file"]
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return f"{path} is missing"
+    except ValueError as error:
+        return f"{path} is no shard: {error}"
     return None if digest == record["sha256"] else f"{path} has another sha256 than when it was written"
 
 
@@ -242,6 +249,7 @@ def open_shard(path: Path) -> np.ndarray:
         OSError: the file cannot be read, which says nothing about its content.
     """
     try:
+        open_regular(path).close()
         return _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
     except OSError:
         raise

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 
 from lm.data.tokenizers import Tokenizer
@@ -14,15 +13,6 @@ EVERY = 16  # tokens to draw before the text is checked for stop strings
 INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
 CONTEXT = 8  # tokens that are decoded before new ones: some tokenizers change spaces at the start of a text
 PENDING = 8  # the newest tokens, which are decoded again with the next ones: more than the bytes of a character
-
-
-def for_terminal(text: str) -> str:
-    """Return a text in which control characters, which could change the terminal, are U+FFFD.
-
-    >>> for_terminal("a" + chr(27) + "[2J b")
-    'a\ufffd[2J b'
-    """
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", INCOMPLETE, text)
 
 
 def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:

@@ -45,7 +45,7 @@ def find_file(directory: str | Path, name: str, limit: int | None = None) -> Pat
     path, inside = Path(directory) / name, Path(directory).resolve()
     if not os.path.lexists(path):
         return None
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # unlike resolve(), this does not raise for a link to itself
     within = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
     if target.parent not in within:
         raise UserError(f"{path} is a link that leads out of the directory; replace it by a copy of {target}")

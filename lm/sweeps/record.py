@@ -2,14 +2,13 @@
 
 import contextlib
 import hashlib
-import re
 import time
 from pathlib import Path
 
 from lm.config import Config, to_dict
 from lm.config.values import short
 from lm.errors import TemporaryError, UserError
-from lm.files import lock, read_json, to_json, write_text
+from lm.files import is_file_name, lock, read_json, to_json, write_text
 from lm.sweeps.declare import PLACEBO, Sweep
 
 SWEEP = "sweep.json"
@@ -104,15 +103,6 @@ def without_cells(record: dict, left_out: list[str]) -> dict:
     pairs = {key: [p for p in record[key] if set(p) <= variants.keys()] for key in ("comparisons", "placebos")}
     axis = record["axis"] if len(cells) > 1 else None
     return record | pairs | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
-
-
-def is_file_name(name: str) -> bool:
-    r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
-
-    >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden")]
-    [True, True, False, False, False, False, False]
-    """
-    return bool(re.fullmatch(r"[^\W_][\w .+-]*", name))
 
 
 def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> dict:

@@ -21,11 +21,10 @@ import markdown
 from markupsafe import Markup
 
 from lm.errors import UserError
-from lm.files import read_json, to_json, write_bytes, write_text
+from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.figures import figures, nats, to_bytes, words
-from lm.sweeps.record import is_file_name
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.workdir.provenance import format_command
@@ -345,7 +344,7 @@ def publish(a: Analysis, directory: Path) -> Path:
         raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
     if not is_file_name(name):
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
-    _make_directory(page)
+    make_folder(page)
     variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
     record = a.record | {"variants": variants, "starts": _starts(a)}
     record.pop("sha256", None)
@@ -375,17 +374,6 @@ def write_page(a: Analysis, directory: Path) -> Path:
 
 
 def _write_figures(drawn: Mapping[str, Any], directory: Path) -> None:
-    _make_directory(directory)
+    make_folder(directory)
     for name, figure in drawn.items():
         write_bytes(directory / f"{name}.png", to_bytes(figure, "png"))
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory if it is missing; refuse a link, which somebody else may have left. Links of files are replaced.
-
-    Raises:
-        UserError: it is a link or not a directory.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise UserError(f"{path} is a link or not a directory: files would be written elsewhere; remove it")
-    path.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,7 @@ def drop_damaged_lines(workdir: Path) -> None:
     runs, damaged = _read_lines(path)
     if not damaged:
         return
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = read_bytes(path).splitlines(keepends=True)
     with open(workdir / f"{RUNS}.damaged", "ab", opener=without_links) as file:
         file.writelines(lines[number - 1] for number in damaged)
     write_text(path, "".join(f"{to_line(run)}\n" for run in runs.values()))
@@ -182,9 +182,8 @@ def runs_from_csv(path: Path) -> list[Run]:
     Raises:
         UserError: the file is not such a table.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
     try:
+        rows = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
         found = [{key: x if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
         # An empty field has its default; an empty tuned value is None.
         return [_from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS}) for row in found]

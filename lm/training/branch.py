@@ -81,8 +81,7 @@ def _copy(source: Path, copy: Path, step: int, config: Config) -> None:
     """Copy a checkpoint, and the metrics up to it."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(source / "checkpoints" / f"{step}", copy / "checkpoints" / f"{step}")
-    for name in ("metrics.jsonl", "run.json"):
-        with contextlib.suppress(FileNotFoundError):  # a run can be resumed without them
-            shutil.copyfile(source / name, copy / name)
-    cut_back(copy / "metrics.jsonl", step)
+    with contextlib.suppress(FileNotFoundError):  # a run can be resumed without these
+        write_text(copy / "run.json", to_json(read_json(source / "run.json"), indent=2) + "\n")
+    cut_back(source / "metrics.jsonl", step, copy / "metrics.jsonl")
     write_text(copy / "config.json", to_json(to_dict(config), indent=2) + "\n")

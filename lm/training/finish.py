@@ -8,8 +8,9 @@ from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
-from lm.generation.text import for_terminal, generate_texts, known_prompt
+from lm.generation.text import generate_texts, known_prompt
 from lm.step import TrainState, evaluated_params
+from lm.text_tables import for_terminal
 from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png

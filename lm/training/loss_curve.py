@@ -1,4 +1,4 @@
-"""Plot the training and validation loss of a run over its steps."""
+"""Plot the training and validation losses of runs over their steps."""
 
 import io
 from pathlib import Path
@@ -16,32 +16,57 @@ def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
         metrics: the file.
         unigram_loss: the validation loss of the unigram baseline, drawn as a line; None: no line.
     """
+    return to_png(loss_curve(read_metrics(metrics), unigram_loss))
+
+
+def to_png(figure) -> bytes:
     buffer = io.BytesIO()
-    loss_curve(read_metrics(metrics), unigram_loss).savefig(buffer, format="png")
+    figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def loss_curve(lines: list[dict], unigram_loss: float | None = None):
     """Return the figure of the lines of a metrics.jsonl."""
+    axes = _axes()
+    _draw(axes, lines, "#56B4E9", "#D55E00", ("training", "validation"))
+    if unigram_loss is not None:
+        axes.axhline(unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline")
+    return _finished(axes)
+
+
+def loss_curves(runs: dict[str, list[dict]]):
+    """Return the figure of several runs: dots and lines are validation losses, thin lines training losses."""
+    axes = _axes()
+    for i, (name, lines) in enumerate(runs.items()):
+        _draw(axes, lines, f"C{i % 10}", f"C{i % 10}", ("", name), alpha=0.3)
+    return _finished(axes)
+
+
+def _axes():
     from matplotlib.figure import Figure
 
+    return Figure(SIZE_INCHES, DPI, layout="constrained").add_subplot()
+
+
+def _draw(axes, lines: list[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1) -> None:
     # Skip lines of stacked runs, which have a list of losses.
     training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
     validation = sorted(validation_losses(lines).items())
-    figure = Figure(SIZE_INCHES, DPI, layout="constrained")
-    axes = figure.add_subplot()
     if training:
         few = "." if len(training) <= FEW else None  # a line of one point is invisible
-        axes.plot(*zip(*training, strict=True), color="#56B4E9", linewidth=1, marker=few, label="training")
+        style = {"color": training_color, "linewidth": 1, "marker": few, "alpha": alpha}
+        axes.plot(*zip(*training, strict=True), **style, label=labels[0])
     if validation:
-        axes.plot(*zip(*validation, strict=True), "o-", color="#D55E00", markersize=4, label="validation")
-    if unigram_loss is not None:
-        axes.axhline(unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline")
+        axes.plot(*zip(*validation, strict=True), "o-", color=color, markersize=4, label=labels[1])
+
+
+def _finished(axes):
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
-    return figure
+        for text in axes.legend(frameon=False).get_texts():
+            text.set_parse_math(False)  # names of runs may have dollar signs
+    return axes.figure

@@ -23,7 +23,7 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import appears, files_below, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.optimizers import average_of
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
@@ -68,7 +68,7 @@ class Checkpoints:
         self.val_losses: dict[int, float] = {}
         self.protected: set[int] = set()
         if self._directory.is_dir():
-            list(files_below(self._directory))  # raises before Orbax waits for a pipe
+            check_files(self._directory, "d")  # Orbax would wait for a pipe
         from_first(lambda: _set_aside_unread_times(self._directory, say))
         limit = {} if in_flight is None else {"save_concurrent_gb": in_flight / 1e9}
         self._manager = ocp.CheckpointManager(
@@ -284,7 +284,7 @@ def verify(workdir: str | Path, step: int) -> None:
 def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> tuple[dict, dict[str, Any]]:
     """Return the record of a checkpoint, and those arrays that `wanted` (record, all by path) names."""
     quieten_orbax()
-    list(files_below(directory / str(step)))  # raises before Orbax waits for a pipe
+    check_files(directory / str(step), "d")
     try:
         record = _in_all(lambda: _read_record(directory, step))
         leaves = {path: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for path, x in record["leaves"].items()}

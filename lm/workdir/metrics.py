@@ -50,17 +50,19 @@ def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
     ]
 
 
-def cut_back(path: str | Path, step: int) -> None:
-    """Drop the lines of steps after `step`, and an incomplete last line; the file is replaced atomically."""
-    path = Path(path)
+def cut_back(path: Path, step: int, target: Path | None = None) -> None:
+    """Drop the lines of steps after `step`, and an incomplete last line; `target`, else the file, is replaced."""
     kept = [text for text, line in _whole_lines(path) if line["step"] <= step] if path.exists() else []
     if os.path.lexists(path):  # a link, which may lead nowhere, is replaced
-        write_text(path, "".join(f"{text}\n" for text in kept))
+        write_text(target or path, "".join(f"{text}\n" for text in kept))
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     """Return (text, parsed) of each complete line, which ends with a newline."""
-    *texts, _incomplete = read_bytes(path, at_most=2**40).decode(errors="replace").split("\n")
+    try:
+        *texts, _incomplete = read_bytes(path, at_most=2**32).decode(errors="replace").split("\n")
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}; remove it") from None
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
@@ -247,7 +249,10 @@ def _wandb_id(path: Path) -> str:
     """Return the id of the W&B run in this file; the first start of a run creates it."""
     if not path.exists():
         write_text(path, secrets.token_hex(4))
-    found = path.read_text(encoding="utf-8", errors="replace")
-    if not re.fullmatch("[0-9a-f]{8}", found):
-        raise UserError(f"{path} is corrupted: {found[:60]!r} is not the id of a W&B run; delete it to start a new one")
+    try:
+        found = read_bytes(path, at_most=2**10).decode(errors="replace")
+        if not re.fullmatch("[0-9a-f]{8}", found):
+            raise ValueError(f"{found[:60]!r} is not the id of a W&B run")
+    except ValueError as error:
+        raise UserError(f"{path} is corrupted: {error}; delete it to start a new one") from None
     return found

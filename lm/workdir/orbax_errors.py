@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from lm.errors import TemporaryError, first_line
-from lm.files import files_below
+from lm.files import files_below, open_regular
 
 
 class Corrupted(Exception):
@@ -34,7 +34,7 @@ def unreadable(directory: Path, step: int, part: str, error: Exception) -> Excep
     if not reason:
         try:
             for path in files_below(directory / str(step)):  # raises for a folder without permission, unlike rglob
-                with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
                     while file.read(2**24):
                         pass
         except (FileNotFoundError, NotADirectoryError):

@@ -13,6 +13,7 @@ import pytest
 
 from lm.config import DataConfig
 from lm.data import check_corpus, hf_tokenizer, open_corpus
+from lm.data.shards import open_shard
 from lm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +126,10 @@ def test_a_corrupted_shard_is_an_error_of_one_line(tmp_path):
         assert reason in message
         assert "pickle" not in message
         assert "\n" not in message
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(UserError, match="a pipe or a device"):
+            open_shard(path)
 
 
 IDS = np.arange(1000) * 50

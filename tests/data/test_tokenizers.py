@@ -1,6 +1,7 @@
 """Tokenizers: round trips, ids, and errors that name what cannot be encoded."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -141,8 +142,9 @@ def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):
     assert tokenizers.is_lossy(tokenizers.make(f"hf:{path}", ()))
 
 
-def test_a_bad_spec_is_an_error_that_quotes_it():
-    for spec in ("hf:/no/such/tokenizer.json", "letters", "none"):
+def test_a_bad_spec_is_an_error_that_quotes_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for spec in ("hf:/no/such/tokenizer.json", f"hf:{tmp_path}/pipe", "hf:/dev/zero", "letters", "none"):
         with pytest.raises(UserError, match=rf'^config.data.tokenizer: .*"{spec}"'):
             tokenizers.make(spec, ["text"])
 

@@ -282,6 +282,10 @@ def test_links_out_of_the_directory_pipes_and_huge_files_are_refused(name, tmp_p
     with pytest.raises(UserError, match=rf"{name} is a link that leads out of the directory"):
         read(directory)
     path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(UserError, match=rf"{name} is missing"):
+        read(directory)
+    path.unlink()
     os.mkfifo(path)
     with pytest.raises(UserError, match=rf"{name} is not a file"):
         read(directory)

@@ -1,0 +1,51 @@
+"""Compare runs: python -m lm.compare runs/a runs/b"""
+
+import os
+import sys
+from pathlib import Path
+
+from lm.config.values import path_argument, show
+from lm.errors import UserError, with_exit_code
+from lm.files import write_bytes
+from lm.parser import Parser
+from lm.text_tables import for_terminal, table
+from lm.workdir.overview import Overview, differing_keys, read_overview
+
+
+@with_exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = Parser(
+        "compare", "Compare runs: the keys in which their configs differ, their losses, their curves in a picture."
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=path_argument, metavar="RUN", help="directories of runs, at least two")
+    add("--output", default="compare.png", type=path_argument, metavar="FILE", help="picture (default: %(default)s)")
+    a = parser.parse_args(argv)
+    if len({os.path.realpath(run) for run in a.runs}) < max(2, len(a.runs)):
+        raise UserError("give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them")
+    runs = [read_overview(Path(run)) for run in a.runs]
+    print(table(rows(runs), right=range(1, len(runs) + 1)))
+    from lm.training.loss_curve import loss_curves, to_png  # imports matplotlib
+
+    write_bytes(Path(a.output), to_png(loss_curves({for_terminal(str(run.path)): run.metrics for run in runs})))
+    print(f"\ncurves: {a.output}")
+    return 0
+
+
+def rows(runs: list[Overview]) -> list[tuple[str, ...]]:
+    """Return the cells of the table, a column for each run; the first rows are the keys that differ."""
+    keys = differing_keys([run.config for run in runs])
+    best, steps = zip(*(run.best for run in runs), strict=True)
+    return [
+        ("", *(str(run.path) for run in runs)),
+        *((f"config.{key}", *(show(run.config.get(key, "absent")) for run in runs)) for key in keys),
+        ("status", *(run.status for run in runs)),
+        ("steps", *(f"{run.steps:,}" for run in runs)),
+        ("best validation loss", *best),
+        ("at step", *steps),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The parser of every command, which a shell can complete."""
+
+import argparse
+import os
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows texts as they are written, and takes options in full.
+
+    In a shell that has run `eval "$(register-python-argcomplete lm)"`, it prints the completions of the command line.
+
+    Args:
+        command: the name of the module after "lm.".
+        description, epilog: of the help.
+
+    Attributes:
+        completes: whether a shell asks for completions.
+    """
+
+    completes = "_ARGCOMPLETE" in os.environ
+
+    def __init__(self, command: str, description: str, epilog: str = ""):
+        super().__init__(
+            prog=f"python -m lm.{command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse arguments; for a shell that completes them, print what may come next and exit."""
+        if self.completes:
+            import argcomplete  # of the extra [completion]; whoever registers it has it
+
+            self.completes = False  # it calls this method
+            argcomplete.autocomplete(self, always_complete_options="long")
+        return super().parse_known_args(args, namespace)
