@@ -1,5 +1,8 @@
 """Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
 
+import subprocess
+import sys
+
 from lm.command_line import sweeping, training
 from lm.config import Config
 from lm.errors import UserError
@@ -60,6 +63,12 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
     arguments = sweeping.parse_arguments(argv)
     load_sweep(arguments.config, arguments.budget)
     return arguments.config
+
+
+def compile_step(argv: list[str], device: str) -> int:
+    """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled; return the exit code."""
+    command = [sys.executable, "-m", "lm.train", *argv, "--plan", "--compiled", "--device", device]
+    return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # stdout may be for kubectl
 
 
 def _refuse(argv: list[str], names: tuple[str, ...], instead: str) -> None:

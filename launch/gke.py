@@ -2,7 +2,7 @@
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
-    python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 \\
+    python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 --pod launch/tcpx.yaml \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
 
 The workdir is /runs/NAME on a volume that all pods share (--claim, a PersistentVolumeClaim with ReadWriteMany). If a
@@ -12,14 +12,16 @@ pod fails or is preempted, JobSet restarts all of them and the run resumes from 
 import argparse
 import math
 import re
-import subprocess
 import sys
+from pathlib import Path
 
 import yaml
 
-from launch.arguments import after_dashes, check_train
+from launch.arguments import after_dashes, check_train, compile_step
 from lm.cost.devices import DEVICES, Gke
 from lm.errors import UserError, with_exit_code
+from lm.files import read_bytes
+from lm.parallel.mesh import check_mesh
 
 TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
@@ -47,10 +49,8 @@ def print_manifest(args: argparse.Namespace) -> int:
     """Print the manifest, and return the exit code."""
     manifest = jobset(args)
     if args.check:
-        device = f"{(args.tpu or args.gpu).partition(':')[0]}:{n_devices(manifest)}"
-        plan = ["--plan", "--compiled", "--device", device]
-        command = [sys.executable, "-m", "lm.train", *after_dashes(args.train), *plan]
-        if code := subprocess.run(command, stdout=sys.stderr).returncode:  # stdout is for kubectl
+        kind = (args.tpu or args.gpu).partition(":")[0]
+        if code := compile_step(after_dashes(args.train), f"{kind}:{n_devices(manifest) // args.slices}"):
             return code
     print(yaml.safe_dump(manifest, sort_keys=False), end="")
     return 0
@@ -58,9 +58,10 @@ def print_manifest(args: argparse.Namespace) -> int:
 
 def n_devices(manifest: dict) -> int:
     """Return the number of accelerators of all pods of a manifest."""
-    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (jobs,) = manifest["spec"]["replicatedJobs"]
+    job = jobs["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    return job["parallelism"] * sum(container["resources"]["limits"].values())
+    return jobs["replicas"] * job["parallelism"] * sum(container["resources"]["limits"].values())
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -78,11 +79,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}")
     machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}")
     add = parser.add_argument
+    add(
+        "--slices", type=int, default=1, metavar="N", help="TPU slices, which config.mesh.replica must be a multiple of"
+    )
     add("--spot", action="store_true", help="use spot nodes, which may be taken away")
     add("--queue", metavar="NAME", help="local queue of Kueue that admits the job")
     add("--secret", action="append", default=[], metavar="NAME", help="Secret whose keys become environment variables")
     add("--cpu", type=int, metavar="N", help="CPUs that a pod requests (default: 2 per accelerator)")
     add("--memory", metavar="SIZE", help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)")
+    add("--pod", type=Path, metavar="FILE", help="YAML that is merged into the pods: launch/tcpx.yaml, or your own")
     add("--check", action="store_true", help="first compile the training step for these devices (lm.train --compiled)")
     parser.add_argument("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
     parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
@@ -108,17 +113,23 @@ def jobset(args: argparse.Namespace) -> dict:
             raise UserError(f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb")
     if args.memory is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[GT]i", args.memory):
         raise UserError(f"--memory: {args.memory!r} is not a size such as 64Gi")
-    if args.cpu is not None and args.cpu < 1:
-        raise UserError(f"--cpu must be at least 1 (it is {args.cpu})")
+    for option, n in (("cpu", args.cpu), ("slices", args.slices)):
+        if n is not None and n < 1:
+            raise UserError(f"--{option} must be at least 1 (it is {n})")
     platform = "tpu" if args.tpu else "gpu"
     n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
     per_pod = sum(limits.values())
-    check_train(
-        train,
-        workdir=f"the workdir is {VOLUME}/NAME; set --name instead",
-        n_devices=n_pods * per_pod,
-        unchecked=CHECKED_IN_THE_POD,
-    )
+    total = n_pods * per_pod * args.slices
+    workdir = f"the workdir is {VOLUME}/NAME; set --name instead"
+    _, config = check_train(train, workdir=workdir, n_devices=total, unchecked=CHECKED_IN_THE_POD)
+    if args.slices > 1:
+        if not args.tpu or n_pods == 1:
+            raise UserError(f"--slices {args.slices}: several slices need TPU slices of more than one host")
+        if (replica := check_mesh(config, total)["replica"]) % args.slices:
+            raise UserError(
+                f"config.mesh.replica: {replica} is not a multiple of --slices {args.slices}; other axes would cross "
+                "the network between slices"
+            )
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",
@@ -160,10 +171,37 @@ def jobset(args: argparse.Namespace) -> dict:
         tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     if tolerations:
         pod["tolerations"] = tolerations
-    return _jobset_of_pods(metadata, pod, n_pods, args.restarts)
+    template = merged({"spec": pod}, read_pod(args.pod)) if args.pod else {"spec": pod}
+    return _jobset_of_pods(metadata, template, n_pods, args)
 
 
-def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> dict:
+def read_pod(path: Path) -> dict:
+    """Read the part of a pod in a YAML file; raises UserError if it is missing or something else."""
+    try:
+        found = yaml.safe_load(read_bytes(path))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--pod: {path} cannot be read: {str(error).partition(chr(10))[0]}") from None
+    if not isinstance(found, dict) or not found.keys() <= {"metadata", "spec"}:
+        raise UserError(f"--pod: {path} must have metadata and spec of a pod, as launch/tcpx.yaml has")
+    return found
+
+
+def merged(ours, theirs):
+    """Return a part of a manifest with that of a file, which takes precedence; entries of lists are merged by name.
+
+    >>> merged({"env": [{"name": "A", "value": "1"}], "x": 1}, {"env": [{"name": "A", "value": "2"}, {"name": "B"}]})
+    {'env': [{'name': 'A', 'value': '2'}, {'name': 'B'}], 'x': 1}
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours | {key: merged(ours[key], value) if key in ours else value for key, value in theirs.items()}
+    if isinstance(ours, list) and isinstance(theirs, list):
+        key = lambda item: (item.get("name"), item.get("mountPath")) if isinstance(item, dict) else item  # noqa: E731
+        new = {key(item): item for item in theirs}
+        return [merged(item, new.pop(key(item), item)) for item in ours] + list(new.values())
+    return theirs
+
+
+def _jobset_of_pods(metadata: dict, template: dict, n_pods: int, args: argparse.Namespace) -> dict:
     # Do not retry after a wrong argument (2) or an invalid loss, such as NaN (3): the error would repeat.
     permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
     job = {
@@ -171,7 +209,7 @@ def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> di
         "completions": n_pods,
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [permanent]},
-        "template": {"spec": pod},
+        "template": template,
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -179,10 +217,11 @@ def _jobset_of_pods(metadata: dict, pod: dict, n_pods: int, restarts: int) -> di
         "metadata": metadata,
         "spec": {
             "failurePolicy": {
-                "maxRestarts": restarts,
+                "maxRestarts": args.restarts,
                 "rules": [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
             },
-            "replicatedJobs": [{"name": "train", "replicas": 1, "template": {"spec": job}}],
+            # GKE sets MEGASCALE_COORDINATOR_ADDRESS and the like in the pods of several slices.
+            "replicatedJobs": [{"name": "train", "replicas": args.slices, "template": {"spec": job}}],
         },
     }
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch.arguments import after_dashes, check_sweep, check_train
+from launch.arguments import after_dashes, check_sweep, check_train, compile_step
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
 from lm.workdir.saved_run import check_init_from, check_workdir
@@ -109,6 +109,8 @@ def check_and_submit(args: argparse.Namespace) -> int:
         check_init_from(config, saved)
         for line in saved.changed_settings(config) if saved else ():
             print(line, file=sys.stderr)
+    if args.check and (code := compile_step(argv, f"{args.check}:{args.nodes * args.gpus_per_node}")):
+        return code
     script = job_script(args, argv)
     if args.dry_run:
         print(script, end="")
@@ -140,6 +142,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--name", help="name of the job (default: that of the workdir)")
     parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help=SBATCH_HELP)
+    parser.add_argument(
+        "--check", metavar="GPU", help="first compile the training step for GPUs such as h100 (lm.train --compiled)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the job script and exit")
     parser.add_argument(
         "train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep"
@@ -167,6 +172,8 @@ def check_options(args: argparse.Namespace) -> None:
             raise UserError(f"--{option} must be at least 0 (it is {value})")
     if args.array < 0:
         raise UserError(f"--array must be at least 1, the number of jobs (it is {args.array})")
+    if args.check and (args.array or not args.gpus_per_node):
+        raise UserError(f"--check {args.check}: it compiles a run on GPUs; set --gpus-per-node, without --array")
     if args.array and args.nodes > 1:
         raise UserError(f"--nodes {args.nodes}: each job of a sweep has one node; set --array to the number of jobs")
     refuse_url(args.workdir, "--workdir")

@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
 # Train on Cloud TPU VMs, with one host or many:
 #
-#   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   create the TPU (zone and project: gcloud's, or ZONE=...)
+#   launch/tpu_vm.sh create NAME v5litepod-16 [--spot]   queue for the TPU (zone and project: gcloud's, or ZONE=...)
+#   launch/tpu_vm.sh status NAME                         WAITING_FOR_RESOURCES, ..., ACTIVE; SUSPENDED: preempted
 #   launch/tpu_vm.sh setup NAME                          copy this checkout with its uncommitted edits, and install it
 #   launch/tpu_vm.sh start NAME BUCKET -- --config FILE  train on all hosts, in gs://BUCKET/NAME
 #   launch/tpu_vm.sh follow NAME                         follow the log of host 0
 #   launch/tpu_vm.sh stop NAME                           send SIGTERM: all hosts save the same step and exit
-#   launch/tpu_vm.sh delete NAME                         delete the TPU
+#   launch/tpu_vm.sh delete NAME                         delete the TPU and its place in the queue
 #
-# Rerun `start` to resume after a stop, a preemption or a new `create`. The hosts need gcsfuse, which mounts the bucket
-# as a directory. With --dry-run as the first argument the commands are printed, not run.
+# Rerun `start` to resume after a stop; after a preemption `delete`, `create` and `setup` first. The hosts need gcsfuse,
+# which mounts the bucket as a directory. With --dry-run as the first argument the commands are printed, not run.
 set -euo pipefail
 
 dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 run() { if [ -n "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
-tpu() { local what=$1; shift; run gcloud compute tpus tpu-vm "$what" "$@" ${ZONE:+--zone="$ZONE"}; }
+zone() { run "$@" ${ZONE:+--zone="$ZONE"}; }
+tpu() { zone gcloud compute tpus tpu-vm "$@"; }
+queue() { zone gcloud compute tpus queued-resources "$@"; }
 on_all() { tpu ssh "$1" --worker=all --command="$2"; }
 # Quote an argument for the shell of the hosts.
 quoted() { printf '%q' "$1"; }
-usage() { sed -n '2,12p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13p' "$0" >&2; exit 2; }
 
 [ $# -ge 2 ] || usage
 action=$1 name=$2
@@ -29,7 +32,7 @@ case $action in
     kind=$1; shift
     version=tpu-ubuntu2204-base
     case $kind in v5litepod-*) version=v2-alpha-tpuv5-lite ;; v5p-*) version=v2-alpha-tpuv5 ;; v6e-*) version=v2-alpha-tpuv6e ;; esac
-    tpu create "$name" --accelerator-type="$kind" --version="$version" "$@"
+    queue create "$name" --node-id="$name" --accelerator-type="$kind" --runtime-version="$version" "$@"
     ;;
   setup)
     cd "$(dirname "$0")/.."
@@ -62,6 +65,7 @@ case $action in
     ;;
   follow) tpu ssh "$name" --worker=0 --command='tail -n 50 -f ~/train.log' ;;
   stop) on_all "$name" "pkill -TERM -f '[l]m\\.train' || true" ;;
-  delete) tpu delete "$name" --quiet ;;
+  status) queue describe "$name" --format='value(state.state)' ;;
+  delete) queue delete "$name" --force --quiet ;;
   *) usage ;;
 esac

@@ -1,5 +1,6 @@
 """Launchers write job scripts, manifests and commands that their systems accept, and refuse mistakes at submission."""
 
+import json
 import os
 import re
 import shlex
@@ -154,14 +155,41 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
     assert container["resources"]["requests"] == {"cpu": "64", "memory": "1Ti"}
 
 
+def test_several_slices_are_replicas_of_the_job(launch):
+    done = launch("gke", *TPUS, "--slices", "2", *CONFIG)
+    manifest = yaml.safe_load(done.stdout)
+    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    (jobs,) = manifest["spec"]["replicatedJobs"]
+    assert (jobs["replicas"], jobs["template"]["spec"]["parallelism"], gke.n_devices(manifest)) == (2, 8, 64)
+
+
+def test_a_file_is_merged_into_the_pods_such_as_the_network_of_h100_machines(launch):
+    done = launch("gke", *GPUS, "--pod", "launch/tcpx.yaml", *CONFIG)
+    manifest = yaml.safe_load(done.stdout)
+    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    template = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    interfaces = json.loads(template["metadata"]["annotations"]["networking.gke.io/interfaces"])
+    assert [entry["interfaceName"] for entry in interfaces] == ["eth0", "eth1", "eth2", "eth3", "eth4"]
+    (container,) = template["spec"]["containers"]
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert env["LD_LIBRARY_PATH"] == gke.DRIVER  # the file adds to what is there
+    assert env["NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"] == "eth1,eth2,eth3,eth4"
+    volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+    (sidecar,) = template["spec"]["initContainers"]
+    assert {mount["name"] for mount in [*container["volumeMounts"], *sidecar["volumeMounts"]]} == volumes
+    assert gke.n_devices(manifest) == 16
+
+
 def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch, monkeypatch):
     ran = []
     for code in (0, 2):
         result = subprocess.CompletedProcess([], code)
-        monkeypatch.setattr(gke.subprocess, "run", lambda command, result=result, **_: ran.append(command) or result)
-        done = launch("gke", *TPUS, "--check", *CONFIG)
-        assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-        assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", "v5e:32"]
+        monkeypatch.setattr(subprocess, "run", lambda command, result=result, **_: ran.append(command) or result)
+        gpus = ("--nodes", "2", "--gpus-per-node", "8", "--dry-run", "--workdir", "/none/x", "--check", "h100")
+        for name, arguments, device in (("gke", (*TPUS, "--check"), "v5e:32"), ("slurm", gpus, "h100:16")):
+            done = launch(name, *arguments, *CONFIG)
+            assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+            assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", device]
 
 
 def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monkeypatch):
@@ -169,6 +197,11 @@ def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monke
     pod = pod_of(yaml.safe_load(launch("gke", *GPUS, *CONFIG).stdout))
     assert f"\nUSER {pod['securityContext']['fsGroup']}\n" in image
     assert "ENV LM_COMMIT=$COMMIT" in image
+    checks = "\n".join(line.removeprefix("RUN ") for line in image.splitlines() if "exit 1" in line)
+    base, commit = f"python:3.11-slim@sha256:{'0' * 64}", "0a1b2c"
+    for env, code in (((base, commit), 0), (("python:3.11-slim", commit), 1), ((base, ""), 1)):
+        environment = dict(zip(("BASE", "COMMIT"), env, strict=True))
+        assert subprocess.run(["sh", "-ec", checks], env=environment, capture_output=True).returncode == code, env
     monkeypatch.setattr(git, "_git", lambda *arguments: "")  # not a checkout
     assert git.git_state() is None
     monkeypatch.setenv("LM_COMMIT", "0a1b2c")
@@ -187,6 +220,7 @@ MISTAKES = {
         "--restarts must be at least 0": ("--restarts", "-1", *CONFIG),
         "--platform after the two dashes: the launcher sets this": (*CONFIG, "--platform=gpu"),
         "--platform after the two dashes: the launcher sets": ("--array", "3", *SWEEP, "--platform=gpu"),
+        "--check h100: it compiles a run on GPUs": ("--check", "h100", *CONFIG),
         "each job of a sweep has one node": ("--array", "3", "--nodes", "2", *SWEEP),
         "--workdir after the two dashes: set it before": (*CONFIG, "--workdir=elsewhere"),
         "--workdir after the two dashes: set it": ("--array", "3", *SWEEP, "--workdir=elsewhere"),
@@ -207,6 +241,12 @@ MISTAKES = {
         "--name: 'GPT_2' is not a valid": ("--name", "GPT_2", *GPUS[2:], *CONFIG),
         "--secret: 'a b' is not a valid": (*GPUS, "--secret", "a b", *CONFIG),
         "--memory: '64 GB' is not a size such as 64Gi": (*GPUS, "--memory", "64 GB", *CONFIG),
+        "--slices must be at least 1": (*TPUS, "--slices", "0", *CONFIG),
+        "--slices 2: several slices need TPU": (*GPUS, "--slices", "2", *CONFIG),
+        "--slices 2: several slices need": (*JOB, "--tpu", "v5e:2x2", "--slices", "2", *CONFIG),
+        "1 is not a multiple of --slices 2": (*TPUS, "--slices", "2", *CONFIG, "--config.mesh.fsdp=64"),
+        "--pod: launch/none.yaml cannot be read": (*GPUS, "--pod", "launch/none.yaml", *CONFIG),
+        "--pod: launch/skypilot.yaml must have": (*GPUS, "--pod", "launch/skypilot.yaml", *CONFIG),
         "--cpu must be at least 1": (*GPUS, "--cpu", "0", *CONFIG),
         "--workdir after the two dashes: the workdir is /runs/NAME": (*GPUS, *CONFIG, "--workdir", "/elsewhere"),
         "--coordinator_address after the two dashes": (*GPUS, *CONFIG, "--coordinator_address=x:1"),
@@ -282,9 +322,11 @@ def test_tpu_vm_commands():
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "tpu-vm create x --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite --spot" in commands(
-        "create", "x", "v5litepod-16", "--spot"
-    )
+    created = commands("create", "x", "v5litepod-16", "--spot")
+    kind = "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --spot"
+    assert created == f"gcloud compute tpus queued-resources create x --node-id=x {kind} \n"
+    assert "queued-resources describe x" in commands("status", "x")
+    assert "queued-resources delete x --force" in commands("delete", "x")
     assert "--worker=all" in commands("setup", "x")
     started = commands("start", "x", "bucket", "--", "--config", "configs/gpt2_124m.py").replace("\\", "")
     assert "lm.train --config configs/gpt2_124m.py  --workdir ~/runs/x --resume --platform tpu --multihost" in started
@@ -347,3 +389,10 @@ def test_skypilot_file_is_a_task_whose_scripts_parse():
         commands = re.findall(r"sky jobs launch launch/skypilot\.yaml.*", (ROOT / path).read_text())
         assert commands
         assert all("--use-spot" in command for command in commands)
+
+
+def test_skypilot_itself_loads_the_file():
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
+    task = sky.Task.from_yaml(str(ROOT / "launch" / "skypilot.yaml"))
+    assert task.num_nodes == 1
+    assert task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"  # the variable is replaced
