@@ -64,7 +64,8 @@ class Corpus:
         splits: the tokens by split.
         tokenizer: None for token shards without one.
         fingerprint: sha256 of everything that determines the tokens.
-        record: what is recorded about prepared token shards, see `shards.summary`; of a mixture, by source.
+        record: by name of the source, what is recorded about prepared token shards (`shards.summary`); of a mixture,
+            also the fingerprint of each source.
         notices: warnings about the data, to be repeated in the run's summary.
         entropy_floor: nats per token below which no causal model can score, where it is known (sources
             "markov" and "markov:ORDER" with the char tokenizer).

@@ -186,6 +186,22 @@ def summary(manifest: dict) -> dict:
     }
 
 
+def describe(record: dict | None) -> list[str]:
+    """Return a line for each source of a `Corpus.record` that was prepared.
+
+    >>> web = {"input": "hf:web", "files": 2, "bytes": 3_000_000, "sha256": "9f86d081884c", "commit": None}
+    >>> describe({"web": web | {"documents": 1000, "tokens": 700_000}})
+    ['web: prepared from hf:web, 2 files of 3.0 MB (sha256 9f86d0818), 1,000 documents, 700,000 tokens']
+    """
+    return [
+        f"{name}: prepared from {made['input']}, {made['files']:,} files of {made['bytes'] / 1e6:,.1f} MB (sha256 "
+        f"{made['sha256'][:9]}), {made['documents']:,} documents, {made['tokens']:,} tokens"
+        + (f", with commit {made['commit'][:9]}" if made["commit"] else "")
+        for name, made in (record or {}).items()
+        if "sha256" in made
+    ]
+
+
 def verify(directory: Path) -> str:
     """Compare the shards and the tokenizer of a folder with the checksums in its manifest, which reads all of them.
 

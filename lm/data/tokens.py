@@ -83,7 +83,8 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
         found = [sources.find_source(c, cache_dir, say, warn) for c in configs]
         tokenizer = _make_tokenizer(config, _join_sources(found), cache_dir, warn, say)
     corpora = {name: open_corpus(c, tokenizer=tokenizer, say=say) for name, c in zip(names, configs, strict=True)}
-    tokenizers_of = {name: corpus.record["tokenizer"] for name, corpus in corpora.items() if corpus.record}
+    prepared = {name: made for name, corpus in corpora.items() for made in (corpus.record or {}).values()}
+    tokenizers_of = {name: made["tokenizer"] for name, made in prepared.items()}
     if len({*tokenizers_of.values()}) > 1:
         raise UserError(
             f"config.data.mixture: {' and '.join(tokenizers_of)} have tokens of different tokenizers; prepare them "
@@ -111,7 +112,7 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
     return Corpus(
         "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened], shares),
         tuple(notice for c in opened for notice in c.notices), ids_are_checked=all(c.ids_are_checked for c in opened),
-        record={name: {"fingerprint": c.fingerprint} | (c.record or {}) for name, c in corpora.items()},
+        record={name: {"fingerprint": c.fingerprint} | prepared.get(name, {}) for name, c in corpora.items()},
     )  # fmt: skip
 
 
@@ -152,9 +153,16 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
         )
     splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
     fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
+    record = opened.record and {opened.name: opened.record}
     same = tokenizer is not None and tokenizer.fingerprint == opened.tokenizer
     return Corpus(
-        opened.name, splits, tokenizer, fingerprint, tuple(notices), ids_are_checked=same, record=opened.record
+        opened.name,
+        splits,
+        tokenizer,
+        fingerprint,
+        tuple(notices),
+        ids_are_checked=same,
+        record=opened.record and {opened.name: opened.record},
     )
 
 

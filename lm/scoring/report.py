@@ -2,6 +2,7 @@
 
 import math
 
+from lm.data import shards
 from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
 from lm.text_tables import plural, table
@@ -67,7 +68,7 @@ def _range(first: int, last: int) -> str:
 
 def footnotes(results: list[TextResult]) -> list[str]:
     """Return the lines below the table of losses."""
-    lines = ["Loss in nats per token."]
+    lines = ["Loss in nats per token.", *(line for r in results for line in shards.describe(r.text.corpus.record))]
     if any(result.baselines for result in results):
         lines.append("Baselines: n-gram models of the train split of the run.")
     blocks = {result.plain.blocks for result in results}

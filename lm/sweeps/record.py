@@ -41,6 +41,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
             "data": {
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
+                "prepared": v.corpus.record,
                 "sources": {p.name: v.corpus.record[p.name]["fingerprint"] for p in v.corpus.split("test").parts},
                 "notices": list(v.corpus.notices),
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,

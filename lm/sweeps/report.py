@@ -20,6 +20,7 @@ import jinja2
 import markdown
 from markupsafe import Markup
 
+from lm.data import shards
 from lm.errors import UserError
 from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
 from lm.sweeps import statistics
@@ -246,6 +247,7 @@ def _reproduction(a: Analysis) -> str:
         *(line for start in starts for line in code_lines(start)),
         *(f"device {s['device']}, {s['processor']}, {s['platform']}" for s in starts),
         "data " + ", ".join(f"{name} (fingerprint {digest})" for name, digest in data),
+        *(line for v in variants for line in shards.describe(v["data"].get("prepared"))),
         *(f"{n} runs of {tokens:,} tokens" for tokens, n in lengths.items()),
         *(f"{cell}: {text}" if cell else text for cell, text in seeds.items()),
         f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training",

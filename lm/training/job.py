@@ -13,7 +13,7 @@ from lm import parameters, runtime
 from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
 from lm.cost.units import si
-from lm.data import mixtures
+from lm.data import mixtures, shards
 from lm.parallel import processes
 from lm.parallel.mesh import current_mesh, use_mesh
 from lm.parallel.sharding import shard_state
@@ -130,7 +130,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
             f"WARNING: tensor = {run.mesh_sizes['tensor']} does not divide vocab_size = {run.config.model.vocab_size}: "
             "embeddings, head and logits are replicated; a larger config.model.vocab_size would be sharded"
         )
-    for line in mixtures.describe(run.corpus.split("train").parts, run.config):
+    stretches = mixtures.describe(run.corpus.split("train").parts, run.config)
+    for line in (*shards.describe(run.corpus.record), *stretches):
         progress.say(line)
     if verbose:
         progress.say(table)

@@ -130,6 +130,10 @@ def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_pat
     found = corpus(prepared, tmp_path, f"hf:{prepared / 'tokenizer.json'}")
     assert sum(split.n_bytes for split in found.splits.values()) == n_bytes
     assert found.tokenizer.vocab_size == 300
+    (summary,) = found.record.values()  # which run.json, evaluations and reports repeat
+    assert (summary["files"], summary["bytes"], summary["documents"]) == (1, dump.stat().st_size, len(DOCUMENTS))
+    assert summary["tokens"] == sum(split.n_tokens for split in found.splits.values())
+    assert summary["input"] == f"jsonl:{dump}"
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
     assert text.count(hf_tokenizer.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
     with pytest.raises(UserError, match="is not the tokenizer of the shards"):
