@@ -162,7 +162,7 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
         fingerprint,
         tuple(notices),
         ids_are_checked=same,
-        record=opened.record and {opened.name: opened.record},
+        record=record,
     )
 
 
