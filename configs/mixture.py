@@ -3,8 +3,8 @@
     python -m lm.train --config configs/mixture.py
 
 Other weights: --config.data.mixture='(("shakespeare", "tfds:tiny_shakespeare", 3.0), ("python", "python_docs", 1.0))'.
-Cost: 300 steps of 2,048 bytes with 231,424 parameters, a minute or two on 2 CPU cores.
-Result: see docs/data.md.
+Cost: 300 steps of 2,048 bytes with 246,336 parameters, about 40 s on 2 CPU cores.
+Result: losses of three weights in docs/data.md.
 """
 
 from lm.config import default_config
