@@ -156,13 +156,6 @@ class Bench:
         module = f"at_moment {at}" if at else "lm.train"
         return completed(module, self.arguments(workdir, *more), cwd=self.base, env=self.env)
 
-    def without_jax(self) -> Path:
-        """Return a directory that makes `import jax` fail if it comes first in PYTHONPATH."""
-        directory = self.base / "without_jax"
-        directory.mkdir(exist_ok=True)
-        (directory / "jax.py").write_text("raise ImportError('jax was imported')\n")
-        return directory
-
     def reference(self) -> Path:
         """Return the workdir of an uninterrupted run, which is trained once per session; its output is beside it."""
         workdir, log = self.base / "reference", self.base / "reference.txt"

@@ -235,11 +235,6 @@ def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
     assert result.plain.loss.value == pytest.approx(plain.plain.loss.value, abs=1e-5)
 
 
-def test_a_directory_without_a_run_needs_a_text(run, tmp_path):
-    with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
-        evaluate(dataclasses.replace(run, path=tmp_path))
-
-
 def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
     """Its config has the default source, on which it was not trained."""
     import_checkpoint(checkpoint(tmp_path / "model"), tmp_path / "run", seq_len=None, dtype=None, say=print)

@@ -2,14 +2,11 @@
 
 import json
 import resource
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from huggingface_checkpoints import checkpoint
-from running import ROOT
 
 import lm
 from lm import exchange
@@ -132,10 +129,3 @@ def test_check_without_torch_names_the_extra_to_install(tmp_path, monkeypatch, c
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: None)
     code, output = command(main, "check", checkpoint(tmp_path))
     assert (code, "torch and transformers are not installed; pip install -e '.[bench]'" in output) == (2, True)
-
-
-def test_config_needs_no_jax(tmp_path):
-    checkpoint(tmp_path)
-    code = "import sys; sys.modules['jax'] = None; from lm.hf import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", code, "config", tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

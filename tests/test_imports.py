@@ -1,16 +1,22 @@
 """Imports run one way: no cycle of packages or of modules, and no import of a command or of a private name."""
 
 import ast
+import functools
+import os
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from running import ROOT
+from huggingface_checkpoints import checkpoint
+from running import CONFIG, ROOT
 
 MODULES = sorted((ROOT / "lm").rglob("*.py"))
 ALL_MODULES = [path for folder in ("lm", "launch", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 DRIVES_COMMANDS = ROOT / "benchmarks" / "faults"  # like a test, it calls commands and judges what they do
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Return the modules of lm and launch that a file imports, also within functions."""
     found = set()
@@ -76,3 +82,42 @@ def test_no_module_imports_a_private_name():
     for path in MODULES:
         private = {name for name in imported(path) if any(part.startswith("_") for part in name.split("."))}
         assert not private, f"{path.relative_to(ROOT)} imports {private}"
+
+
+WITHOUT_JAX = """
+import sys
+
+def check(*heavy):
+    found = sorted(set(heavy) & set(sys.modules))
+    assert not found, found
+
+import lm, lm.workdir.directory, lm.workdir.metrics
+check("jax", "flax", "numpy")
+import launch.gke, launch.slurm, lm.cost.devices, lm.cost.units
+from lm import hf, sweep, train
+from lm.config import DataConfig
+from lm.data import open_corpus
+
+config, model, text, cache = sys.argv[1:]
+mistake = [f"--config={config}", "--config.model.d_modle=3"]
+for main, arguments, code in (
+    (train.main, ["--help"], 0), (sweep.main, ["--help"], 0), (train.main, mistake, 2), (hf.main, ["config", model], 0),
+    (train.main, [f"--config=hf:{model}", "--print_config=python"], 0),
+):
+    try:
+        found = main(arguments)
+    except SystemExit as error:
+        found = error.code
+    assert found == code, arguments
+open_corpus(DataConfig(source=f"text:{text}", cache_dir=cache))
+check("jax", "flax", "optax", "tensorflow", "tensorflow_datasets", "tokenizers")
+"""
+
+
+def test_help_mistakes_launchers_and_text_need_neither_jax_nor_unused_libraries(bench, tmp_path):
+    """They must not wait seconds for an import."""
+    arguments = [CONFIG, checkpoint(tmp_path / "model"), bench.text, tmp_path / "cache"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "did you mean d_model?" in done.stderr

@@ -9,9 +9,7 @@ from platform import libc_ver
 
 import pytest
 
-from lm import malloc, sweep
-from lm.command_line.loading import load_values
-from lm.sweeps import cpu_memory
+from lm import malloc
 
 
 @pytest.fixture
@@ -107,21 +105,3 @@ def test_another_c_library_is_left_alone(mallopt_calls, monkeypatch):
     assert not malloc.can_set_malloc()
     malloc.retain_freed_memory()
     malloc.occupy_fragments()
-
-
-def test_a_single_arena_is_optional(mallopt_calls):
-    for single_arena in (False, True):
-        malloc.retain_freed_memory(single_arena=single_arena)
-        assert mallopt_calls.get(malloc.ARENA_MAX) == (1 if single_arena else None)
-        assert mallopt_calls[malloc.MMAP_MAX] == 0
-
-
-@pytest.mark.parametrize(("name", "single_arena"), [("shakespeare_small", False), ("shakespeare_gpu", True)])
-def test_threads_of_a_sweep_of_small_models_have_their_own_arenas(monkeypatch, name, single_arena):
-    settings = {}
-    jax = types.SimpleNamespace(config=types.SimpleNamespace(update=settings.__setitem__))
-    monkeypatch.setattr(sweep.runtime, "start_jax", lambda cache_dir, **keywords: settings.update(keywords) or jax)
-    monkeypatch.setattr(sweep.runtime, "require_platform", lambda platform: None)
-    config = load_values(f"configs/{name}.py", {})
-    sweep.start_jax(config, None, cpu_memory.step_bytes(config))
-    assert settings["single_arena"] == single_arena

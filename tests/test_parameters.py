@@ -19,32 +19,16 @@ jit_init = jax.jit(init_params, static_argnums=0)
 
 def initial(seed=7, **model):
     """Return initial values by path and layer. Not jitted, because compiling takes seconds for each config."""
-    return flat(unstack_layers(init_params(tiny(model=model).model, seed)))
+    return initial_of(tiny(model=model).model, seed)
 
 
-# Published models with known exact parameter counts.
+@functools.cache
+def initial_of(c, seed):
+    return flat(unstack_layers(init_params(c, seed)))
+
+
+# Published models with known exact parameter counts; those of configs/ are in tests/config/test_config_files.py.
 MODELS = {
-    "cmu_15780": (
-        9_892_554,
-        TrainConfig(seq_len=255),
-        ModelConfig(
-            vocab_size=32074, d_model=128, n_layers=5, n_heads=8, d_ff=1024, norm="layer", ffn="mlp", activation="relu",
-            ffn_bias=True, attn_bias=True, head_bias=True, positions="sinusoidal",
-        ),
-    ),
-    "cs336_tinystories": (
-        22_696_448,
-        TrainConfig(seq_len=256),
-        ModelConfig(vocab_size=10_000, d_model=512, n_layers=4, n_heads=16),  # d_ff: the default, 1344
-    ),
-    "gpt2_small": (
-        124_439_808,
-        TrainConfig(seq_len=1024),
-        ModelConfig(
-            vocab_size=50257, d_model=768, n_layers=12, n_heads=12, norm="layer", ffn="mlp", activation="gelu_tanh",
-            ffn_bias=True, attn_bias=True, positions="learned", tie_embeddings=True, init="gpt2",
-        ),
-    ),
     "qwen2_0.5b": (
         494_032_768,
         TrainConfig(seq_len=4096),
@@ -86,8 +70,6 @@ def test_published_models_have_their_exact_parameter_counts(name):
     assert count(parameter_table(c)) == expected
     shapes = jax.eval_shape(functools.partial(init_params, c), 0)
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == expected
-    if name == "cs336_tinystories":
-        assert c.d_ff == 1344
 
 
 def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():

@@ -120,11 +120,17 @@ def test_finished_cells_are_reported_before_the_others(tmp_path, undrawn, capsys
     assert "large" not in (tmp_path / "runs.csv").read_text()
 
 
-def test_all_files_are_written_and_hold_the_unrounded_numbers(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The directory of a sweep with its report; drawing takes a second."""
     record, runs = sweep()
-    workdir = write(tmp_path / "s", record, runs[::-1])
+    workdir = write(tmp_path_factory.mktemp("sweeps") / "s", record, runs[::-1])
     assert command.main([str(workdir)]) == 0
-    a = analyze(record, runs)
+    return workdir
+
+
+def test_all_files_are_written_and_hold_the_unrounded_numbers(written):
+    workdir, a = written, analyze(*sweep())
     with open(workdir / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     found = json.loads((workdir / "report.json").read_text())
@@ -147,10 +153,8 @@ class References(html.parser.HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
 
 
-def test_the_html_page_is_self_contained_and_its_tables_scroll(tmp_path, capsys):
-    workdir = write(tmp_path / "s", *sweep())
-    assert command.main([str(workdir)]) == 0
-    page, parser = (workdir / "report.html").read_text(), References()
+def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
+    page, parser = (written / "report.html").read_text(), References()
     parser.feed(page)
     start = "data:image/svg+xml;base64,"
     assert len(parser.found) == len(report.CAPTIONS)
@@ -189,7 +193,7 @@ def test_nothing_that_a_sweep_contains_becomes_markup():
     assert tags.count("<td") == clean.count("<td")
 
 
-def test_a_published_page_can_be_written_again_from_its_runs(tmp_path, capsys):
+def test_a_published_page_can_be_written_again_from_its_runs(tmp_path, undrawn, capsys):
     workdir, docs = write(tmp_path / "gates-full", *sweep(SIZES, "size")), tmp_path / "docs" / "results"
     assert command.main([str(workdir), "--publish", str(docs)]) == 0
     text = (docs / "gates.md").read_text()

@@ -46,13 +46,6 @@ def test_a_missing_platform_in_the_environment_is_an_error(monkeypatch, error):
             runtime.require_platform(platform)
 
 
-def test_an_available_platform_is_used(monkeypatch):
-    runtime.require_platform(None)
-    for platform in ("gpu", "tpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
-        runtime.require_platform(platform)
-
-
 def test_train_stops_without_the_platform_before_it_creates_the_workdir(train, tmp_path, only_cpu):
     code, output = train(tmp_path / "run", "--platform=gpu")
     assert code == 2
@@ -70,18 +63,6 @@ def test_settings_that_the_bits_of_a_run_depend_on_do_not_follow_the_environment
     finally:
         for name, value in runtime.PROMISED.items():
             jax.config.update(name, value)
-
-
-@pytest.mark.parametrize(("seconds", "n_calls"), [(0.5, 0), (2.0, 1)])
-def test_fragments_are_occupied_after_a_long_compilation(monkeypatch, seconds, n_calls):
-    calls, listeners = [], []
-    monkeypatch.setattr(runtime.malloc, "occupy_fragments", lambda: calls.append(1))
-    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", listeners.append)
-    runtime._occupy_fragments_after_compilation.__wrapped__()
-    (listener,) = listeners
-    listener(runtime.COMPILED, seconds, fun_name="step")
-    listener("/jax/core/compile/jaxpr_trace_duration", 2.0)
-    assert len(calls) == n_calls
 
 
 def test_jax_reports_compilations_by_the_name_that_is_expected(monkeypatch):

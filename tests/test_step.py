@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import chex
 import jax
@@ -14,8 +13,6 @@ from tiny import jit_eval, redrawn, state_of, tiny
 
 from lm import model, step
 from lm.data import Split
-from lm.data.markov import MarkovChain
-from lm.layers.attention import Mask
 from lm.parameters import flat, nest
 from lm.training.batch_source import BatchSource
 
@@ -171,6 +168,7 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
     chex.assert_trees_all_equal(after.replace(halted=state.halted), state)
 
 
+@pytest.mark.slow
 def test_training_overfits_one_batch():
     config, losses = tiny(**HALTING), []
     state, inputs = state_of(config), stacked([batch_of(config)] * 4)
@@ -294,40 +292,3 @@ def test_a_dispatch_traces_the_step_once(monkeypatch):
     inputs = stacked([batch_of(config)] * 2)
     jax.jit(lambda state, n: step.train_steps(state, None, inputs, n, config)).lower(state_of(config), np.int32(1))
     assert len(traced) == 1
-
-
-def trained_on_markov(n_steps=300):
-    """Train a small model on markov text; returns its mean loss on held-out text and the standard error."""
-    text = MarkovChain().text(120_000)
-    ids = np.array([ord(letter) - ord("a") for letter in text], np.uint16)
-    train, held_out = (Split("x", part, len(part), None) for part in (ids[:80_000], ids[80_000:]))
-    config = tiny(
-        model={"n_layers": 1, "d_model": 32, "d_ff": 64, "vocab_size": 16},
-        train={"batch_size": 32, "seq_len": 32, "steps": n_steps, "steps_per_dispatch": n_steps},
-        optimizer={"learning_rate": 0.01, "warmup_steps": 20},
-        eval={"batch_size": 1250},
-    )
-    source = BatchSource(train, config)
-    train_steps = jax.jit(functools.partial(step.train_steps, config=config))  # not cached: a test patches the mask
-    state, _ = train_steps(state_of(config), source.resident, source.train(0, n_steps), n_steps)
-    source = BatchSource(held_out, config)
-    (inputs,) = source.evaluation()
-    loss, count = jax.jit(functools.partial(step.eval_step, config=config))(state.params, source.resident, inputs)
-    best = MarkovChain().surprisal(text[80_000:])[1:]
-    return float(loss / count), best.std() / math.sqrt(len(best))
-
-
-@pytest.mark.slow
-def test_the_loss_stays_above_the_entropy_of_markov_text():
-    loss, standard_error = trained_on_markov()
-    assert loss > MarkovChain().entropy_rate - 4 * standard_error
-    assert loss < MarkovChain().entropy_rate + 0.05  # the model learned
-
-
-@pytest.mark.slow
-def test_a_leaking_mask_falls_below_the_entropy(monkeypatch):
-    """If queries see the next token, the loss falls below the entropy; so the test above detects leaks."""
-    visible = Mask.visible
-    monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
-    loss, standard_error = trained_on_markov()
-    assert loss < MarkovChain().entropy_rate - 4 * standard_error

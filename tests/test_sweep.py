@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -213,19 +212,11 @@ def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-@pytest.mark.parametrize("together", [0, -1])
-def test_together_must_be_at_least_1(capsys, together):
-    assert sweep.main([f"--config={SWEEP}", f"--together={together}"]) == 2
-    assert capsys.readouterr().err == f"--together must be at least 1, not {together}\n"
+def test_together_must_be_at_least_1(capsys):
+    assert sweep.main([f"--config={SWEEP}", "--together=0"]) == 2
+    assert capsys.readouterr().err == "--together must be at least 1, not 0\n"
 
 
 def test_a_config_of_one_run_is_refused(capsys):
     assert sweep.main(["--config", str(ROOT / "configs" / "shakespeare.py")]) == 2
     assert "use python -m lm.train --config" in capsys.readouterr().err
-
-
-def test_help_needs_no_jax(bench):
-    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{bench.env['PYTHONPATH']}"}
-    done = subprocess.run([sys.executable, "-m", "lm.sweep", "--help"], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--dry-run" in done.stdout

@@ -1,28 +1,12 @@
 """The command lm.train: mistakes are reported before anything is computed or written."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
-from running import CONFIG, ROOT, summary_of
+from running import CONFIG, summary_of
 
 from lm import data
 from lm.train import main as train_main
-
-
-def test_help_and_mistakes_need_no_jax(bench, tmp_path):
-    env = bench.env | {"PYTHONPATH": f"{bench.without_jax()}:{ROOT}"}
-    for arguments, code, texts in (
-        (["--help"], 0, ["--config", "--workdir", "--resume", "exit codes", "model.d_model = 256"]),
-        ([TINY, "--config.model.d_modle=3"], 2, ["d_model?"]),
-    ):
-        command = [sys.executable, "-m", "lm.train", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == code
-        assert [text for text in texts if text not in done.stdout + done.stderr] == []
-        assert "Traceback" not in done.stderr
-
 
 TINY = f"--config={CONFIG}"
 

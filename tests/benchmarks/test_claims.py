@@ -27,7 +27,6 @@ def rows_of(path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
 def test_the_committed_pages_are_what_the_command_writes(tmp_path):
     """If this fails: python3 -m benchmarks.claims and python3 -m benchmarks.placebo."""
     shutil.copytree(RESULTS, tmp_path / "results")
@@ -37,7 +36,6 @@ def test_the_committed_pages_are_what_the_command_writes(tmp_path):
         assert (tmp_path / "results" / path.relative_to(RESULTS)).read_bytes() == path.read_bytes(), path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_differences_are_those_of_the_published_runs(page):
     """Recompute them from runs.csv by SciPy, without the code of the sweeps."""
@@ -68,7 +66,6 @@ def test_the_differences_are_those_of_the_published_runs(page):
     assert tested
 
 
-@pytest.mark.slow
 def test_what_was_significant_on_the_pages_of_the_earlier_method_still_is():
     rows = [row for row in rows_of(RESULTS / "claims.csv") if row["kind"] == "claim"]
     significant = {(row["page"], row["variant"]) for row in rows if row["p_holm"] and float(row["p_holm"]) < 0.05}

@@ -17,7 +17,6 @@ TABLES = {
 }
 
 
-@pytest.mark.slow
 def test_published_tables_show_the_recorded_results():
     page = compare.PAGE.read_text(encoding="utf-8")
     for name, table in TABLES.items():
@@ -27,7 +26,6 @@ def test_published_tables_show_the_recorded_results():
         assert found[0] == f"<!-- {name} -->\n{table(results['rows'])}\n\n{where}\n<!-- end -->"
 
 
-@pytest.mark.slow
 def test_each_command_of_the_page_has_marks_for_its_table():
     page = compare.PAGE.read_text(encoding="utf-8").replace("\\\n", "")
     commands = re.findall(r"python3 -m benchmarks\.(\w+) (.*--publish)", page)
@@ -120,7 +118,6 @@ def test_a_shape_can_name_its_dtype():
         train_speed.case("G:float8", a)
 
 
-@pytest.mark.slow
 def test_the_flops_of_a_step_are_those_of_the_recorded_results():
     rows = json.loads((compare.RESULTS / "train_speed.json").read_text())["rows"]
     for row in rows:

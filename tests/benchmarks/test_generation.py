@@ -8,7 +8,6 @@ import pytest
 from benchmarks import generation
 
 
-@pytest.mark.slow
 def test_all_sides_draw_the_same_tokens():
     pytest.importorskip("torch", reason="the extra [bench] is not installed")
     pytest.importorskip("transformers", reason="the extra [bench] is not installed")

@@ -5,7 +5,6 @@ import re
 import sys
 
 import numpy as np
-import pytest
 from running import ROOT
 
 from benchmarks import layernorm_swap, mup_coordinates, page
@@ -37,7 +36,6 @@ def test_a_page_has_the_commands_that_reproduce_it_and_names_no_local_directory(
     assert (tmp_path / "check.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_both_parametrizations_are_the_same_at_the_base_width_only(monkeypatch):
     monkeypatch.setattr(mup_coordinates, "STEPS", 2)
     monkeypatch.setattr(mup_coordinates, "SEEDS", (0,))
@@ -55,7 +53,6 @@ def test_a_resumed_run_has_one_training_command(tmp_path):
     ]
 
 
-@pytest.mark.slow
 def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):
     """Exact one-pass formulas change the logits by rounding only; running_mean changes them by far more."""
     runs = [tmp_path / "layer", tmp_path / "rms"]

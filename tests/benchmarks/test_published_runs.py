@@ -45,7 +45,6 @@ def test_a_ring_over_whole_nodes_is_as_fast_as_published(n_devices):
     assert abs(c.error) < 0.1
 
 
-@pytest.mark.slow
 def test_the_command_prints_the_table_of_the_page():
     found = [compare(run) for run in RUNS]
     text = PAGE.read_text()

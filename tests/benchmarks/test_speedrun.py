@@ -86,7 +86,6 @@ def test_text_and_splits_are_those_of_the_track(config_file):
     assert tracks.describe(config) == {}
 
 
-@pytest.mark.slow
 def test_both_texts_have_the_same_length():
     text = tracks.tuning_text()
     assert len(text) == 1_115_394
@@ -134,7 +133,6 @@ def test_cpu_seconds_are_those_of_the_process_and_a_failure_shows_its_output():
 # ---- The logs and the tables -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_page_shows_the_logs():
     page = table.PAGE.read_text(encoding="utf-8")
     for track in tracks.TRACKS:
@@ -142,7 +140,6 @@ def test_the_page_shows_the_logs():
         assert found[0] == f"<!-- {track} -->\n{table.track_table(track)}\n<!-- end -->"
 
 
-@pytest.mark.slow
 def test_logs_have_the_text_of_their_kind_their_config_and_no_paths_of_a_machine():
     for path in LOGS:
         expected = tracks.TUNING_SHA256 if path.name == "tuning.json" else tracks.shakespeare.SHA256
@@ -199,7 +196,6 @@ def test_an_attempt_whose_second_run_fails_is_in_the_log(tmp_path, monkeypatch):
     assert records.column(attempt, "loss") == [1.9]
 
 
-@pytest.mark.slow
 def test_a_tuning_run_from_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "use_cores", lambda n: None)  # pins the process for good
     arguments = ["--track", "nanogpt-cpu", "--config", TINY, "--tune", "--runs", "2"]

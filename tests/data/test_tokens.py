@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -306,17 +304,6 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest == before
     monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
     assert sources.find_python_docs(DataConfig()).digest != before
-
-
-def test_opening_a_text_imports_neither_jax_nor_unused_libraries(config):
-    given = config()
-    program = (
-        "import sys; from lm.config import DataConfig; from lm.data import open_corpus\n"
-        f"open_corpus(DataConfig(source={given.source!r}, cache_dir={given.cache_dir!r}))\n"
-        "heavy = {'jax', 'flax', 'tensorflow', 'tensorflow_datasets', 'tokenizers'} & set(sys.modules)\n"
-        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
-    )
-    subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
 def test_a_new_format_makes_new_cache_entries(config, monkeypatch):

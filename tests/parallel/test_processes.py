@@ -56,14 +56,15 @@ def alone(bench):
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_have_the_losses_of_one(bench, alone, tmp_path, n):
-    """So they see the same data in the same order. Only the first process writes files and prints."""
-    workdir = tmp_path / "run"
-    run(bench, workdir, n, "--config.eval.sample_tokens=10")
+def test_several_processes_have_the_losses_of_one(bench, tmp_path, n):
+    """So they see the same data in the same order, and drop the same activations. Only the first writes and prints."""
+    alone, workdir = bench.reference(), tmp_path / "run"
+    sampled = 10 if n == 4 else 0  # compiles for seconds
+    run(bench, workdir, n, "--config.model.dropout=0.1", f"--config.eval.sample_tokens={sampled}")
     np.testing.assert_allclose(losses(workdir)[:10], losses(alone)[:10], rtol=0, atol=1e-5)
     np.testing.assert_allclose(evaluations(workdir), evaluations(alone), rtol=0, atol=1e-5)
     assert summary_of(workdir)["status"] == "finished"
-    assert len(list((workdir / "samples").iterdir())) == 1
+    assert len(list(workdir.glob("samples/*"))) == bool(sampled)
     for i in range(1, n):
         assert "step" not in output_of(workdir, i)
 

@@ -64,11 +64,3 @@ def test_equal_logits_have_the_entropy_of_equal_weights_and_large_logits_none():
     np.testing.assert_allclose(equal.entropy_BTH, np.broadcast_to(equal.max_entropy_BT[..., None], (B, T, H)), 1e-6)
     one_hot = statistics(jnp.float32(1e6 * q))
     assert float(one_hot.entropy_BTH.max()) < 1e-6
-
-
-def test_bfloat16_inputs_have_statistics_in_float32():
-    q, k = (jnp.bfloat16(x) for x in inputs())
-    found = attention_statistics(q, k, Mask.causal(T))
-    assert {x.dtype for x in found} == {jnp.dtype("float32")}
-    wide = attention_statistics(q.astype(jnp.float32), k.astype(jnp.float32), Mask.causal(T))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wide)

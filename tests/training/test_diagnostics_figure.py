@@ -39,9 +39,3 @@ def test_there_is_one_curve_per_layer_over_the_steps_that_have_it(tmp_path):
     assert [first[2], last[2]] == ["layer 0", "layer 1"]
     assert first[3] != last[3]
     assert curves_of(details, "updates", "layers", "-", "") == []
-
-
-def test_a_bound_that_all_layers_share_is_drawn_once():
-    same, different = ({"attention": {"layers/max_entropy": values}} for values in ([3.0, 3.0], [3.0, 1.0]))
-    assert len(curves_of([(0, same)], "attention", "layers/max_entropy", ":", "equal weights")) == 1
-    assert len(curves_of([(0, different)], "attention", "layers/max_entropy", ":", "equal weights")) == 2

@@ -267,12 +267,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert tree(tmp_path) == {"x.json": b"old"}
 
 
-def test_modules_of_help_do_not_import_jax():
-    code = "import sys, lm.workdir.directory, lm.workdir.metrics"
-    code += "; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_recorded_command_names_no_directories_of_the_machine():
     root = Path(directory.__file__).parents[2]
     typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
