@@ -75,7 +75,7 @@ def test_mfu():
 SMALL = {"d_model": 32, "d_ff": 96, "d_head": 8, "vocab_size": 64, "attention": "einsum"}
 ARCHITECTURES = [
     {key: choice}
-    for key in ("norm", "norm_placement", "ffn", "activation", "positions", "qk_norm_over", "init")
+    for key in ("norm", "norm_placement", "ffn", "positions", "qk_norm_over")
     for choice in schema()[f"model.{key}"][1].metadata["choices"]
 ]
 ARCHITECTURES += [

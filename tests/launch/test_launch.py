@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -103,6 +102,13 @@ def test_documented_runs_fit_their_machines():
                 check_mesh(parameters.resolve(loaded, loaded.model.vocab_size), n_devices)
 
 
+def as_jobset(manifest: dict) -> dict:
+    """Return what the published schemas keep of a manifest; importing them takes a second."""
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+    return JobsetV1alpha2JobSet.from_dict(manifest).to_dict()
+
+
 @pytest.mark.parametrize(
     ("machines", "pods", "devices"),
     [(GPUS, 2, 8), (TPUS, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 48, 4), ((*JOB, "--gpu", "l4:8"), 1, 8)],
@@ -112,7 +118,7 @@ def test_jobset_follows_the_published_schema(launch, machines, pods, devices):
     done = launch("gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained")  # which exists only in the pods
     assert done.returncode == 0, done.stderr
     manifest = yaml.safe_load(done.stdout)
-    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    assert as_jobset(manifest) == manifest
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["parallelism"] == job["completions"] == pods
     (container,) = job["template"]["spec"]["containers"]
@@ -134,7 +140,7 @@ def test_what_pods_of_gpus_and_tpus_have_of_their_own(launch):
     assert "annotations" not in gpus["metadata"]
     assert exclusive in tpus["metadata"]["annotations"]
     pod_of(gpus)["paralelism"] = 2  # the schema detects a misspelled key
-    assert JobsetV1alpha2JobSet.from_dict(gpus).to_dict() != gpus
+    assert as_jobset(gpus) != gpus
 
 
 def test_requests_spot_nodes_a_queue_and_secrets(launch):
@@ -144,7 +150,7 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
     options = ("--spot", "--queue", "team-a", "--secret", "wandb", "--cpu", "64", "--memory", "1Ti")
     done = launch("gke", *GPUS, *options, *CONFIG)
     manifest = yaml.safe_load(done.stdout)
-    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    assert as_jobset(manifest) == manifest
     pod = pod_of(manifest)
     assert manifest["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
