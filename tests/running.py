@@ -24,6 +24,12 @@ import pytest
 from lm.files import write_text
 from lm.workdir.metrics import read_metrics
 
+
+def slow(*values):
+    """Return a case of a parametrized test that runs with -m slow only; it repeats what a fast case proves."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import numpy_model
+from running import slow
 from tiny import redrawn, state_of, tiny, unstack_layers
 
 from lm import model, parameters, step
@@ -153,9 +154,6 @@ SAME = {
 }
 
 
-SLOW = {"scan_remat_block_chan", "scan_welford"}
-
-
 def loss_and_gradients(model_keys, train_keys):
     config = tiny(model=BASE | model_keys, train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys)
     return jit_gradients(state_of(config, redrawn(config.model)), {"tokens": jnp.asarray(TOKENS)}, config)
@@ -166,10 +164,7 @@ def plain():
     return loss_and_gradients({}, {})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SAME],
-)
+@pytest.mark.parametrize("name", [slow(name) if name.startswith("scan") else name for name in SAME])
 def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plain, name):
     """Float32 sums in another order differ by at most 1e-5 of the largest entry of each gradient."""
     losses, grads = loss_and_gradients(*SAME[name])
@@ -249,7 +244,7 @@ def field_of(c):
 
 
 # Fast: five in which every choice of five factors occurs once, and one more with an MLP. The others take two minutes.
-COMBINATIONS = [i if i in (0, 7, 8, 14, 16, 23) else pytest.param(i, marks=pytest.mark.slow) for i in range(25)]
+COMBINATIONS = [i if i in (0, 7, 8, 14, 16, 23) else slow(i) for i in range(25)]
 
 
 @pytest.mark.parametrize("i", COMBINATIONS)
@@ -322,7 +317,7 @@ def test_bfloat16_logits_are_returned_in_float32_and_close():
     assert 2.0**-12 < np.abs(rounded - exact).max() / np.abs(exact).max() < 20 * 2.0**-9
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_remat_saves_less_for_the_backward_pass(dtype):
     """Products with weights are saved under "dots", attention scores are not; "block" saves only block inputs."""
 

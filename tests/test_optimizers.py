@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from references import update_rules
+from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
 from lm.config import OptimizerConfig
@@ -247,7 +248,7 @@ def test_schedule_free_follows_its_paper():
     np.testing.assert_allclose(averaged(params, state, o)["w"], x, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sgd", "muonh"])
+@pytest.mark.parametrize("name", ["sgd", slow("muonh")])
 def test_cautious_decay_applies_where_the_update_does_not_increase_a_number(name):
     """Chen et al. 2025: x <- x - rate (u + lambda 1[u x >= 0] x)."""
     config = tiny(model={"n_layers": 1})

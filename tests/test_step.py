@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from running import slow
 from tiny import jit_eval, redrawn, state_of, tiny
 
 from lm import model, step
@@ -147,7 +148,7 @@ def test_on_nonfinite_skip_counts_the_update_and_continues():
     np.testing.assert_array_equal(metrics["learning_rate"], rates["learning_rate"][np.array([0, 1, 1, 2])])
 
 
-@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sgd", slow("adamw")])
 def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatch):
     """SGD overflows the parameters. Adam overflows the second moment, the square of a gradient of 1e20."""
     config = tiny(model=ONE, optimizer={"name": name, "learning_rate": 1e38, "clip_norm": None})
@@ -207,7 +208,7 @@ def test_gradients_equal_central_differences_in_float64():
             assert slope != 0 or path.endswith("b_k_GK")
 
 
-@pytest.mark.parametrize("keys", [{"positions": "learned"}, {"positions": "rope", "window_pattern": (2,)}])
+@pytest.mark.parametrize("keys", [slow({"positions": "learned"}), {"positions": "rope", "window_pattern": (2,)}])
 def test_packed_documents_have_the_same_loss_as_in_separate_rows(keys):
     """Each document starts at position 0 and attends to itself only; borders and padding are not targets."""
     config = tiny(model=ONE | keys)

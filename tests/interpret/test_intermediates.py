@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from references import numpy_model
+from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
 from lm import model, past
@@ -182,9 +183,7 @@ def test_a_function_among_the_patches_is_traced_on_every_call(run):
 # --- The hooks.
 
 
-@pytest.mark.parametrize(
-    "keys", [pytest.param({}, marks=pytest.mark.slow), {"scan_layers": True, "remat": "block", "dropout": 0.5}]
-)
+@pytest.mark.parametrize("keys", [slow({}), {"scan_layers": True, "remat": "block", "dropout": 0.5}])
 def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
     """The lowered program of the gradient is the same text with taps that return their argument and without taps."""
     c, tapped = tiny(model=keys).model, set()

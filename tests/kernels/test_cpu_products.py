@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from running import slow
 
 from lm.kernels import cpu_products
 from lm.layers.linear import project, project_to_float32
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3)])
+@pytest.mark.parametrize("batch", [slow(()), (2, 3)])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("dtype", "rounding"), [(jnp.bfloat16, 2.0**-8), (jnp.float32, 2.0**-22)])
 def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, transposed, batch):
@@ -31,7 +32,7 @@ def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, 
         np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float32)])
 def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
     a_NBTK, b_BKS, g_BTS = (jnp.asarray(normal(*shape), dtype) for shape in ((2, 3, 5, 8), (3, 8, 7), (3, 5, 7)))
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from running import slow
 
 from lm.kernels import cpu_products, softmax_means
 from lm.layers.attention import Mask, causal_attention
@@ -48,7 +49,7 @@ def test_bfloat16_on_other_platforms_equals_float32_up_to_rounding(monkeypatch):
         assert np.linalg.norm(a - b) < 2.0**-7 * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize(("sharpness", "window"), [(1, 100), (32, None)])
+@pytest.mark.parametrize(("sharpness", "window"), [slow(1, 100), (32, None)])
 @pytest.mark.parametrize("implementation", ["einsum", "chunked"])
 def test_bfloat16_equals_float32_up_to_rounding_also_where_attention_is_peaked(implementation, sharpness, window):
     """The bound holds for gradients of scores only if the two terms of the softmax's derivative cancel exactly."""

@@ -163,7 +163,7 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
 def test_several_slices_are_replicas_of_the_job(launch):
     done = launch("gke", *TPUS, "--slices", "2", *CONFIG)
     manifest = yaml.safe_load(done.stdout)
-    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    assert as_jobset(manifest) == manifest
     (jobs,) = manifest["spec"]["replicatedJobs"]
     assert (jobs["replicas"], jobs["template"]["spec"]["parallelism"], gke.n_devices(manifest)) == (2, 8, 64)
 
@@ -171,7 +171,7 @@ def test_several_slices_are_replicas_of_the_job(launch):
 def test_a_file_is_merged_into_the_pods_such_as_the_network_of_h100_machines(launch):
     done = launch("gke", *GPUS, "--pod", "launch/tcpx.yaml", *CONFIG)
     manifest = yaml.safe_load(done.stdout)
-    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+    assert as_jobset(manifest) == manifest
     template = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     interfaces = json.loads(template["metadata"]["annotations"]["networking.gke.io/interfaces"])
     assert [entry["interfaceName"] for entry in interfaces] == ["eth0", "eth1", "eth2", "eth3", "eth4"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from running import slow
 
 from lm.layers import attention
 from lm.layers.attention import UNLIMITED, Mask, causal_attention, choose_implementation
@@ -246,8 +247,8 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
     ("n", "softcap", "window"),
     [
         *((256, None, 100), (300, 5.0, None), (300, 5.0, 129), (256, None, "traced")),
-        *(pytest.param(256, None, window, marks=pytest.mark.slow) for window in (None, 1, 129)),
-        *(pytest.param(300, 5.0, window, marks=pytest.mark.slow) for window in (1, 100, "traced")),
+        *(slow(256, None, window) for window in (None, 1, 129)),
+        *(slow(300, 5.0, window) for window in (1, 100, "traced")),
     ],
 )
 def test_chunked_attention_equals_einsum(window, n, softcap):
@@ -287,10 +288,9 @@ def test_cudnn_equals_einsum(window):
     [
         (4, None, None, False),
         (2, 100, 5.0, True),
-        *(
-            pytest.param(*x, marks=pytest.mark.slow)
-            for x in ((1, 1, None, True), (2, None, 5.0, False), (1, 300, 0.5, False))
-        ),
+        slow(1, 1, None, True),
+        slow(2, None, 5.0, False),
+        slow(1, 300, 0.5, False),
     ],
 )
 def test_splash_equals_einsum(n_kv_heads, window, softcap, documents):

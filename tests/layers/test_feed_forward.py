@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from running import slow
 
 from lm.layers import variants
 from lm.layers.feed_forward import ACTIVATIONS, gelu, glu, mlp
@@ -43,7 +44,7 @@ def test_mlp_equals_numpy():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends compute activations in 16 bits")
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["silu", slow("gelu"), slow("gelu_tanh")])
 def test_16_bit_activations_are_rounded_once_on_a_cpu(name):
     x = jnp.asarray(np.linspace(-4, 4, 999), jnp.bfloat16)[:, None]
     one = jnp.ones((1, 1), jnp.bfloat16)
@@ -67,7 +68,7 @@ def test_glu_equals_numpy():
     np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="sigmoid"), dauphin, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("name", [slow("silu"), slow("gelu"), "gelu_tanh"])
 def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activation(name):
     def plain_glu(x, w_gate, w_up, w_down):
         return (ACTIVATIONS[name](x @ w_gate) * (x @ w_up)) @ w_down

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from running import slow
 
 from lm.layers.layer_norms import LAYER_NORMS, layer_norm
 from lm.layers.norms import rms_norm
@@ -64,7 +65,7 @@ def rounding(x, y, eps=EPS):
     return (2 + np.log2(x.shape[-1])) * UNIT * (1 + np.abs(y) + largest / sigma)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 63, 64, 100, 768, 4096])
+@pytest.mark.parametrize("width", [1, slow(2), 3, slow(63), 64, slow(100), slow(768), 4096])
 def test_equals_float64_at_all_widths_and_offsets(width):
     for offset in (0, -1, 100, 1e4):
         x = normal(16, width) + np.float32(offset)
@@ -73,7 +74,7 @@ def test_equals_float64_at_all_widths_and_offsets(width):
             assert np.all(np.abs(out - y) <= rounding(x, y)), (name, offset)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 7, 99, 1000])
+@pytest.mark.parametrize("block_size", [1, slow(2), 7, slow(99), 1000])
 def test_the_block_size_does_not_change_the_result(block_size):
     x = normal(16, 100) + 10
     for name, out in norms(x, block_size=block_size).items():

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from running import checkpoint_steps, checksums, metrics_of, several, summary_of
+from running import checkpoint_steps, checksums, metrics_of, several, slow, summary_of
 
 from lm.parallel.processes import has_several_tasks
 
@@ -55,7 +55,7 @@ def alone(bench):
     return workdir
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, slow(4)])
 def test_several_processes_have_the_losses_of_one(bench, tmp_path, n):
     """So they see the same data in the same order, and drop the same activations. Only the first writes and prints."""
     alone, workdir = bench.reference(), tmp_path / "run"

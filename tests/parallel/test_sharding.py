@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from on_devices import config_of
+from running import slow
 from tiny import tiny
 
 from lm import parameters
@@ -94,7 +95,7 @@ def meshes_of(model: str) -> list[list[int]]:
     return {"modern": few, "eight heads": many, "dropout": no_sequence}.get(model, [[1, 2, 2, 2]])
 
 
-@pytest.mark.parametrize("model", [m if m == "scanned" else pytest.param(m, marks=pytest.mark.slow) for m in MODELS])
+@pytest.mark.parametrize("model", [m if m == "scanned" else slow(m) for m in MODELS])
 def test_ten_steps_on_a_mesh_equal_ten_steps_on_one_device(tmp_path, model):
     cases = [{"mesh": mesh, "sections": MODELS[model]} for mesh in [None, *meshes_of(model)]]
     reference, *others = on_devices(tmp_path, 8, cases)[0]
@@ -271,6 +272,7 @@ def test_parse_collectives_by_hand():
 INITIALIZE = """
 import functools, re, sys
 import jax; jax.config.update("jax_num_cpu_devices", 8)
+from running import slow
 from tiny import tiny
 from lm import parameters
 from lm.parallel import sharding

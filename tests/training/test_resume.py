@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from running import assert_same_run, checkpoint_steps, checksums, metrics_of, small_disk, summary_of
+from running import assert_same_run, checkpoint_steps, checksums, metrics_of, slow, small_disk, summary_of
 
 from benchmarks.faults.runs import stopped_at
 from lm.training.loop import Loop
@@ -276,7 +276,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path)
         assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("lost", ["run", pytest.param("run/metrics.jsonl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", ["run", slow("run/metrics.jsonl")])
 def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monkeypatch, lost):
     def delete_and_save(self, state, step):
         path = tmp_path / lost
