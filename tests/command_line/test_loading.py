@@ -258,20 +258,30 @@ VALUES = {
 }
 
 
+def values_of(type_):
+    """Return the strategy of the values of a type, one of VALUES or tuples of these."""
+    if typing.get_origin(type_) is not tuple:
+        return VALUES[type_]
+    first, *others = typing.get_args(type_)
+    if others == [...]:
+        return st.lists(values_of(first), min_size=1, max_size=3).map(tuple)
+    return st.tuples(*map(values_of, (first, *others)))
+
+
 @st.composite
 def leaf_values(draw):
     """Draw a dotted name and a value that the schema allows."""
     name = draw(st.sampled_from(sorted(schema())))
     type_, field = schema()[name]
     limits = field.metadata
-    kind = next(t for t in (typing.get_args(type_) or (type_,)) if t is not type(None))
+    types = () if typing.get_origin(type_) is tuple else typing.get_args(type_)
+    kind = next(t for t in (types or (type_,)) if t is not type(None))
     if limits["choices"]:
         value = draw(st.sampled_from(limits["choices"]))
     elif limits["forms"]:
         value = draw(st.sampled_from(limits["forms"])).replace("SIZE", "300")
-    elif typing.get_origin(kind or type_) is tuple or typing.get_origin(type_) is tuple:
-        inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-        value = tuple(draw(st.lists(VALUES[inner], min_size=1, max_size=3)))
+    elif typing.get_origin(kind) is tuple:
+        value = draw(values_of(kind))
         value = tuple(min(v, limits["high"]) for v in value) if limits["high"] is not None else value
     else:
         value = draw(VALUES[kind])
