@@ -128,7 +128,8 @@ class Attention(nn.Module):
         if (rotation := context.rotation_in(c, layer)) is not None:
             q_BTHK = position_encodings.apply_rope(q_BTHK, *rotation, pairing=c.rope_pairing)
             k_BTGK = position_encodings.apply_rope(k_BTGK, *rotation, pairing=c.rope_pairing)
-        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else c.attn_scale
+        scale = c.attn_scale or 1 / math.sqrt(c.d_head)
+        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else scale
         options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
         stream, (q_BTHK, k_BTGK) = at(variants.QUERIES_KEYS, here, stream, (q_BTHK, k_BTGK))
         stream, v_BTGK = at(variants.VALUES, here, stream, v_BTGK)
@@ -154,6 +155,11 @@ class FeedForward(nn.Module):
 
 class Block(nn.Module):
     """One layer: attention and feed-forward, each a branch of the residual stream.
+
+    With the plain sum and norms at the inputs of the branches:
+
+        x = x + dropout(Attention(norm(x)))
+        x = x + dropout(FeedForward(norm(x)))
 
     `like` is a layer with the same parameters, known while tracing; `layer` may be traced.
     """
@@ -219,8 +225,9 @@ class Transformer(nn.Module):
         x_BTD = context.dropout(tap(self, "embedding", x_BTD), c.dropout, site=0)
 
         here = Here(c, p, x_BTD, None, None, context, self)
-        stream, x_BTD = at(variants.EMBEDDING, here, variants.carried(c, x_BTD), x_BTD)
-        stream = layer_stack.apply_layers(Block, c, stream | {"x": x_BTD}, context)
+        stream, x_BTD = at(variants.EMBEDDING, here, {}, x_BTD)
+        stream |= variants.carried(c, x_BTD) | {"x": x_BTD}
+        stream = layer_stack.apply_layers(Block, c, stream, context)
         x_BTD = stream["x"]
         if parameters.has_final_norm(c):
             x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))

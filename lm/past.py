@@ -37,10 +37,14 @@ class Past:
             window: see `Mask`.
             bias_BSH, **options: see `causal_attention`.
         """
+        keys = self.keys(k_BTGK, v_BTGK, bias_BSH)
+        return causal_attention(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **keys, **options)
+
+    def keys(self, k_BTGK, v_BTGK, bias_BTH) -> dict:
+        """Return the keys, values and biases of all devices of a sequence, as arguments of `causal_attention`."""
+        bias_BSH = None if bias_BTH is None else collectives.gather_sequence(bias_BTH, -2)
         k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
-        if bias_BSH is not None:
-            options["bias_BSH"] = collectives.gather_sequence(bias_BSH, -2)
-        return causal_attention(q_BTHK, k_BSGK, v_BSGK, self.mask(q_BTHK.shape[-3], window), **options)
+        return {"k_BSGK": k_BSGK, "v_BSGK": v_BSGK, "bias_BSH": bias_BSH}
 
     def mask(self, n_tokens: int, window) -> Mask:
         """Return which keys the n_tokens queries of this device see, among the keys of all devices of a sequence."""

@@ -123,16 +123,16 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     inputs = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
     stream = model.forward(params, config.model, fields["inputs"], **inputs)
     head, chunk = model.head(params, config.model), config.train.loss_chunk
-    z_loss = 0.0 if progress is None else config.train.z_loss
-    targets = fields["targets"], fields["weights"]
     if chunk:
-        sums = losses.chunked_softmax_cross_entropy(stream["x"], head, *targets, chunk_size=chunk, z_loss=z_loss)
+        cross_entropy = functools.partial(losses.chunked_softmax_cross_entropy, stream["x"], head, chunk_size=chunk)
     else:
-        sums = losses.softmax_cross_entropy(losses.head_logits(stream["x"], head), *targets, z_loss=z_loss)
+        cross_entropy = functools.partial(losses.softmax_cross_entropy, losses.head_logits(stream["x"], head))
+    z_loss = 0.0 if progress is None else config.train.z_loss
+    sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
     if progress is None:
         return sums, {}
     terms = {name: (LOSS_TERMS[name][1](sums, head), weight) for name, weight in _own_weights(config).items()}
-    return sums, terms | variants.loss_terms(config.model, stream, head, fields, progress)
+    return sums, terms | variants.loss_terms(config.model, stream, fields, cross_entropy, progress)
 
 
 # Terms of the loss beside the cross-entropy that any model can have: (weight, 0 if off; sum over the targets).

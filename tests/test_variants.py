@@ -1,10 +1,12 @@
 """Every idea of lm/layers/variants keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
 
-A new idea adds a row. Fast tests run each promise for each idea alone; the slow ones add meshes of 8 devices.
+A new idea adds a row, and its keys to some of the configs of PAIRS. Fast tests run each promise for the few configs of
+PAIRS, in which each two ideas meet; the slow ones for each idea alone, and on meshes of 8 devices.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from products import forward_flops
-from tiny import redrawn, state_of, tiny
+from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import layer_stack, model, parameters
 from lm.cost import flops
@@ -29,8 +31,9 @@ from lm.huggingface.config_files import export_fields
 from lm.layers import variants
 from lm.layers.variants import OFF, attention_gate
 from lm.past import Past
-from lm.step import batch_fields, loss_terms
+from lm.step import _sums, batch_fields, loss_terms
 from lm.training.layer_statistics import layer_statistics
+from lm.workdir.checkpoints import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +63,12 @@ VARIANTS = {
     "sink": Row({"attn_sink": True}),
     "forgetting gate": Row({"attn_forget": True, "positions": "none"}, sequence=False),
     "differential attention": Row({"attn_differential": True}),
-    "differential attention with sinks": Row({"attn_differential": True, "attn_sink": True}),
     "value embeddings": Row({"value_embeddings": True}),
     "residual scalars": Row({"residual_scalars": True}, identity=True),
     "depth attention": Row({"residual": "depth_attention"}),
     "hyper-connections": Row({"residual": "hyper_connections"}, identity=True),
     "DyT": Row({"norm": "dyt"}),
-    "no rotation in every fourth layer": Row({"rope_pattern": (1, 1, 1, 0)}, exports=True),
+    "no rotation in every second layer": Row({"rope_pattern": (1, 0)}, exports=True),
     "YaRN, another base in layers with a window": Row(
         {
             "rope_scaling": "yarn",
@@ -89,7 +91,24 @@ VARIANTS = {
     "value residual, half": Row({"value_residual": "half"}),
     "value residual, learned": Row({"value_residual": "learned"}, identity=True),
 }
-ROWS = pytest.mark.parametrize("row", VARIANTS.values(), ids=VARIANTS)
+BOTH = dict.fromkeys(["conv_keys", "conv_values", "token_shift", "attn_sink", "attn_differential"], True)
+BOTH |= {"value_embeddings": True, "multi_token_prediction": True, "norm": "dyt", "ffn": "moe", "n_experts": 4}
+DEPTH = BOTH | {"residual_scalars": True, "conv_stream": True, "residual": "depth_attention"}
+HYPER = BOTH | {"residual": "hyper_connections"}
+FORGET, PATTERN = {"attn_forget": True, "positions": "none"}, {"rope_pattern": (1, 0)}
+LATER = {"moe_first_layer": 1, "shared_expert": True, "normalize_experts": False}
+LATER |= {"n_layers": 5}  # a pattern repeats after the first layer
+PAIRS = [  # Each two ideas that go together meet in one of these.
+    DEPTH | FORGET | {"attn_gate": "head", "attn_exclusive": "full", "value_residual": "half"},
+    DEPTH | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "learned", "value_residual": "learned"},
+    HYPER | PATTERN | {"attn_gate": "head_identity", "attn_exclusive": "full", "value_residual": "learned"},
+    HYPER | FORGET | LATER | {"attn_gate": "element_identity", "attn_exclusive": "learned", "value_residual": "half"},
+]
+APART = [  # these do not go together
+    {("attn_forget", True), ("rope_pattern", (1, 0))},
+    {("residual", "hyper_connections"), ("residual_scalars", True)},
+    {("residual", "hyper_connections"), ("conv_stream", True)},
+]
 BASE = {"n_layers": 4, "scan_layers": True}
 B, T = 2, 8
 TOKENS = np.arange(B * T).reshape(B, T)  # all different: each token has its own row of the embedding table
@@ -100,55 +119,89 @@ def config_of(row: Row, **keys):
     return tiny(model=BASE | row.keys | keys)
 
 
+def with_many_tokens(row: Row):
+    return config_of(row, vocab_size=T * T).model
+
+
+TOGETHER = [pytest.param(Row(keys), id=f"pairs {i}") for i, keys in enumerate(PAIRS)]
+ALONE = [pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in VARIANTS.items()]
+SLOW_PAIRS = [pytest.param(Row(keys), marks=pytest.mark.slow) for keys in PAIRS[1::2]]
+ROWS = pytest.mark.parametrize("row", TOGETHER + ALONE)
+IDENTITY = {key: value for row in VARIANTS.values() if row.identity for key, value in row.keys.items()}
+IDENTITY |= {"residual": "sum"}  # hyper-connections replace the stream of some of them
+
+
 @functools.cache
-def jitted(c, **static):
+def jitted(c):
     """Return the hidden states of a model as a compiled function of (params, tokens, segments)."""
     return jax.jit(lambda params, tokens, segments: model.hidden(params, c, tokens, segments=segments))
 
 
-def test_every_idea_has_a_row():
+@functools.cache
+def of_own_documents(c):
+    """Return the hidden states of T rows in the scanned model, and their derivatives by the parameters.
+
+    Row i contributes its output at position i, and each token of each row has its own row of the embedding table.
+    """
+
+    def diagonal(params):
+        tokens, segments = jnp.arange(T * T).reshape(T, T), jnp.tile(SEGMENTS[:1], (T, 1))
+        h_BTD = model.hidden(params, c, tokens, segments=segments)
+        return jnp.sum(h_BTD[jnp.arange(T), jnp.arange(T)] @ (1.0 + jnp.arange(c.d_model))), h_BTD
+
+    params = redrawn(c)
+    return params, *jax.jit(jax.grad(diagonal, has_aux=True))(params)
+
+
+def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     keys = {key for sites in variants.SITES.values() for site in sites for key in site}
-    keys -= set(variants.LOSSES)  # test_multi_token_prediction
-    assert keys <= {key for row in VARIANTS.values() for key in row.keys}
+    ideas = {key for row in VARIANTS.values() for key in row.keys} | set(variants.LOSSES)
+    assert keys <= ideas
     default = tiny().model
     assert all(getattr(default, key) in OFF for key in keys)
+    missing = {name for name, row in VARIANTS.items() if not any(row.keys.items() <= on.items() for on in PAIRS)}
+    assert missing == {"YaRN, another base in layers with a window", "parallel branches, multipliers"}  # of others
+    on = [{(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()} for c in PAIRS]
+    ideas = set().union(*on) - {(key, True) for key in ("positions", "n_experts", "n_layers")}
+    for a, b in itertools.combinations(ideas, 2):
+        assert a[0] == b[0] or {a, b} in APART or any({a, b} <= found for found in on), (a, b)
 
 
 @ROWS
 def test_it_sees_earlier_tokens_of_its_own_document_only(row):
-    """The gradient of an output by the embedding of each token shows which tokens it depends on."""
-    c = dataclasses.replace(config_of(row).model, vocab_size=B * T)
-    params, tokens = redrawn(c), np.tile(TOKENS[:1], (T, 1))
-
-    @jax.jit
-    def gradient(embedding):
-        def diagonal(embedding):  # row i contributes its output at position i
-            h_BTD = model.hidden(params | {"embedding": embedding}, c, tokens, segments=np.tile(SEGMENTS[:1], (T, 1)))
-            return h_BTD[jnp.arange(T), jnp.arange(T)] @ (1.0 + jnp.arange(c.d_model))
-
-        _, pull_back = jax.vjp(diagonal, embedding)
-        return jax.lax.map(lambda row: pull_back(row)[0], jnp.eye(T))  # ragged_dot has no vmap
-
-    depends = np.asarray((gradient(params["embedding"])[:, :T] != 0).any(-1))
+    """The derivatives of outputs by the embedding of each token show which tokens they depend on."""
+    _, grads, _ = of_own_documents(with_many_tokens(row))
+    depends = (np.asarray(grads["embedding"]).reshape(T, T, -1) != 0).any(-1)
     same_document = SEGMENTS[0][:, None] == SEGMENTS[0]
     np.testing.assert_array_equal(depends, np.tri(T, dtype=bool) & same_document)
 
 
 @ROWS
-def test_it_changes_the_model_but_not_unrolled_or_scanned(row):
-    c = config_of(row).model
-    params, args = redrawn(c), (TOKENS, SEGMENTS)
-    scanned = jitted(c)(params, *args)
-    unrolled = jitted(dataclasses.replace(c, scan_layers=False))(params, *args)
-    np.testing.assert_allclose(scanned, unrolled, rtol=0, atol=1e-5)
-    plain = config_of(Row({})).model
+def test_it_is_the_same_unrolled_and_scanned_and_all_its_parameters_have_an_effect(row):
+    c = with_many_tokens(row)
+    params, grads, scanned = of_own_documents(c)
+    unrolled = jitted(dataclasses.replace(c, scan_layers=False))
+    for rows in np.split(np.arange(T * T).reshape(T, T), T // B):
+        h_BTD = unrolled(params, rows, SEGMENTS)
+        np.testing.assert_allclose(h_BTD, scanned[rows[:, 0] // T], rtol=0, atol=1e-5)
+    flat = parameters.flat(grads)
+    without = [path for path, g in flat.items() if not np.abs(g).max() > 0 and path != "head/w_DV"]
+    assert not without
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", VARIANTS.values(), ids=VARIANTS)
+def test_it_changes_the_model(row):
+    c, plain = config_of(row).model, config_of(Row({})).model
+    params = redrawn(c)
     fresh, theirs = parameters.flat(redrawn(plain)), parameters.flat(params)
     both = {path for path, x in fresh.items() if path in theirs and theirs[path].shape == x.shape}
     shared = parameters.nest({path: theirs[path] if path in both else x for path, x in fresh.items()})
-    assert np.abs(scanned - jitted(plain)(shared, *args)).max() > 1e-3
+    args = TOKENS, SEGMENTS
+    assert np.abs(jitted(c)(params, *args) - jitted(plain)(shared, *args)).max() > 1e-3
 
 
-@ROWS
+@pytest.mark.parametrize("row", [pytest.param(Row(IDENTITY, identity=True), id="all"), *ALONE])
 def test_it_starts_as_the_model_without_it_or_says_that_it_does_not(row):
     c, plain = config_of(row).model, config_of(Row({})).model
     first = jitted(c)(parameters.init_params(c, 0), TOKENS, SEGMENTS)
@@ -156,15 +209,17 @@ def test_it_starts_as_the_model_without_it_or_says_that_it_does_not(row):
     assert (np.abs(first - baseline).max() < 1e-5) == row.identity
 
 
-@ROWS
+@pytest.mark.parametrize("row", [*TOGETHER[::2], *SLOW_PAIRS, *ALONE])
 def test_cached_decoding_equals_the_full_forward_pass(row):
     """For prompts of different lengths, with a window in every second layer."""
-    c = config_of(row, window_pattern=(0, 3)).model
+    c = config_of(row, window_pattern=(0, 3), scan_layers=False).model
     params = redrawn(c)
     decoder = decoding.make_decoder(params, c, seq_len=T)
-    expected = jax.jit(lambda params: model.hidden(params, c, TOKENS))(params)
-    one = jax.jit(lambda params: model.hidden(params, c, TOKENS[0]))(params)  # lm.interpret has no batch
-    np.testing.assert_allclose(one, expected[0], rtol=0, atol=1e-5)
+    expected = jitted(c)(params, TOKENS, np.ones((B, T), int))
+    without_batch = jax.eval_shape(
+        lambda params: model.hidden(params, c, TOKENS[0]), params
+    )  # as lm.interpret calls it
+    assert without_batch.shape == expected.shape[1:]
     lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
     h_BTD, cache = jax.jit(
         lambda tokens: decoding._apply(decoder, {}, tokens, Prefill(lengths_B=lengths_B, n_slots=T))
@@ -185,14 +240,43 @@ def test_its_flops_are_those_of_the_traced_program(row):
     assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)
 
 
-@ROWS
-def test_it_is_exported_as_it_is_or_refused(row):
-    config = config_of(row)
-    if row.exports:
-        export_fields(config)
-        return
-    with pytest.raises(UserError, match="no supported family"):
-        export_fields(config)
+def test_all_are_exported_as_they_are_or_refused():
+    for row in VARIANTS.values():
+        if row.exports:
+            export_fields(config_of(row))
+        else:
+            with pytest.raises(UserError, match="no supported family"):
+                export_fields(config_of(row))
+
+
+@pytest.mark.parametrize(("key", "value"), [("experts_per_token", 5), ("moe_first_layer", 4)])
+def test_experts_that_do_not_exist_are_refused(key, value):
+    with pytest.raises(UserError, match=f"config.model.{key}"):
+        config_of(VARIANTS["experts"], **{key: value})
+
+
+def test_all_resume_from_the_same_bits(tmp_path):
+    """A restored state is the saved one; each later step is a function of it (tests/training/test_resume.py)."""
+    for i, keys in enumerate(PAIRS):
+        state = state_of(tiny(model=BASE | keys))
+        draw = np.random.default_rng(0)
+        state = jax.tree.map(lambda x, draw=draw: jnp.asarray(draw.integers(0, 9, jnp.shape(x)), x.dtype), state)
+        checkpoints = Checkpoints(tmp_path / str(i))
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        _, restored, _ = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
+        checkpoints.close()
+        chex.assert_trees_all_equal(restored, state, strict=True)
+
+
+def test_loss_terms_of_packed_rows_add_up_over_micro_batches():
+    config = tiny(model={"n_layers": 1, "ffn": "moe", "n_experts": 4, "multi_token_prediction": True})
+    halves = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
+    tokens = np.random.default_rng(0).integers(0, 19, (4, T + 1))
+    batch = {"tokens": tokens, "segments": np.cumsum(tokens < 5, axis=1) + 1}
+    whole, parts = (jit_gradients(state_of(config), batch, c) for c in (config, halves))
+    assert whole[0].keys() == {"loss", "loss/mtp_2", "loss/mtp_3", "loss/moe_balance", "loss/router_z"}
+    chex.assert_trees_all_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -238,9 +322,8 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
     batch = {"tokens": tokens, "segments": np.pad(SEGMENTS, ((0, 0), (0, 1)), constant_values=3)}
     fields = batch_fields(batch)
     inputs = {name: fields[name] for name in ("segments", "positions")}
-    stream = model.forward(params, config.model, fields["inputs"], **inputs)
-    head = model.head(params, config.model)
-    terms = variants.loss_terms(config.model, stream, head, fields, 0.25)
+    chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=5))
+    (_, terms), (_, in_chunks) = (jax.jit(lambda p, c=c: _sums(p, fields, c, 0.25))(params) for c in (config, chunked))
     log_p = jax.nn.log_softmax(model.logits(params, config.model, fields["inputs"], **inputs))
     for distance, weight in ((2, 0.5 * 0.75), (3, 0.25 * 0.75)):
         found = [
@@ -250,6 +333,7 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
             if t + distance <= T and batch["segments"][b, t] == batch["segments"][b, t + distance]
         ]
         assert terms[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
+        assert in_chunks[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
     assert loss_terms(config) == ["mtp_2", "mtp_3"]
 
 

@@ -4,6 +4,7 @@ Each check yields problems: the keys involved, and a message that says what is w
 What depends on the text or on the devices is checked later, in lm/training/run.py and lm/parallel/mesh.py.
 """
 
+import dataclasses
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -11,8 +12,6 @@ from collections.abc import Iterator
 from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
 from lm.config.values import checked, close_match, divisors
 
-# Ideas that see earlier tokens in another way than by attention.
-WHOLE_SEQUENCES = ("attn_forget", "conv_keys", "conv_values", "conv_stream", "token_shift", "multi_token_prediction")
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
 Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
 
@@ -360,15 +359,6 @@ def mesh(config: Config) -> Iterator[Problem]:
 
 def ideas(config: Config) -> Iterator[Problem]:
     m = config.model
-    if m.ffn == "moe" and m.experts_per_token > m.n_experts:
-        yield problem(
-            "model.experts_per_token model.n_experts", f"{m.experts_per_token} of {m.n_experts} experts; use fewer"
-        )
-    if m.ffn == "moe" and m.moe_first_layer >= m.n_layers:
-        yield problem(
-            "model.moe_first_layer model.n_layers",
-            f"{m.moe_first_layer} leaves no layer with experts; use at most {m.n_layers - 1}",
-        )
     if m.residual_multiplier != 1 and m.norm_placement in ("sandwich", "output"):
         yield problem(
             "model.residual_multiplier model.norm_placement",
@@ -379,12 +369,13 @@ def ideas(config: Config) -> Iterator[Problem]:
             "model.norm_placement model.residual",
             f"post normalizes the plain sum, which residual = {m.residual} replaces; use pre",
         )
-    if m.multi_token_prediction and config.train.loss_chunk:
-        yield problem(
-            "train.loss_chunk model.multi_token_prediction",
-            f"{config.train.loss_chunk}, but multi-token prediction uses all logits at once; use 0",
-        )
-    whole = [name for name in WHOLE_SEQUENCES if getattr(m, name)] + ["ffn"] * (m.ffn == "moe")
+    for name in ("residual_scalars", "conv_stream"):
+        if m.residual == "hyper_connections" and getattr(m, name):
+            yield problem(
+                f"model.{name} model.residual",
+                "it changes the one stream of residual = sum, which hyper_connections replaces; use one of both",
+            )
+    whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
         yield problem(
             f"mesh.sequence model.{whole[0]}",

@@ -18,8 +18,9 @@ MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 
 def key(
-    default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False, execution=False
-):
+    default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False, execution=False,
+    whole=(),
+):  # fmt: skip
     """Declare a config key.
 
     Args:
@@ -31,9 +32,11 @@ def key(
         path: True if the value, or its argument, is a path, in which "~" is the home directory.
         execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
             key may change when a run is resumed, and is left out of the digest that identifies an experiment.
+        whole: the values that need whole sequences on a device.
     """
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
-    return dataclasses.field(default=default, metadata={"doc": doc, "execution": execution, "path": path, **limits})
+    others = {"doc": doc, "execution": execution, "path": path, "whole": whole}
+    return dataclasses.field(default=default, metadata=others | limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,9 @@ class ModelConfig:
         choices=("pre", "post", "sandwich", "output", "parallel", "none"),
     )  # fmt: skip
     ffn: str = key(
-        "glu", "feed-forward layer: two matrices, gated with three, or gated experts", choices=("mlp", "glu", "moe")
-    )
+        "glu", "feed-forward layer: two matrices, gated with three, or gated experts", choices=("mlp", "glu", "moe"),
+        whole=("moe",),
+    )  # fmt: skip
     activation: str = key(
         "silu",
         "activation of the feed-forward layer",
@@ -144,7 +148,7 @@ class ModelConfig:
         "from 0", choices=("none", "full", "learned"),
     )  # fmt: skip
     attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head")
-    attn_forget: bool = key(False, "a forget gate for each head and token; usually with positions = none")
+    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,))
     attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values")
     value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
     value_residual: str = key(
@@ -159,12 +163,12 @@ class ModelConfig:
     )  # fmt: skip
     residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
     residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
-    conv_keys: bool = key(False, "causal convolution over 4 positions of the keys, from 0, added to them")
-    conv_values: bool = key(False, "the same of the values")
-    conv_stream: bool = key(False, "the same of the residual stream before each layer")
-    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0")
+    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,))
+    conv_values: bool = key(False, "the same of the values", whole=(True,))
+    conv_stream: bool = key(False, "the same of the residual stream before each layer", whole=(True,))
+    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
     multi_token_prediction: bool = key(
-        False, "also predict the second and third next token, with weights 1/2 and 1/4 that fall to 0"
+        False, "also predict the second and third next token, with weights 1/2 and 1/4 that fall to 0", whole=(True,)
     )
     window_pattern: tuple[int, ...] = key(
         (0,), "sliding-window attention: keys a query sees (including itself) in each layer, repeated over the depth; "

@@ -15,9 +15,10 @@ from jax.sharding import AbstractMesh
 from lm import parameters
 from lm.config import MeshConfig, Resolved, layer_windows
 from lm.cost.devices import Device
+from lm.declarations import query_heads
 from lm.errors import UserError
+from lm.kernels.fused_attention import choose_implementation, chunk_size
 from lm.layers import variants
-from lm.layers.attention import choose_implementation, chunk_size
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
 
@@ -122,9 +123,10 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
     layer += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
     # Attention weights in compute_dtype and scores in float32.
     scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
-    layer += scores * m.n_heads / tensor * scores_per_query(config, device, sizes)
+    layer += scores * query_heads(m) / tensor * scores_per_query(config, device, sizes)
     qkv, hidden = _qkv_and_hidden(config, sizes)
-    kept = {"none": layer, "dots": m.d_model + qkv + 2 * m.d_model + hidden, "block": m.d_model}[m.remat]
+    block = m.d_model + carried_features(config)  # the input of a block
+    kept = {"none": layer, "dots": block + qkv + 2 * m.d_model + hidden, "block": block}[m.remat]
     recomputed = layer if m.remat != "none" else 0
     per_token = m.n_layers * kept + recomputed
     return per_token * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
@@ -134,11 +136,21 @@ def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the number of activations per token that a device computes in one layer, without attention scores.
 
     These are the inputs and outputs of both norms; queries, keys and values, twice if they are rotated or normalized;
-    the output of attention; the products of the feed-forward layer before and after its activation.
+    the output of attention; the products of the feed-forward layer before and after its activation; what ideas carry
+    from layer to layer, which each branch may write.
     """
     m, (qkv, hidden) = config.model, _qkv_and_hidden(config, sizes)
     copies = 2 if m.positions == "rope" or m.qk_norm else 1
-    return 4 * m.d_model + copies * qkv + m.n_heads * m.d_head / sizes["tensor"] + 2 * hidden
+    heads = query_heads(m) * m.d_head / sizes["tensor"]
+    return 4 * m.d_model + copies * qkv + heads + 2 * hidden + 2 * carried_features(config)
+
+
+def carried_features(config: Resolved) -> int:
+    """Return how many numbers per token ideas carry from layer to layer."""
+    m = config.model
+    x_1D = jax.ShapeDtypeStruct((1, m.d_model), m.compute_dtype)
+    carried = jax.eval_shape(functools.partial(variants.carried, m), x_1D)
+    return sum(a.size for a in carried.values() if a.ndim)  # terms of the loss have one number for all tokens
 
 
 def _qkv_and_hidden(config: Resolved, sizes: dict[str, int]) -> tuple[float, float]:

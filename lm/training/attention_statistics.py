@@ -1,14 +1,13 @@
 """Statistics of attention that show whether it becomes unstable, computed for a few queries at a time."""
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lm.layers.attention import Mask
-from lm.layers.linear import softcap as apply_softcap
+from lm.config.values import divisors
+from lm.layers.attention import Mask, causal_attention
 
 CHUNK_SCORES = 2**24  # about this many scores are in memory at once: 64 MiB
 
@@ -27,7 +26,7 @@ class AttentionStatistics(NamedTuple):
     max_entropy_BT: jax.Array
 
 
-def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, scale=None) -> AttentionStatistics:
+def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=None, **options) -> AttentionStatistics:
     """Return the largest logit of each query and the entropy of its attention weights.
 
     Logits that grow during training come before a loss that diverges (Dehghani et al. 2023, arXiv:2302.05442,
@@ -37,41 +36,41 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, scale=None
     Args:
         q_BTHK, k_BSGK: queries and keys, see `causal_attention`.
         mask: which keys each query sees, at least one.
-        softcap: the cap of the logits, which the entropy includes and the largest logit does not; None: no cap.
-        scale: factor of the logits; None: 1 / sqrt(K).
+        softcap, bias_BSH: see `causal_attention`; the entropy includes them and the largest logit does not.
+        **options: scale and sink_H, see `causal_attention`. The weight of a sink is no part of the entropy.
 
     >>> q, k = jnp.zeros((1, 3, 2, 4)), jnp.ones((1, 3, 2, 4))  # zero queries weigh all keys equally
     >>> attention_statistics(q, k, Mask.causal(3)).entropy_BTH[0, :, 0]  # log 1, log 2, log 3
     Array([0.       , 0.6931472, 1.0986123], dtype=float32)
     """
-    (B, T, H, K), S, G = q_BTHK.shape, k_BSGK.shape[-3], k_BSGK.shape[-2]
-    scale = 1 / math.sqrt(K) if scale is None else scale
-    wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
+    T, n_scores = q_BTHK.shape[-3], q_BTHK.size // q_BTHK.shape[-1] * k_BSGK.shape[-3]
+    n_chunks = next(n for n in divisors(T) if n == T or n_scores // n <= CHUNK_SCORES)
 
-    def of_query(query):
-        q_BHK, position, segment = query
-        row = dataclasses.replace(
-            mask,
-            q_positions=position[..., None],
-            q_segments=None if segment is None else segment[..., None],
-            contiguous=False,
-        )
-        visible_BS = jnp.broadcast_to(row.visible()[..., 0, :], (B, S))
-        q_BGRK = q_BHK.reshape(B, G, H // G, K)  # R heads share a key head
-        logits_BGRS = jnp.einsum("BGRK,BSGK->BGRS", q_BGRK, k_BSGK, preferred_element_type=wide) * scale
-        logits_BHS, visible_B1S = logits_BGRS.reshape(B, H, S), visible_BS[:, None, :]
-        log_weights_BHS = jax.nn.log_softmax(apply_softcap(logits_BHS, softcap), where=visible_B1S)
-        weighted_BHS = jnp.where(visible_B1S, jnp.exp(log_weights_BHS) * log_weights_BHS, 0)
+    def of_queries(queries):
+        q_BTHK, positions, segments = queries
+        rows = dataclasses.replace(mask, q_positions=positions, q_segments=segments, contiguous=False)
+        seen = rows.visible()[..., None, :, :]
+        logits_BHTS = _observe("scores", q_BTHK, k_BSGK, rows, **options)
+        weights_BHTS = _observe("weights", q_BTHK, k_BSGK, rows, softcap=softcap, bias_BSH=bias_BSH, **options)
+        n_keys_BHT = jnp.broadcast_to(jnp.sum(seen, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1])
         return AttentionStatistics(
-            jnp.max(logits_BHS, axis=-1, where=visible_B1S, initial=-jnp.inf),
-            jnp.abs(jnp.sum(weighted_BHS, axis=-1)),
-            jnp.log(jnp.sum(visible_BS, axis=-1, dtype=wide)),
+            jnp.swapaxes(jnp.max(jnp.where(seen, logits_BHTS, -jnp.inf), axis=-1), -1, -2),
+            jnp.swapaxes(jnp.sum(jax.scipy.special.entr(weights_BHTS), axis=-1), -1, -2),
+            jnp.log(n_keys_BHT[..., 0, :]),
         )
 
-    def by_query(x):  # (T,) or (B, T)
-        return None if x is None else jnp.moveaxis(jnp.asarray(x), -1, 0)
+    def chunks(x, axis):
+        return None if x is None else jnp.stack(jnp.split(jnp.asarray(x), n_chunks, axis))
 
-    queries = jnp.moveaxis(q_BTHK, -3, 0), by_query(mask.q_positions), by_query(mask.q_segments)
-    chunk = min(T, max(1, CHUNK_SCORES // (B * H * S)))
-    found = jax.lax.map(of_query, queries, batch_size=chunk)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+    queries = chunks(q_BTHK, -3), chunks(mask.q_positions, -1), chunks(mask.q_segments, -1)
+    found = jax.lax.map(of_queries, queries)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], T, *x.shape[3:]), found)
+
+
+def _observe(name: str, q_BTHK, k_BSGK, mask: Mask, **options):
+    """Return the "scores" or "weights" of attention, (B, H, T, S)."""
+    found: dict[str, jax.Array] = {}
+    causal_attention(
+        q_BTHK, k_BSGK, k_BSGK, mask, implementation="einsum", tap=lambda name, x: found.setdefault(name, x), **options
+    )
+    return found[name]

@@ -92,8 +92,9 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     @flax.struct.dataclass
     class Measured(Past):
         def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
-            k_BSGK, mask = collectives.gather_keys(k_BTGK), self.mask(q_BTHK.shape[-3], window)
-            found = attention_statistics(q_BTHK, k_BSGK, mask, softcap=options["softcap"], scale=options["scale"])
+            keys = self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
+            scoring = {name: x for name, x in (options | keys).items() if name not in ("implementation", "v_BSGK")}
+            found = attention_statistics(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **scoring)
             max_logit = jnp.max(jnp.where(is_token_BT[..., None], found.max_logit_BTH, -jnp.inf))
             module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
             module.sow("intermediates", "layers/entropy", mean(jnp.mean(found.entropy_BTH, axis=-1)))

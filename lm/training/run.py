@@ -15,7 +15,7 @@ from lm.errors import UserError
 from lm.files import to_json
 from lm.generation.text import known_prompt
 from lm.kernels import platform
-from lm.layers.attention import choose_implementation
+from lm.kernels.fused_attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.text_tables import table

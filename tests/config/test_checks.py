@@ -33,6 +33,8 @@ CONTRADICTIONS = [
     ("model.rope_factor=0.5 model.rope_scaling=linear", "model.rope_factor: 0.5 is out of range"),
     ("model.qk_norm_over=all_heads", "model.qk_norm_over: all_heads has no effect with qk_norm = false"),
     ("model.embed_scale=0", "model.embed_scale: 0.0 is out of range"),
+    ("mesh.sequence=2 model.ffn=moe", "mesh.sequence: 2, but model.ffn needs whole sequences on a device; use 1"),
+    ("model.conv_stream=true model.residual=hyper_connections", "model.conv_stream: it changes the one stream"),
     ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
     ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
     ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),

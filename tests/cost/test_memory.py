@@ -126,6 +126,12 @@ def test_activations_and_logits_by_hand():
     assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * 16 + layer) * 32 * 4
     fixed = tiny(model={"attention": "einsum", "positions": "learned"})  # queries, keys and values are not rotated
     assert activation_bytes(fixed, DEVICES["h100"], ONE) == 2 * (layer - (4 + 2 * 2) * 4) * 32 * 4
+    doubled = tiny(model={"attention": "einsum", "attn_differential": True})  # queries, attention's output and scores
+    more = 2 * 4 * 4 + 4 * 4 + (1 + 1) * 4 * 8
+    assert activation_bytes(doubled, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
+    for residual, carried in {"hyper_connections": 4 * 16, "depth_attention": 5 * 16}.items():  # 2 x 2 outputs and x
+        remat = tiny(model={"attention": "einsum", "residual": residual, "remat": "block"})
+        assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * (16 + carried) + layer + 2 * carried) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
 

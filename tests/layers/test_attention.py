@@ -411,7 +411,7 @@ def test_invalid_arguments_raise(change, message):
 @pytest.mark.parametrize("implementation", ["einsum", "chunked"])
 def test_biases_and_sinks_equal_a_plain_softmax(implementation, monkeypatch):
     """A bias is added to the scores of a key, a sink is a key with value 0; derivatives included."""
-    monkeypatch.setattr(attention, "CHUNK", 4)
+    monkeypatch.setattr(attention.fused_attention, "CHUNK", 4)
     T, H, G, K = 9, 4, 2, 3
     shapes = {"q": (T, H, K), "k": (T, G, K), "v": (T, G, K), "bias": (T, H), "sink": (H,)}
     arrays = {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}

@@ -196,10 +196,12 @@ EQUAL = [
     {"model": {"window_pattern": (8,)}},
     {"model": {"norm_algorithm": "welford"}},
     {"optimizer": {"learning_rate": 2e-3}},
+    {"model": {"n_experts": 4, "experts_per_token": 1, "shared_expert": True, "moe_first_layer": 1, "router_z": 0.1}},
 ]
 EQUAL_TOO = [
     {"model": {"window_pattern": (0, 100)}},
     {"model": {"norm_bias": False}},
+    {"model": {"rope_pattern": (1, 1)}},
     {"model": {"sinusoidal_order": "cosine_first"}},
     {"model": {"d_ff": 24}},
     {"optimizer": {"momentum": 0.9}},

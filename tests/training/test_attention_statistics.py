@@ -64,3 +64,13 @@ def test_equal_logits_have_the_entropy_of_equal_weights_and_large_logits_none():
     np.testing.assert_allclose(equal.entropy_BTH, np.broadcast_to(equal.max_entropy_BT[..., None], (B, T, H)), 1e-6)
     one_hot = statistics(jnp.float32(1e6 * q))
     assert float(one_hot.entropy_BTH.max()) < 1e-6
+
+
+def test_biases_change_the_entropy_and_not_the_largest_logit():
+    q, k = inputs()
+    bias_BSH = np.random.default_rng(1).standard_normal((B, T, H))
+    found = attention_statistics(jnp.float32(q), jnp.float32(k), Mask.causal(T), bias_BSH=jnp.float32(bias_BSH))
+    logits_S = k[1, :6, 3 // (H // G)] @ q[1, 5, 3] * K**-0.5
+    np.testing.assert_allclose(found.max_logit_BTH[1, 5, 3], logits_S.max(), rtol=1e-5)
+    entropy = scipy.stats.entropy(np.exp(logits_S + bias_BSH[1, :6, 3]))
+    np.testing.assert_allclose(found.entropy_BTH[1, 5, 3], entropy, rtol=1e-5)

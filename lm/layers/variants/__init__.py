@@ -8,8 +8,8 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
     carry(c, x_BTD) -> {name: array}   what it carries from layer to layer in the stream: the values before the first
                                        layer, given the embeddings x_BTD
     loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training
-    losses(c, stream, head, fields)    {name: sum over the targets of this device}. Or `apply` adds such sums to
-                                       stream["loss/NAME"], which `carry` starts at float32 0
+    losses(fields, cross_entropy)      {name: sum over the targets of this device}; see `loss_terms`. Or `apply` adds
+                                       such sums to stream["loss/NAME"], which `carry` starts at float32 0
     apply(here, stream, value, ...) -> (stream, value)
 
 `here` is a `Here`, `stream` a dict of arrays. The key under which an idea stands in a site is the key of config.model
@@ -198,18 +198,18 @@ def loss_weights(c: ResolvedModel, progress) -> dict:
     return {name: weight for idea in ideas for name, weight in idea.loss_weights(c, progress).items()}
 
 
-def loss_terms(c: ResolvedModel, stream: dict, head, fields: dict, progress) -> dict[str, tuple]:
+def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress) -> dict[str, tuple]:
     """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
 
     Args:
         c, progress: see `loss_weights`.
         stream: as the model returns it; "x" is (B, T, D).
-        head: the output head, see lm/layers/losses.py.
         fields: of the batch, see lm/step.py.
+        cross_entropy: (targets, weights) -> `Sums` of lm/layers/losses.py, of the model's logits.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
     for idea in everywhere(c):
         if hasattr(idea, "losses"):
-            sums |= idea.losses(c, stream, head, fields)
+            sums |= idea.losses(fields, cross_entropy)
     weights = loss_weights(c, progress)
     return {name: (sums[name], weights[name]) for name in weights}

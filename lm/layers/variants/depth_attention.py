@@ -33,8 +33,12 @@ def add(here, stream, branch: str, y_BTD) -> dict:
     last = 2 * here.layer + 1 + BRANCHES.index(branch)
     places_Y = jnp.arange(stream["outputs_BTYD"].shape[-2])
     outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], stream["outputs_BTYD"])
-    w_D = here.p[f"{branch}_depth_D"]
-    keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
-    scores_BTY = jnp.einsum("...YD,D->...Y", keys_BTYD, w_D, preferred_element_type=jnp.float32)
-    weights_BTY = jax.nn.softmax(jnp.where(places_Y <= last, scores_BTY, -jnp.inf)).astype(y_BTD.dtype)
-    return stream | {"outputs_BTYD": outputs_BTYD, "x": jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)}
+
+    @jax.checkpoint  # the backward pass normalizes the outputs again
+    def mean(outputs_BTYD, w_D):
+        keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
+        scores_BTY = jnp.einsum("...YD,D->...Y", keys_BTYD, w_D, preferred_element_type=jnp.float32)
+        weights_BTY = jax.nn.softmax(jnp.where(places_Y <= last, scores_BTY, -jnp.inf)).astype(outputs_BTYD.dtype)
+        return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
+
+    return stream | {"outputs_BTYD": outputs_BTYD, "x": mean(outputs_BTYD, here.p[f"{branch}_depth_D"])}

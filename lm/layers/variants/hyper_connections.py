@@ -38,30 +38,41 @@ def carry(c, x_BTD):
 
 def read(here, stream, branch: str):
     # Biases are stored as differences from their values of step 0.
-    pre_BTC = jax.nn.sigmoid(_logits(here, stream, branch, slice(0, N_STREAMS)) - jnp.log(N_STREAMS - 1.0))
-    streams_BTCD = stream["streams_BTCD"]
-    return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
+    def weighted(streams_BTCD, *maps):
+        pre_BTC = jax.nn.sigmoid(_logits(streams_BTCD, *maps, here.c.norm_eps) - jnp.log(N_STREAMS - 1.0))
+        return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
+
+    return jax.checkpoint(weighted)(stream["streams_BTCD"], *_maps(here, branch, slice(0, N_STREAMS)))
 
 
 def add(here, stream, branch: str, y_BTD) -> dict:
-    n, streams_BTCD = N_STREAMS, stream["streams_BTCD"]
-    logits_BTM = _logits(here, stream, branch, slice(n, None))
-    post_BTC = 2 * jax.nn.sigmoid(logits_BTM[..., :n])
-    mix_BTCE = sinkhorn(logits_BTM[..., n:].reshape(*logits_BTM.shape[:-1], n, n) + OFF_DIAGONAL * (1 - jnp.eye(n)))
-    post_BTC, mix_BTCE = (a.astype(streams_BTCD.dtype) for a in (post_BTC, mix_BTCE))
-    streams_BTCD = jnp.sum(mix_BTCE[..., None] * streams_BTCD[..., None, :, :], axis=-2)
-    streams_BTCD += post_BTC[..., None] * y_BTD[..., None, :]
+    n = N_STREAMS
+
+    def mixed(streams_BTCD, y_BTD, *maps):
+        logits_BTM = _logits(streams_BTCD, *maps, here.c.norm_eps)
+        post_BTC = 2 * jax.nn.sigmoid(logits_BTM[..., :n])
+        logits_BTCE = logits_BTM[..., n:].reshape(*logits_BTM.shape[:-1], n, n)
+        mix_BTCE = sinkhorn(logits_BTCE + OFF_DIAGONAL * (1 - jnp.eye(n)))
+        post_BTC, mix_BTCE = (a.astype(streams_BTCD.dtype) for a in (post_BTC, mix_BTCE))
+        streams_BTCD = jnp.sum(mix_BTCE[..., None] * streams_BTCD[..., None, :, :], axis=-2)
+        return streams_BTCD + post_BTC[..., None] * y_BTD[..., None, :]
+
+    # The backward pass computes both functions again from the streams, which are narrower than what lies in between.
+    streams_BTCD = jax.checkpoint(mixed)(stream["streams_BTCD"], y_BTD, *_maps(here, branch, slice(n, None)))
     return stream | {"streams_BTCD": streams_BTCD, "x": jnp.mean(streams_BTCD, axis=-2)}
 
 
-def _logits(here, stream, branch, columns: slice):
-    """Return a x W + b (B, T, M) of some of the mappings, in float32."""
-    flat_BTX = stream["streams_BTCD"].reshape(*stream["streams_BTCD"].shape[:-2], -1)
-    flat_BTX = rms_norm(flat_BTX, None, eps=here.c.norm_eps)
-    w_CDM = here.p[f"w_{branch}_maps_CDM"]
-    w_XM = w_CDM.reshape(-1, w_CDM.shape[-1])[:, columns]
-    logits_BTM = jnp.einsum("...X,XM->...M", flat_BTX, w_XM, preferred_element_type=jnp.float32)
-    return here.p[f"{branch}_maps_scale"] * logits_BTM + here.p[f"{branch}_maps_M"][columns]
+def _maps(here, branch: str, columns: slice):
+    """Return W (C, D, M), b (M,) and a of some of the mappings."""
+    w_CDM, b_M = here.p[f"w_{branch}_maps_CDM"], here.p[f"{branch}_maps_M"]
+    return w_CDM[..., columns], b_M[columns], here.p[f"{branch}_maps_scale"]
+
+
+def _logits(streams_BTCD, w_CDM, b_M, a, eps):
+    """Return a x W + b (B, T, M), in float32."""
+    flat_BTX = rms_norm(streams_BTCD.reshape(*streams_BTCD.shape[:-2], -1), None, eps=eps)
+    w_XM = w_CDM.reshape(-1, w_CDM.shape[-1])
+    return a * jnp.einsum("...X,XM->...M", flat_BTX, w_XM, preferred_element_type=jnp.float32) + b_M
 
 
 def sinkhorn(logits):

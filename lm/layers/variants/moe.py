@@ -17,7 +17,6 @@ from lm.declarations import weight
 from lm.errors import UserError
 from lm.layers import feed_forward
 from lm.layers.variants import glu
-from lm.parallel import collectives
 
 OTHERS = "glu"  # the feed-forward layer of the layers before config.model.moe_first_layer
 default_d_ff = glu.default_d_ff
@@ -28,6 +27,11 @@ def layers(c):
 
 
 def table(c):
+    if c.experts_per_token > c.n_experts:
+        raise UserError(f"config.model.experts_per_token: {c.experts_per_token} of {c.n_experts} experts; use fewer")
+    if not layers(c):
+        last = c.n_layers - 1
+        raise UserError(f"config.model.moe_first_layer: {c.moe_first_layer}, but the last layer is {last}; use {last}")
     D, F, E = c.d_model, c.d_ff, c.n_experts
     used = c.experts_per_token / E
     found = {
@@ -77,10 +81,6 @@ def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
 
 
 def _loss_terms(c, stream, logits_BTE, probabilities_BTE, experts_BTk):
-    if collectives.global_seq_len(1) > 1:
-        raise UserError(
-            "config.mesh.sequence: the balance of experts needs whole sequences on a device; use sequence = 1"
-        )
     T = logits_BTE.shape[-2]
     chosen_BTE = jnp.sum(jax.nn.one_hot(experts_BTk, c.n_experts), axis=-2)
     f_BE = jnp.mean(chosen_BTE, axis=-2) * c.n_experts / c.experts_per_token
