@@ -46,10 +46,16 @@ def list_files(path: str) -> list[str]:
     if is_url(path):
         with readable(path):
             system = _system(path)
-            if re.search(r"[*\[]", path):  # "?" begins the query of a URL
-                found = system.glob(path)
-            else:
-                found = [path] if path[-1] != "/" and system.isfile(path) else system.find(path)
+            try:
+                if re.search(r"[*\[]", path):  # "?" begins the query of a URL
+                    found = system.glob(path)
+                else:
+                    is_file = path[-1] != "/" and system.info(path)["type"] == "file"
+                    found = [path] if is_file else system.find(path)
+            except FileNotFoundError as error:
+                if error.__cause__:  # a server that does not answer, for example
+                    raise
+                return []
             urls = map(system.unstrip_protocol, found)
             return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
     if os.path.isdir(path):
@@ -68,7 +74,7 @@ def _system(url: str) -> Any:
     try:
         return fsspec.core.url_to_fs(url)[0]
     except (ImportError, ValueError) as error:
-        raise UserError(f"{url}: there is no driver for it ({first_line(error)})") from None
+        raise UserError(f"{url}: there is no driver for it ({error})") from None
 
 
 def optional(module: str, path: str) -> Any:

@@ -225,7 +225,7 @@ BAD = [
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
     ("hf:{0}", lambda root: [write(root / "train.arrow"), write(root / "val.arrow", [])], ("validation",)),
     ("hf:{0}", lambda root: write(root / "test.parquet"), ("train", "split")),
-    ("jsonl:http://127.0.0.1:9/a.jsonl", lambda root: None, ("http://127.0.0.1:9/a.jsonl",)),
+    ("jsonl:http://127.0.0.1:9/a.jsonl", lambda root: None, ("http://127.0.0.1:9/a.jsonl", "connect")),
     ("jsonl:memory://absent/a.jsonl", lambda root: None, ("not a file",)),
     ("jsonl:nowhere://a/b.jsonl", lambda root: None, ("nowhere://a/b.jsonl", "no driver")),
 ]  # fmt: skip
