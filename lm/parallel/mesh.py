@@ -11,6 +11,8 @@ import contextlib
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lm.config import MESH_AXES, Config, MeshConfig
 from lm.config.values import divisors
 from lm.errors import UserError
@@ -102,7 +104,30 @@ def make_mesh(sizes: dict[str, int]) -> "jax.sharding.Mesh":
     import jax
     from jax.sharding import AxisType
 
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    devices, shape, types = jax.devices(), tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
+    if len({getattr(device, "slice_index", 0) for device in devices}) == 1:
+        return jax.make_mesh(shape, tuple(sizes), axis_types=types)
+    return jax.sharding.Mesh(over_slices(shape, devices), tuple(sizes), axis_types=types)
+
+
+def over_slices(shape: tuple[int, ...], devices: "list[jax.Device]") -> np.ndarray:
+    """Return the devices of several slices in the order of a mesh; jax.make_mesh refuses them.
+
+    A node of GPUs is a slice, too: there every axis may cross the network, the last one fastest. Of TPUs only the first
+    axis, `replica`, does.
+
+    Raises:
+        UserError: the first axis is not a multiple of the number of TPU slices.
+    """
+    from jax.experimental import mesh_utils
+
+    if devices[0].platform != "tpu":
+        return np.asarray(sorted(devices, key=lambda device: device.id)).reshape(shape)
+    n = len({device.slice_index for device in devices})
+    if shape[0] % n:
+        raise UserError(f"config.mesh.replica: {shape[0]} is not a multiple of the {n} TPU slices")
+    within, across = (shape[0] // n, *shape[1:]), (n, *(1 for _ in shape[1:]))
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
 
 
 def use_mesh(sizes: dict[str, int]):

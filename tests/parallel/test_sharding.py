@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from lm.cost.hlo import parse_collectives
 from lm.cost.memory import micro_batches_per_step
 from lm.errors import UserError
 from lm.parallel import sharding
-from lm.parallel.mesh import check_mesh, mesh_sizes
+from lm.parallel.mesh import check_mesh, mesh_sizes, over_slices
 
 HERE = Path(__file__).parents[1]
 ENV = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
@@ -372,3 +373,25 @@ def test_an_axis_of_the_mesh_divides_a_parameter_once():
     spec = sharding.parameter_spec(p, dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True)))
     assert [axis for axis in spec if axis] == ["tensor"]
     assert spec[p.axes.index("G")] == "tensor"
+
+
+def devices_of(platform: str, n_slices: int) -> list[SimpleNamespace]:
+    """Return what JAX says of slices of 2 x 2 TPU chips, or of nodes of 4 GPUs, which it calls slices, too."""
+    return [
+        SimpleNamespace(
+            id=4 * s + i, slice_index=s, process_index=s, platform=platform, device_kind=platform,
+            coords=(i % 2, i // 2, 0), core_on_chip=0,
+        )
+        for i in range(4) for s in range(n_slices)
+    ]  # fmt: skip
+
+
+def test_replicas_of_tpus_cross_slices_and_other_axes_do_not_and_all_axes_may_cross_nodes_of_gpus():
+    """jax.make_mesh refuses both."""
+    mesh = over_slices((4, 2, 1, 1), devices_of("tpu", 2))
+    assert [[{d.slice_index for d in row.flat} for row in mesh[i : i + 2]] for i in (0, 2)] == [[{0}, {0}], [{1}, {1}]]
+    assert len({d.id for d in mesh.flat}) == 8
+    with pytest.raises(UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"):
+        over_slices((1, 8, 1, 1), devices_of("tpu", 2))
+    mesh = over_slices((1, 4, 2, 1), devices_of("gpu", 2))
+    assert [d.id for d in mesh.flat] == list(range(8))
