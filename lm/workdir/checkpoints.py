@@ -23,7 +23,7 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.files import COUNT, appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.optimizers import average_of
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
@@ -33,6 +33,7 @@ from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unre
 from lm.workdir.saved_run import is_step
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
+_RECORD = {"leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "meta": dict, "sha256": str}
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -289,7 +290,8 @@ def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> t
         record = _in_all(lambda: _read_record(directory, step))
         leaves = {path: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for path, x in record["leaves"].items()}
         return record, _read_leaves(directory, step, record, wanted(record, leaves), partial=True)
-    except Corrupted as reason:
+    except (Corrupted, TypeError, ValueError, KeyError, AttributeError) as error:
+        reason = error if isinstance(error, Corrupted) else f"its record was edited: {first_line(error)}"
         others = [other for other in _steps_on_disk(directory) if other != step]
         advice = f"choose another step: {others}" if others else "there is no other checkpoint"
         raise UserError(f"the checkpoint of step {step} in {directory} is corrupted ({reason}); {advice}") from None
@@ -378,7 +380,7 @@ def _read_record(directory: Path, step: int) -> dict:
     It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
-        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), {"sha256": str})
+        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), _RECORD)
         digest = record.pop("sha256")
     except Exception as error:
         raise unreadable(directory, step, "record", error) from error
