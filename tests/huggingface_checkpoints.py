@@ -74,8 +74,8 @@ RANDOM = {  # the values of our keys in models that each family can express
     "qwen3_moe": ROPE | EXPERTS | {"n_layers": (2, 3), "moe_first_layer": (0, 1)} | ONE_WINDOW,
     "olmoe": ROPE | EXPERTS | {"d_head": (None,), "qk_norm_over": ("all_heads",)},
     "gpt_neox": ROPE | {
-        "heads": ((4, 4), (2, 2)), "d_head": (None,), "norm": ("layer",), "ffn": ("mlp",), "ffn_bias": (True,),
-        "rope_width": (2,), "residual": ("parallel", "sum"),
+        "heads": ((2, 2),), "d_head": (None,), "norm": ("layer",), "ffn": ("mlp",), "ffn_bias": (True,),
+        "rope_width": (4, 6), "residual": ("parallel", "sum"),
     },
     "granite": ROPE | {
         "residual_multiplier": (0.5,), "logit_divisor": (1.0, 3.0), "embed_scale": (1.0, 5.0),

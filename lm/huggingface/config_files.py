@@ -131,7 +131,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
         found = [*checks.heads(config), *checks.position_encoding(config), *checks.ideas(config)]
-        problems += [text.partition(": ")[2] for _, text in found]
+        problems += [text.removeprefix("config.model.") for _, text in found]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
     return as_resolved(config)
@@ -168,7 +168,7 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
             ours |= conversion.read(fields)
         except ValueError as error:
             problems.append(str(error))
-        except (TypeError, AttributeError, ArithmeticError):
+        except (TypeError, AttributeError, ArithmeticError, LookupError):
             problems.append(f"the fields for {', '.join(conversion.keys)} have values of a wrong type")
     dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPES:

@@ -100,7 +100,7 @@ def rope(
         if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
             found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
         if "dynamic" in (found.get("rope_type"), found.get("type")):
-            found["original_max_position_embeddings"] = fields["max_position_embeddings"]
+            found["original_max_position_embeddings"] = fields.get("max_position_embeddings", 1024)
         ours = {"rope_theta": found["rope_theta"]} | _read_scaling(found, scalings)
         if window_theta is not None:
             given = windowed.get("rope_theta"), fields.get("rope_local_base_freq"), window_theta or found["rope_theta"]
@@ -210,7 +210,7 @@ ROTATING_LAYERS = Conversion(
 
 # ---- Sliding windows ---------------------------------------------------------------------------------------------
 
-DEFAULT_WINDOW = 4096  # where config.json has no sliding_window; null means no window
+DEFAULT_WINDOW = 4096  # where config.json of most families has no sliding_window; null means no window
 
 
 def windows(
@@ -296,41 +296,35 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
 ALTERNATING_LAYERS_SLIDE = windows(lambda fields, layer: layer % 2 == 0)
 LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
 LAYERS_WITHOUT_ROPE_SLIDE = windows(lambda fields, layer: not _rotating_layers(fields)[layer], True, default=None)
-
-
-PERIODIC_LAYERS_DO_NOT_SLIDE = windows(
-    lambda fields, layer: (layer + 1) % fields.get("sliding_window_pattern", 6) != 0
-)  # Gemma 3
-FOURTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % 4 != 0)  # OLMo 3
+SIXTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % fields.get("sliding_window_pattern", 6) != 0)
+FOURTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % 4 != 0)
 
 
 # ---- Scales ------------------------------------------------------------------------------------------------------
 
 
-def attention_scale(field: str, default: int) -> Conversion:
-    """Return the conversion of a scale of 1 / sqrt(field)."""
-
-    def write(c):
-        square = c.d_head if c.attn_scale is None else c.attn_scale**-2
-        if abs(square - round(square)) > 1e-6 * square:
-            raise ValueError(f"config.model.attn_scale: {c.attn_scale} is not 1 / sqrt(n) of an integer n")
-        return {field: round(square)}
-
-    return Conversion(("attn_scale",), lambda fields: {"attn_scale": fields.get(field, default) ** -0.5}, write)
+def _write_query_scale(c):
+    square = c.d_head if c.attn_scale is None else c.attn_scale**-2
+    if abs(square - round(square)) > 1e-6 * square:
+        raise ValueError(f"config.model.attn_scale: {c.attn_scale} is not 1 / sqrt(n) of an integer n")
+    return {"query_pre_attn_scalar": round(square)}
 
 
-def embedding_scale(field: str) -> Conversion:
-    """Return the conversion of embeddings that are multiplied by sqrt(field)."""
-
-    def write(c):
-        if not math.isclose(c.embed_scale, math.sqrt(c.d_model)):
-            raise ValueError(f"config.model.embed_scale: {c.embed_scale} is not sqrt(d_model)")
-        return {}
-
-    return Conversion(("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields[field])}, write)
+def _write_embedding_scale(c):
+    if not math.isclose(c.embed_scale, math.sqrt(c.d_model)):
+        raise ValueError(f"config.model.embed_scale: {c.embed_scale} is not sqrt(d_model)")
+    return {}
 
 
-# Granite has a factor in place of a root.
+# Of Gemma: 1 / sqrt(n), and sqrt(d_model). Granite has the factor itself.
+QUERY_SCALE = Conversion(
+    ("attn_scale",),
+    lambda fields: {"attn_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5},
+    _write_query_scale,
+)
+EMBEDDING_SCALE = Conversion(
+    ("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, _write_embedding_scale
+)
 ATTENTION_MULTIPLIER = Conversion(
     ("attn_scale",),
     lambda fields: {"attn_scale": fields.get("attention_multiplier", 1.0)},
@@ -358,7 +352,7 @@ PARALLEL_BRANCHES = Conversion(
 
 
 def _read_dense_layers(fields):
-    dense, widths = fields.get("mlp_only_layers") or [], (fields["moe_intermediate_size"], fields["intermediate_size"])
+    dense, widths = fields.get("mlp_only_layers") or [], (fields["moe_intermediate_size"], fields.get("intermediate_size"))
     if sorted(dense) != list(range(len(dense))):
         raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts")
     if dense and widths[0] != widths[1]:

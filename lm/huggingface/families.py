@@ -12,16 +12,16 @@ from lm.huggingface.conversions import (
     ATTENTION_MULTIPLIER,
     DEFAULT_WINDOW,
     DENSE_LAYERS,
+    EMBEDDING_SCALE,
     FOURTH_LAYERS_DO_NOT_SLIDE,
     LAST_LAYERS_SLIDE,
     LAYERS_WITHOUT_ROPE_SLIDE,
     PARALLEL_BRANCHES,
-    PERIODIC_LAYERS_DO_NOT_SLIDE,
+    QUERY_SCALE,
     ROTATING_LAYERS,
+    SIXTH_LAYERS_DO_NOT_SLIDE,
     Conversion,
     activation,
-    attention_scale,
-    embedding_scale,
     one_window,
     rope,
 )
@@ -132,6 +132,7 @@ SIZES = {
     "d_ff": Field("intermediate_size"),
     "norm_eps": Field("rms_norm_eps", 1e-6),
 }
+WITHOUT_D_HEAD = {key: field for key, field in SIZES.items() if key != "d_head"}  # n_heads divides d_model
 TIED, NOT_TIED = ({"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False))
 ATTENTION_BIAS = {"attn_bias": Field("attention_bias", False), "attn_out_bias": Field("attention_bias", False)}
 
@@ -237,7 +238,7 @@ OLMOE = Family(
     "olmoe",
     "OlmoeForCausalLM",
     fixed={"qk_norm": True, "qk_norm_over": "all_heads", "ffn": "moe"},
-    fields={key: field for key, field in SIZES.items() if key != "d_head"}
+    fields=WITHOUT_D_HEAD
     | ATTENTION_BIAS
     | {
         "norm_eps": Field("rms_norm_eps", 1e-5),
@@ -258,7 +259,7 @@ GEMMA = Family(
     fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(16), "d_head": Field("head_dim", 256)} | TIED,
     conversions=(
         # The first checkpoints say "gelu" and mean the other form.
-        rope(), embedding_scale("hidden_size"),
+        rope(), EMBEDDING_SCALE,
         activation("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": "gelu_tanh"}),
     ),
     requires={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
@@ -282,7 +283,7 @@ GEMMA2 = Family(
     | TIED,
     conversions=(
         rope(), ALTERNATING_LAYERS_SLIDE, activation("hidden_activation", "gelu_pytorch_tanh"),
-        attention_scale("query_pre_attn_scalar", 256), embedding_scale("hidden_size"),
+        QUERY_SCALE, EMBEDDING_SCALE,
     ),
     requires={"use_bidirectional_attention": (None, False)},
     tensors=tensors(SANDWICH_NORMS, ATTENTION, GLU),
@@ -297,7 +298,7 @@ GEMMA3 = Family(
     fields={key: field for key, field in GEMMA2.fields.items() if key != "attn_softcap"}
     | {"logit_softcap": Field("final_logit_softcapping", None)},
     conversions=(
-        rope(1e6, window_theta=1e4), PERIODIC_LAYERS_DO_NOT_SLIDE, *GEMMA2.conversions[2:],
+        rope(1e6, window_theta=1e4), SIXTH_LAYERS_DO_NOT_SLIDE, *GEMMA2.conversions[2:],
     ),
     requires=GEMMA2.requires | {"attn_logit_softcapping": (None,)},
     tensors=tensors(SANDWICH_NORMS, ATTENTION, HEAD_NORMS, GLU),
@@ -360,7 +361,7 @@ GPT_NEOX = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
     fixed={"norm": "layer", "ffn": "mlp", "ffn_bias": True},
-    fields={key: field for key, field in SIZES.items() if key != "d_head"}
+    fields=WITHOUT_D_HEAD
     | {key: Field("attention_bias", True) for key in ("attn_bias", "attn_out_bias")}
     | {"n_kv_heads": Field("num_attention_heads"), "norm_eps": Field("layer_norm_eps", 1e-5)}
     | NOT_TIED,
