@@ -6,10 +6,9 @@ from pathlib import Path
 from lm.config.values import path_argument, show
 from lm.cost.units import si
 from lm.errors import UserError, with_exit_code
-from lm.files import files_below
 from lm.parser import Parser
 from lm.text_tables import table
-from lm.workdir.overview import Overview, most_common, read_overview
+from lm.workdir.overview import Overview, differing_keys, read_overview
 
 HEADER = ("run", "status", "steps", "best", "at", "size", "differs in")
 
@@ -20,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(
         "runs",
         "List the runs in a directory: their status, steps, best validation loss and its step, size, and "
-        "the keys in which they differ from most of the others. python -m lm.compare shows two side by side.",
+        "the keys in which they differ. python -m lm.compare shows two side by side.",
     )
     parser.add_argument("directory", nargs="?", default="runs", type=path_argument, metavar="DIR", help="default: runs")
     directory = Path(parser.parse_args(argv).directory)
@@ -39,16 +38,13 @@ def rows(workdirs: list[Path]) -> list[tuple[str, ...]]:
             runs[path] = read_overview(path)
         except (UserError, OSError) as error:
             runs[path] = str(error)
-    usual = most_common([run.config for run in runs.values() if isinstance(run, Overview)])
-    return [
-        _row(run, usual) if isinstance(run, Overview) else (path.name, *[""] * 5, run) for path, run in runs.items()
-    ]
+    keys = differing_keys([run.config for run in runs.values() if isinstance(run, Overview)])
+    return [_row(run, keys) if isinstance(run, Overview) else (path.name, *[""] * 5, run) for path, run in runs.items()]
 
 
-def _row(run: Overview, usual: dict) -> tuple[str, ...]:
-    size = sum(file.stat().st_size for file in files_below(run.path) if file.exists())
-    different = [f"{key}={show(value)}" for key, value in sorted(run.config.items()) if value != usual.get(key)]
-    return run.path.name, run.status, f"{run.steps:,}", *run.best, si(size, "B"), "  ".join(different)
+def _row(run: Overview, keys: list[str]) -> tuple[str, ...]:
+    different = [f"{key}={show(run.config[key])}" for key in keys if key in run.config]
+    return run.path.name, run.status, f"{run.steps:,}", *run.best, si(run.size, "B"), "  ".join(different)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,18 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     (tmp_path / "runs" / "second" / "summary.json").unlink()
     (tmp_path / "runs" / "third").mkdir()
     (tmp_path / "runs" / "third" / "config.json").write_text("{")
+    shutil.copytree(bench.reference(), tmp_path / "runs" / "fourth")
+    os.mkfifo(tmp_path / "runs" / "fourth" / "pipe")
     code, output = command(__main__.main, "runs")
-    header, first, second, third = output.splitlines()
+    header, first, fourth, second, third = output.splitlines()
     assert code == 0
     assert header.split() == ["run", "status", "steps", "best", "at", "size", "differs", "in"]
     assert first.split()[:3] == ["first", "finished", "12"]
     assert second.split()[:4] == ["second", "not", "finished", "12"]
-    assert second.endswith("train.seed=7")
+    assert first.endswith("  train.seed=0")
+    assert second.endswith("  train.seed=7")
     assert "config.json is corrupted" in third
+    assert "pipe is a pipe or a device" in fourth
     assert command(runs.main, tmp_path / "nothing")[0] == 2
 
 

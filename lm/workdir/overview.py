@@ -1,6 +1,5 @@
 """What tables of runs show: the config of a run, its status, and its losses."""
 
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 from lm.config import flatten
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import files_below, read_json
 from lm.workdir.metrics import best_step, read_metrics, validation_losses
 from lm.workdir.saved_run import read_run
 
@@ -23,12 +22,14 @@ class Overview:
         config: its config by dotted name, without name and notes.
         status: that of its summary, or "not finished".
         metrics: the lines of metrics.jsonl.
+        size: bytes of all its files.
     """
 
     path: Path
     config: dict[str, Any]
     status: str
     metrics: list[dict]
+    size: int
 
     @property
     def steps(self) -> int:
@@ -54,7 +55,8 @@ def read_overview(path: Path) -> Overview:
     metrics, status = path / "metrics.jsonl", "not finished"
     with contextlib.suppress(OSError, UserError):
         status = read_json(path / "summary.json", {"status": str})["status"]
-    return Overview(path, config, status, read_metrics(metrics) if metrics.exists() else [])
+    size = sum(file.stat().st_size for file in files_below(path) if file.exists())
+    return Overview(path, config, status, read_metrics(metrics) if metrics.exists() else [], size)
 
 
 def differing_keys(configs: Sequence[dict]) -> list[str]:
@@ -65,15 +67,3 @@ def differing_keys(configs: Sequence[dict]) -> list[str]:
     """
     keys = sorted({key for config in configs for key in config})
     return [key for key in keys if len({repr(config.get(key, "absent")) for config in configs}) > 1]
-
-
-def most_common(configs: Sequence[dict]) -> dict:
-    """Return the most common value of each key.
-
-    >>> most_common([{"train.seed": 1, "model.d_ff": None}, {"train.seed": 1, "model.d_ff": 64}, {"train.seed": 2}])
-    {'model.d_ff': None, 'train.seed': 1}
-    """
-    keys = sorted({key for config in configs for key in config})
-    values = {key: [repr(config[key]) for config in configs if key in config] for key in keys}
-    common = {key: collections.Counter(found).most_common(1)[0][0] for key, found in values.items()}
-    return {key: next(c[key] for c in configs if key in c and repr(c[key]) == common[key]) for key in keys}
