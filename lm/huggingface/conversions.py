@@ -352,11 +352,12 @@ PARALLEL_BRANCHES = Conversion(
 
 
 def _read_dense_layers(fields):
-    dense, widths = fields.get("mlp_only_layers") or [], (fields["moe_intermediate_size"], fields.get("intermediate_size"))
+    dense = fields.get("mlp_only_layers") or []
+    width, expert = fields.get("intermediate_size"), fields["moe_intermediate_size"]
     if sorted(dense) != list(range(len(dense))):
         raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts")
-    if dense and widths[0] != widths[1]:
-        raise ValueError(f"intermediate_size is {widths[1]}; only moe_intermediate_size, {widths[0]}, is supported")
+    if dense and width != expert:
+        raise ValueError(f"intermediate_size is {width}; only moe_intermediate_size, {expert}, is supported")
     return {"moe_first_layer": len(dense)}
 
 
