@@ -12,12 +12,9 @@ class Parser(argparse.ArgumentParser):
     Args:
         command: the name of the module after "lm.".
         description, epilog: of the help.
-
-    Attributes:
-        completes: whether a shell asks for completions.
     """
 
-    completes = "_ARGCOMPLETE" in os.environ
+    completes = "_ARGCOMPLETE" in os.environ  # a shell asks for completions
 
     def __init__(self, command: str, description: str, epilog: str = ""):
         super().__init__(

@@ -19,8 +19,6 @@ from lm.sweeps.plan import load_sweep
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = parse_arguments(argv)
-    if arguments.dry_run:
-        return sweep(arguments)
     with lasting_output():
         return sweep(arguments)
 
