@@ -220,3 +220,28 @@ def test_together_must_be_at_least_1(capsys):
 def test_a_config_of_one_run_is_refused(capsys):
     assert sweep.main(["--config", str(ROOT / "configs" / "shakespeare.py")]) == 2
     assert "use python -m lm.train --config" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_path):
+    """The mean losses of two mixtures have other weights, so only those of each source are compared."""
+    mixture = '(("a", "text:{0}", {1}), ("b", "text:{0}", 1.0))'
+    variants = {name: mixture.format(bench.text, weight) for name, weight in (("even", 1.0), ("more", 3.0))}
+    fields = ", ".join(f"{name!r}: {{'data.mixture': {value}}}" for name, value in variants.items())
+    config = changed(
+        tmp_path / "mixed.py",
+        f"variants={{{fields}}}, baseline='even', comparisons=(('more', 'even'),), placebo={{}}, sizes={{}}, "
+        "learning_rates=(0.1,), values=tiny.values | {'data.order': 'epochs'}",
+    )
+    code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
+    assert code == 0, output
+    final = [found for found in results(tmp_path / "sweep").values() if found.phase == "final"]
+    assert len(final) == 4
+    for found in final:
+        share = {"even": 0.5, "more": 0.75}[found.variant]
+        expected = share * found.sources["a"] + (1 - share) * found.sources["b"]
+        assert found.test_loss == pytest.approx(expected, rel=1e-9)
+    assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
+    text = (tmp_path / "sweep" / "report.md").read_text()
+    assert "different data or tokens" in text
+    assert text.count("| more − even |") >= 2
