@@ -354,8 +354,8 @@ PARALLEL_BRANCHES = Conversion(
 def _read_dense_layers(fields):
     dense = fields.get("mlp_only_layers") or []
     width, expert = fields.get("intermediate_size"), fields["moe_intermediate_size"]
-    if sorted(dense) != list(range(len(dense))):
-        raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts")
+    if sorted(dense) != list(range(len(dense))) or len(dense) >= fields["num_hidden_layers"]:
+        raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts, not all")
     if dense and width != expert:
         raise ValueError(f"intermediate_size is {width}; only moe_intermediate_size, {expert}, is supported")
     return {"moe_first_layer": len(dense)}

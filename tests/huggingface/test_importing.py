@@ -210,6 +210,9 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
     for fields in ({"sliding_window": math.inf}, {"num_hidden_layers": 10**18}):
         with pytest.raises(UserError, match="expected a"):
             read_config(checkpoint(tmp_path, "gemma2", layer_types=None, **fields))
+    for name, value in {"mlp_only_layers": [1], "intermediate_size": 13, "decoder_sparse_step": 2}.items():
+        with pytest.raises(UserError, match=f"{name} is .*only"):
+            read_config(checkpoint(tmp_path, "qwen3_moe", **{name: value}))
     with pytest.raises(UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"):
         read_config(checkpoint(tmp_path, "gpt2", scale_attn_by_inverse_layer_idx=True))
     dynamic = checkpoint(tmp_path, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
