@@ -402,6 +402,12 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
         )
 
 
+def compiler_options(config: Config) -> Iterator[Problem]:
+    for option in config.train.compiler_options or ():
+        if not all(option.partition("=")):
+            yield problem("train.compiler_options", f"{option[:80]!r} is not NAME=VALUE, such as xla_dump_to=DIR")
+
+
 def packages(config: Config) -> Iterator[Problem]:
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         yield problem(
@@ -412,5 +418,5 @@ def packages(config: Config) -> Iterator[Problem]:
 CHECKS = (
     heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, ideas,
     mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation,
-    packages,
+    compiler_options, packages,
 )  # fmt: skip

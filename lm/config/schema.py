@@ -384,6 +384,10 @@ class TrainConfig:
         None, "(first, last) step of a profile (xprof trace), written to the workdir", low=1, execution=True
     )
     debug: bool = key(False, "run without jit, for print() and a debugger", execution=True)
+    compiler_options: tuple[str, ...] | None = key(
+        None, "options of XLA for the training step, NAME=VALUE, added to those of the platform "
+        "(lm/kernels/platform.py) or in their place", execution=True,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

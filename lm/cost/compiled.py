@@ -213,7 +213,7 @@ def _compile(job: dict) -> None:
     from jax.sharding import AxisType, Mesh
 
     from lm.cost.memory import abstract_train_state
-    from lm.kernels.platform import compiling_for
+    from lm.kernels.platform import compiler_options, compiling_for
     from lm.parallel.mesh import BATCH_AXES
     from lm.step import train_step
 
@@ -234,7 +234,7 @@ def _compile(job: dict) -> None:
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)
     jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings)
     with jax.set_mesh(mesh), compiling_for(platform):
-        jitted.lower(state, batch, config).compile()
+        jitted.lower(state, batch, config).compile(compiler_options(platform, t.compiler_options) or None)
 
 
 def _gpu_target(name: str) -> str:

@@ -84,7 +84,8 @@ def parse_collectives(hlo: str) -> list[Collective]:
                 if copied:
                     seen.add(key)
                 overlapped = bool(copied or match["start"]) or name in asynchronous
-                found.append(_collective(match, line, times[name], overlapped))
+                collective = _collective(match, line, times[name], overlapped)
+                found.append(_scattered(collective) if "all-reduce-scatter" in name else collective)
     return found
 
 
@@ -195,6 +196,12 @@ def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
         arrays = arrays[len(arrays) // 2 :]
     where = re.search(r'op_name="([^"]*)"', line)
     return Collective(match["kind"], tuple(arrays), _group(line), times, where[1] if where else "", overlapped)
+
+
+def _scattered(c: Collective) -> Collective:
+    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and a slice."""
+    ((dtype, (length, *rest)),) = c.shapes
+    return dataclasses.replace(c, kind="reduce-scatter", shapes=((dtype, (length // c.n, *rest)),))
 
 
 def _group(line: str) -> tuple[int, ...]:

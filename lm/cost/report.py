@@ -11,6 +11,7 @@ from lm.cost.compiled import Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search_meshes
 from lm.cost.memory import attention_implementation, micro_batches_per_step
 from lm.cost.units import duration, si
+from lm.kernels.platform import compiler_options
 from lm.optimizers import MATRIX_RULES
 
 SHOWN = 5  # meshes
@@ -59,6 +60,7 @@ def describe(e: Estimate) -> str:
         "",
         "Assumptions",
         *_assumption_lines(e),
+        *_option_lines(e),
     ]
     return "\n".join(lines)
 
@@ -130,6 +132,12 @@ def _assumption_lines(e: Estimate) -> list[str]:
     ]
 
 
+def _option_lines(e: Estimate) -> list[str]:
+    options = compiler_options(e.device.platform, e.config.train.compiler_options)
+    lines = ["", "Options of the compiler"] if options else []
+    return lines + [f"  {name}={value}" for name, value in options.items()]
+
+
 def _mesh_table(found: list[Estimate]) -> str:
     """List the first meshes of `search_meshes`."""
     fitting = [e for e in found if e.fits]
@@ -199,4 +207,4 @@ def _owner(name: str) -> str:
         return "/".join(re.findall(r"\w+", name.removeprefix("state.")))
     parts = [part for part in name.split("/") if re.fullmatch(r"[\w.-]+", part)]
     parts = [part for part in parts if part not in ("shard_map", "while", "body", "closed_call", "checkpoint")]
-    return "/".join(parts[-4:]) + (", backward" if "transpose(jvp" in name else "")
+    return ("/".join(parts[-4:]) or name[:50]) + (", backward" if "transpose(jvp" in name else "")

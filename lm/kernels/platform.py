@@ -6,6 +6,21 @@ from collections.abc import Iterator
 
 import jax
 
+# XLA's options of training programs, all "true". On TPUs collectives then run at the same time as products (measured in
+# compiled programs, docs/plan.md).
+OPTIONS = {
+    "tpu": (
+        "xla_tpu_enable_async_collective_fusion",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+        "xla_tpu_overlap_compute_collective_tc",
+        "xla_enable_async_all_gather",
+        "xla_enable_async_all_reduce",
+        "xla_enable_async_reduce_scatter_fusion",
+    )
+}
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
 
@@ -32,3 +47,16 @@ def compiling_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _target.reset(token)
+
+
+def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str]:
+    """Return XLA's options of a training program.
+
+    Args:
+        platform: as from `target`.
+        changed: NAME=VALUE of options that are added or changed, config.train.compiler_options.
+
+    >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
+    {'xla_cpu_enable_fast_math': 'true'}
+    """
+    return dict.fromkeys(OPTIONS.get(platform, ()), "true") | dict(option.split("=", 1) for option in changed or ())

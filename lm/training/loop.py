@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lm.kernels import platform
 from lm.parallel import sharding
 from lm.parallel.mesh import current_mesh
 from lm.step import TrainState, ema_params, evaluated_params, train_steps
@@ -182,5 +183,6 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
     jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings)
     inputs = source.train(int(state.step), 1)
-    compiled = jitted.lower(state, source.resident, inputs, np.int32(1), config).compile()
+    lowered = jitted.lower(state, source.resident, inputs, np.int32(1), config)
+    compiled = lowered.compile(platform.compiler_options(platform.target(), config.train.compiler_options) or None)
     return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled

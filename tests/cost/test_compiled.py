@@ -2,18 +2,22 @@
 
 import dataclasses
 import importlib.util
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from running import ROOT
 from tiny import tiny
 
+from lm.config import MESH_AXES, Config, checks
+from lm.config.schema import TrainConfig
 from lm.cost import compiled, hlo
 from lm.cost.compiled import compile_step, slice_of
-from lm.cost.estimate import estimate
+from lm.cost.estimate import estimate, factorizations
 from lm.cost.hlo import parse_collectives
-from lm.cost.report import describe_compiled
+from lm.cost.report import describe, describe_compiled
 from lm.errors import UserError
+from lm.kernels.platform import compiler_options
 from lm.train import main
 
 SIZES = {"replica": 1, "fsdp": 4, "tensor": 2, "sequence": 1}
@@ -92,6 +96,23 @@ allocation 2: size 900, preallocated-temp:
 """
     assert hlo.aliased_bytes(program) == 64
     assert hlo.largest_buffers(assignment, program, 9) == [(800, "jit(step)/mul"), (64, "state.params['embedding']")]
+
+
+def test_an_all_reduce_that_a_tpu_fuses_with_a_slice_is_a_reduce_scatter():
+    text = TPU_HLO.replace("%body", "%all-reduce-scatter.1")
+    (found,) = [c for c in parse_collectives(text) if c.times == 3 and c.kind == "reduce-scatter"]
+    assert (found.payload, found.axes(SIZES)) == (64, ("tensor",))
+
+
+def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_the_config():
+    changed = tiny(train={"compiler_options": ("xla_enable_async_all_gather=false", "xla_dump_to=here")})
+    text = describe(estimate(dataclasses.replace(changed, model=CONFIG.model), "v5e", 8))
+    for option in ("xla_enable_async_all_reduce=true", "xla_enable_async_all_gather=false", "xla_dump_to=here"):
+        assert f"\n  {option}" in text
+    assert compiler_options("gpu", None) == {}
+    (((key,), message),) = checks.compiler_options(Config(train=TrainConfig(compiler_options=("xla_a", "b=c"))))
+    assert key == "train.compiler_options"
+    assert "'xla_a' is not NAME=VALUE" in message
 
 
 def test_slices_that_do_not_exist_are_refused():
@@ -197,3 +218,42 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
         planned[transfer.kind, transfer.axes] = planned.get((transfer.kind, transfer.axes), 0) + transfer.sent
     for collective in (("all-gather", ("fsdp",)), ("all-reduce", ("tensor",))):
         assert sent[collective] == pytest.approx(planned[collective], rel=0.1), collective
+
+
+MESHES = factorizations(8, 4)
+VARIANTS = [  # changes of sections; each mesh has one of them, so that each is compiled with several meshes
+    {},
+    {"model": {"scan_layers": False, "window_pattern": (64, 0)}},
+    {"data": {"packing": "documents"}, "model": {"attn_softcap": 30.0}},
+    {"optimizer": {"name": "muon"}},
+    {"train": {"micro_batch_size": None, "loss_chunk": 128}, "model": {"remat": "dots"}},
+    {"model": {"remat": "none", "norm": "layer", "n_kv_heads": 8}},
+    {"model": {"attention": "auto", "scan_layers": False, "remat": "none"}},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")])
+@pytest.mark.parametrize("number", range(len(MESHES)))
+def test_every_mesh_of_eight_devices_compiles(device, number, tmp_path):
+    """The state is replaced in place, nothing is partitioned involuntarily, and gathers and sums are as planned."""
+    sizes, changes = dict(zip(MESH_AXES, MESHES[number], strict=True)), VARIANTS[number % len(VARIANTS)]
+    sections = {
+        "model": MODEL | {"n_heads": 8, "n_kv_heads": 8, "d_head": 32, "compute_dtype": "bfloat16", "remat": "block"},
+        "train": {"batch_size": 16, "seq_len": 1024, "micro_batch_size": 1},
+        "mesh": sizes,
+    }
+    sections["model"] |= {"scan_layers": True, "attention": "einsum" if device == "h100" else "auto"}
+    config = tiny(**{name: sections.get(name, {}) | changes.get(name, {}) for name in {*sections, *changes}})
+    e, c = estimate(config, device, 8), compile_step(config, device, sizes, dump=str(tmp_path))
+    (log,) = tmp_path.rglob(compiled.LOG)
+    assert "rematerialization" not in log.read_text()
+    assert c.aliased >= c.state
+    sent, planned = Counter(), Counter()
+    for (kind, axes, _), n_bytes in c.sent.items():
+        sent[kind, axes] += n_bytes
+    for transfer in e.sent:
+        planned[transfer.kind, transfer.axes] += transfer.sent
+    if config.optimizer.name == "adamw":
+        for kind, axes in sent:
+            assert kind != "all-gather" or sent[kind, axes] <= max(1.1 * planned[kind, axes], 1e5), (kind, axes)
