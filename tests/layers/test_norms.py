@@ -9,6 +9,7 @@ import pytest
 from arrays import normal
 from running import slow
 
+from lm.layers import norms as norms_module
 from lm.layers.layer_norms import LAYER_NORMS, layer_norm
 from lm.layers.norms import rms_norm
 
@@ -228,3 +229,19 @@ def test_scale_and_bias_are_optional_and_leading_axes_arbitrary():
 def test_invalid_arguments_raise(width, options, message):
     with pytest.raises(ValueError, match=message):
         layer_norm(jnp.ones((2, width)), None, None, **options)
+
+
+@pytest.mark.parametrize("scale_shape", [None, (64,), (4, 16)])
+def test_the_closed_form_derivative_of_rms_norm_is_that_of_jax(scale_shape):
+    """Accelerators use the closed form, CPUs JAX's own derivative."""
+    x = normal(3, 5, *(scale_shape or (64,)))
+    scale = None if scale_shape is None else 1 + normal(*scale_shape, seed=1)
+    out_gradient = normal(*x.shape, seed=2)
+
+    def found(norm):
+        y, vjp = jax.vjp(lambda x, scale: norm(x, scale, 1e-5), x, scale)
+        return y, *(g for g in vjp(out_gradient) if g is not None)
+
+    plain = found(lambda x, scale, eps: norms_module._rms_norm_forward(x, scale, eps)[0])
+    for a, b in zip(found(norms_module._rms_norm), plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
