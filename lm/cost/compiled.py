@@ -44,17 +44,20 @@ TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
 }
-# What XLA must know of a GPU, from NVIDIA's data sheets and the tables of its CUDA programming guide: multiprocessors,
-# cores of each, shared memory per block (opt-in) and per multiprocessor, L2, GHz, compute capability.
+# What XLA must know of a GPU: multiprocessors, cores and threads of each, shared memory per block (opt-in) and per
+# multiprocessor, L2, GHz, compute capability. NVIDIA's data sheets and architecture papers of each, and the table of
+# technical specifications by compute capability in the CUDA programming guide.
 GPUS = {
-    "a100": (108, 64, 166_912, 167_936, 41_943_040, 1.41, (8, 0)),
-    "h100": (132, 128, 232_448, 233_472, 52_428_800, 1.98, (9, 0)),
-    "h200": (132, 128, 232_448, 233_472, 52_428_800, 1.98, (9, 0)),
+    "a100": (108, 64, 2048, 166_912, 167_936, 41_943_040, 1.41, (8, 0)),
+    "h100": (132, 128, 2048, 232_448, 233_472, 52_428_800, 1.98, (9, 0)),
+    "h200": (132, 128, 2048, 232_448, 233_472, 52_428_800, 1.98, (9, 0)),
+    "b200": (148, 128, 2048, 232_448, 233_472, 132_120_576, 1.965, (10, 0)),
+    "l4": (58, 128, 1536, 101_376, 102_400, 50_331_648, 2.04, (8, 9)),
 }
 GPU_TARGET = """\
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: {per_core}
-  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {fpus} block_dim_limit_x: 2147483647
+  threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {fpus} block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: {l2}
   clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: {per_block}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
@@ -238,10 +241,10 @@ def _compile(job: dict) -> None:
 
 
 def _gpu_target(name: str) -> str:
-    cores, fpus, per_block, per_core, l2, clock, (major, minor) = GPUS[name]
+    cores, fpus, threads, per_block, per_core, l2, clock, (major, minor) = GPUS[name]
     device = DEVICES[name]
     return GPU_TARGET.format(
-        cores=cores, fpus=fpus, per_block=per_block, per_core=per_core, l2=l2, clock=clock, major=major, minor=minor,
+        cores=cores, fpus=fpus, threads=threads, per_block=per_block, per_core=per_core, l2=l2, clock=clock, major=major, minor=minor,
         bandwidth=int(device.bandwidth), memory=int(device.memory), kind=device.kind,
     )  # fmt: skip
 

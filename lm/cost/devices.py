@@ -99,6 +99,8 @@ DEVICES = {
     "h200": Device(
         "NVIDIA H200", _nvidia(989.4, 494.7), 141e9, 4.8e12, 450e9, 8, 50e9, 8, Gke("nvidia-h200-141gb"), 0.56
     ),
+    # NVIDIA HGX B200 data sheet (2024), per GPU: 4,500 and 2,200 sparse; NVLink 1.8 TB/s both ways. Network as H100.
+    "b200": Device("NVIDIA B200", _nvidia(2250, 1100), 180e9, 7.7e12, 900e9, 8, 50e9, 8, Gke("nvidia-b200")),
     # NVIDIA L4 data sheet (2023): 242 and 120 sparse; PCIe 4.0 x16. By assumption 8 per node, 100 Gb/s between nodes.
     "l4": Device("NVIDIA L4", _nvidia(121, 60), 24e9, 300e9, 32e9, 8, 1.5e9, 8, Gke("nvidia-l4")),
     # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e": peak compute (bf16), memory and interconnect

@@ -117,7 +117,11 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
 
 def test_slices_that_do_not_exist_are_refused():
     assert slice_of("v5p", 64) == "v5p:4x4x4"
-    mistakes = {"no v5e slice of 48 chips": ("v5e", 48), "no description of l4": ("l4", 8), "12 is not a": ("h100", 12)}
+    mistakes = {
+        "no v5e slice of 48 chips": ("v5e", 48),
+        "no description of a100-pcie": ("a100-pcie", 8),
+        "12 is not a": ("h100", 12),
+    }
     for message, arguments in mistakes.items():
         with pytest.raises(UserError, match=message):
             slice_of(*arguments)
