@@ -244,8 +244,8 @@ def _gpu_target(name: str) -> str:
     cores, fpus, threads, per_block, per_core, l2, clock, (major, minor) = GPUS[name]
     device = DEVICES[name]
     return GPU_TARGET.format(
-        cores=cores, fpus=fpus, threads=threads, per_block=per_block, per_core=per_core, l2=l2, clock=clock, major=major, minor=minor,
-        bandwidth=int(device.bandwidth), memory=int(device.memory), kind=device.kind,
+        cores=cores, fpus=fpus, threads=threads, per_block=per_block, per_core=per_core, l2=l2, clock=clock,
+        major=major, minor=minor, bandwidth=int(device.bandwidth), memory=int(device.memory), kind=device.kind,
     )  # fmt: skip
 
 
