@@ -105,8 +105,9 @@ def test_an_all_reduce_that_a_tpu_fuses_with_a_slice_is_a_reduce_scatter():
 
 
 def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_the_config():
-    changed = tiny(train={"compiler_options": ("xla_enable_async_all_gather=false", "xla_dump_to=here")})
-    text = describe(estimate(dataclasses.replace(changed, model=CONFIG.model), "v5e", 8))
+    options = ("xla_enable_async_all_gather=false", "xla_dump_to=here")
+    train = dataclasses.replace(CONFIG.train, compiler_options=options)
+    text = describe(estimate(dataclasses.replace(CONFIG, train=train), "v5e", 8))
     for option in ("xla_enable_async_all_reduce=true", "xla_enable_async_all_gather=false", "xla_dump_to=here"):
         assert f"\n  {option}" in text
     assert compiler_options("gpu", None) == {}
