@@ -11,8 +11,8 @@ from typing import Any
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
-SOURCES = ("tfds:NAME", "text:PATH", "jsonl:PATH", "parquet:PATH", "arrow:PATH", "hf:DIR", "tokens:PATH", "python_docs",
-           "markov", "markov:ORDER")  # fmt: skip
+SOURCES = ("tfds:NAME", "text:PATH", "jsonl:PATH", "csv:PATH", "parquet:PATH", "arrow:PATH", "hf:DIR", "tokens:PATH",
+           "python_docs", "markov", "markov:ORDER")  # fmt: skip
 PLATFORMS = ("cpu", "gpu", "tpu")
 MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
@@ -228,10 +228,10 @@ class DataConfig:
 
     source: str = key(
         "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a file or a folder of text, JSON Lines, "
-        "Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own documentation, or "
+        "CSV, Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own documentation, or "
         "synthetic text of known entropy", forms=SOURCES, path=True,
     )  # fmt: skip
-    field: str = key("text", "jsonl, parquet, arrow, hf: the field or column with the text")
+    field: str = key("text", "jsonl, csv, parquet, arrow, hf: the field or column with the text")
     data_dir: str | None = key(
         None,
         "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default",

@@ -216,7 +216,7 @@ def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     """Return advice for a value of no known form: a path needs its kind."""
     name, colon, _ = value.partition(":")
     if "text:PATH" in forms:
-        kind = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+        kind = {".json": "jsonl", ".tsv": "csv"} | {f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow")}
         if not colon and (ending := os.path.splitext(value)[1]) in kind:
             return f"did you mean {kind[ending]}:{_clipped(value)}?"
         if value.endswith((".bin", ".npy")):

@@ -51,7 +51,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--input",
         metavar="KIND:PATH",
-        help="text:PATH, jsonl:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or a URL); "
+        help="text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or "
+        "a URL); "
         "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits",
     )
     parser.add_argument(

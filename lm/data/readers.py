@@ -1,13 +1,16 @@
-"""Readers of documents: text, JSON Lines, Parquet, Arrow, data sets of Hugging Face and prepared TFDS directories.
+"""Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, data sets of Hugging Face and prepared TFDS directories.
 
 An input is cut into units, which processes read independently. `lm/data/sources.py` trains on an input directly, and
 `lm/data/shard_writer.py` writes it as token shards.
 """
 
+import csv
 import dataclasses
+import io
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,8 +21,9 @@ from lm.data.text_files import BOM, find_text_files, not_utf8, shorten
 from lm.errors import UserError
 from lm.files import parse_json
 
-FORMS = "text:PATH, jsonl:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
-SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
+SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+            ".csv": "csv", ".tsv": "csv"}  # fmt: skip
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
 WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
@@ -33,7 +37,7 @@ class Unit:
     """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records.
 
     Attributes:
-        kind: "text", "jsonl", "parquet", "arrow" or "tfds:SPLIT".
+        kind: "text", "jsonl", "csv", "parquet", "arrow" or "tfds:SPLIT".
         path: the file or URL, or the prepared TFDS directory.
         start: first byte, row group or record.
         end: the one after the last.
@@ -142,12 +146,12 @@ def _kind_of(file: str) -> str:
 
 
 def _cut(kind: str, file: str, split: str, unit_bytes: int, field: str) -> Iterator[Unit]:
-    """Cut a file into units; what is compressed, behind a URL or in Arrow's format can only be read from its start."""
+    """Cut a file into units; what is compressed, behind a URL, or in CSV or Arrow's format is one unit."""
     if kind == "parquet":
         yield from _cut_parquet(file, split, unit_bytes, field)
     elif storage.is_url(file):
         yield Unit(kind, file, 0, TO_THE_END, split)
-    elif (size := os.path.getsize(file)) and (kind == "arrow" or storage.is_compressed(file)):
+    elif (size := os.path.getsize(file)) and (kind in ("arrow", "csv") or storage.is_compressed(file)):
         yield Unit(kind, file, 0, TO_THE_END, split, size)
     else:
         for start in range(0, size, unit_bytes):
@@ -253,6 +257,19 @@ def _parse_line(line: bytes, field: str) -> str:
     return text or ""
 
 
+def _read_csv(unit: Unit, field: str) -> Iterator[str]:
+    csv.field_size_limit(sys.maxsize)
+    separator = "\t" if ".tsv" in unit.path.rpartition("/")[2] else ","
+    with storage.open_file(unit.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(lines, delimiter=separator, strict=True)
+        if field not in (rows.fieldnames or ()):
+            raise ValueError(f"it has no column {field!r} (set --field); it has {', '.join(rows.fieldnames or ())}")
+        for row in rows:
+            if None in row or None in row.values():
+                raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
+            yield row[field]
+
+
 def _read_lines(unit: Unit, read: Callable[[IO[bytes], int], bytes]) -> Iterator[bytes]:
     """Yield what `read` reads of the lines that begin in [start, end): each line of a file is in exactly one unit."""
     with storage.open_file(unit.path) as file:
@@ -289,5 +306,6 @@ def _read_arrow(unit: Unit, field: str) -> Iterator[str]:
 
 
 READERS = {
-    "tfds": _read_tfds, "text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "arrow": _read_arrow,
+    "tfds": _read_tfds, "text": _read_text, "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
+    "arrow": _read_arrow,
 }  # fmt: skip

@@ -1,7 +1,9 @@
-"""Text files: which files a path names, which of them are text, and whether a text is a list of records."""
+"""Text files: which files a path names, which of them are text, and whether a text is a list of records or a table."""
 
+import csv
 import json
 import os
+import re
 from collections.abc import Callable
 
 from lm.data import storage
@@ -28,7 +30,7 @@ def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Ca
         path: the path or URL.
         option: what the user set to it, for the errors.
         say: receives lines of information: which files are read and which are not.
-        warn: receives a warning if the first file is JSON Lines.
+        warn: receives a warning if the first file is JSON Lines or a table.
 
     Raises:
         UserError: there is no text.
@@ -107,13 +109,30 @@ def _describe_syntax(path: str, say: Callable[[str], None], warn: Callable[[str]
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
+    for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
+        if records:
+            field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
+            warn(
+                f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the "
+                f"text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
+            )
+
+
+def _json_records(lines: list[str]) -> list[dict]:
+    """Return the records if all lines are JSON objects, otherwise none."""
     try:
         records = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError):
-        return
-    if records and all(isinstance(record, dict) for record in records):
-        field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
-        warn(
-            f"WARNING: {path} is JSON Lines with the fields {', '.join(records[0])}, and its syntax is part of the "
-            f"text; for the texts alone, use jsonl:{path} with config.data.field={field} or --field {field}"
-        )
+        return []
+    return records if all(isinstance(record, dict) for record in records) else []
+
+
+def _table_rows(lines: list[str], path: str) -> list[dict]:
+    """Return the rows of a table whose first line has the names of its columns; none if it is not one."""
+    try:
+        names, *rows = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
+    except (csv.Error, ValueError):
+        return []
+    named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)
+    is_table = named and len(rows) > 3 and {*map(len, rows)} == {len(names)}
+    return [dict(zip(names, row, strict=True)) for row in rows] if is_table else []

@@ -1,5 +1,6 @@
 """Parquet, Arrow, JSON Lines and data sets of Hugging Face: the same documents from each format and each place."""
 
+import csv
 import functools
 import gzip
 import http.server
@@ -36,6 +37,10 @@ def write(path, documents=DOCUMENTS, **options):
             opened = pa.ipc.new_file if options.get("file") else pa.ipc.new_stream
             with opened(sink, table(documents).schema) as writer:
                 writer.write_table(table(documents), max_chunksize=7)
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t")
+            rows.writerows([("id", "text"), *enumerate(documents)])
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines[:500]) + gzip.compress(lines[500:]))  # as `cat a.gz b.gz` writes
     elif path.suffix == ".zst":
@@ -60,12 +65,12 @@ def decoded(source, tmp_path, split="train", **options):
     [
         ("a.parquet", {}), ("a.parquet", {"kind": pa.large_string()}), ("a.parquet", {"name": "body"}),
         ("a.parquet", {"kind": pa.dictionary(pa.int32(), pa.string())}), ("a.arrow", {}), ("a.arrow", {"file": True}),
-        ("a.jsonl", {}), ("a.jsonl.gz", {}), ("a.json.zst", {}),
+        ("a.jsonl", {}), ("a.jsonl.gz", {}), ("a.json.zst", {}), ("a.csv", {}), ("a.tsv", {}),
     ],
 )  # fmt: skip
 def test_each_format_has_the_same_documents_in_units_of_any_size(tmp_path, name, options):
     path, field = write(tmp_path / "data" / name, **options), options.get("name", "text")
-    kind = {"parquet": "parquet", "arrow": "arrow"}.get(name.split(".")[1], "jsonl")
+    kind = {"parquet": "parquet", "arrow": "arrow", "csv": "csv", "tsv": "csv"}.get(name.split(".")[1], "jsonl")
     for source in (f"{kind}:{path}", f"{kind}:{path.parent}", f"{kind}:{path.parent}/*", f"hf:{path.parent}"):
         for unit_bytes in (1, 300, 2**40):
             assert documents_of(source, unit_bytes, field) == DOCUMENTS, (source, unit_bytes)
@@ -225,6 +230,8 @@ BAD = [
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
     ("hf:{0}", lambda root: [write(root / "train.arrow"), write(root / "val.arrow", [])], ("validation",)),
     ("hf:{0}", lambda root: write(root / "test.parquet"), ("train", "split")),
+    ("csv:{0}", lambda root: (root / "a.csv").write_bytes(b"id,body\n1,a\n"), ("a.csv", "no column 'text'", "body")),
+    ("csv:{0}", lambda root: (root / "a.csv").write_bytes(b"id,text\n1,a\n2\n"), ("a.csv", "line 3")),
     ("jsonl:http://127.0.0.1:9/a.jsonl", lambda root: None, ("http://127.0.0.1:9/a.jsonl", "connect")),
     ("jsonl:memory://absent/a.jsonl", lambda root: None, ("not a file",)),
     ("jsonl:nowhere://a/b.jsonl", lambda root: None, ("nowhere://a/b.jsonl", "no driver")),

@@ -107,17 +107,21 @@ def test_a_byte_order_mark_is_not_text_and_windows_line_ends_are_said(tmp_path, 
 RECORDS = [{"id": i, "body": f"Text number {i}, and more of it."} for i in range(9)]
 
 
-def test_records_are_recognized_and_the_source_of_their_field_is_given(tmp_path):
+def test_records_and_tables_are_recognized_and_the_source_of_their_field_is_given(tmp_path):
     """The pieces of the corpus are the same; the warning is repeated in the summary."""
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
-    for name in ("a.jsonl", "b.txt"):
-        path = write(tmp_path / name, lines)
+    rows = "id,body\n" + "".join(f'{r["id"]},"{r["body"]}"\n' for r in RECORDS)
+    for kind, name, content in (
+        ("jsonl", "a.jsonl", lines), ("jsonl", "b.txt", lines), ("csv", "c.csv", rows),
+        ("csv", "d.tsv", rows.replace(",", "\t")),
+    ):  # fmt: skip
+        path = write(tmp_path / name, content)
         corpus = open_corpus(DataConfig(source=f"text:{path}", tokenizer="byte"), say=str)
         (warning,) = corpus.notices
         assert warning.startswith(f"WARNING: {path} is")
         assert "fields id, body" in warning
-        assert f"jsonl:{path} with config.data.field=body" in warning
-    for content in (TEXT, "1, 2\n", '{"a": 1}\nand a line\n', "[1]\n[2]\n", "\n" * 9):
+        assert f"{kind}:{path} with config.data.field=body" in warning
+    for content in (TEXT, "1, 2\n", "a, b\nc, d\ne\n" * 9, '{"a": 1}\nand a line\n', "[1]\n[2]\n", "\n" * 9):
         assert open_corpus(DataConfig(source=f"text:{write(tmp_path / 'x', content)}"), say=str).notices == ()
 
 
