@@ -219,12 +219,14 @@ def test_seeds_follow_from_the_name_and_a_larger_budget_begins_with_the_smaller_
     assert quick.seeds("") == full.seeds("")[:2] == draw_seeds("tiny_sweep", 2)
 
 
+@pytest.mark.slow
 def test_no_two_sweeps_or_cells_of_configs_share_a_seed():
     plans = [load_sweep(str(path), "full") for path in SWEEPS]
     seeds = [set(draw(cell)) for plan in plans for cell in plan.sweep.cells for draw in (plan.seeds, plan.tuning_seeds)]
     assert all(not a & b for a, b in itertools.combinations(seeds, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_the_sweeps_of_configs_follow_the_design(path: Path):
     """Two tuning seeds, ten fresh ones, and a placebo of another order of features.

@@ -177,12 +177,12 @@ def base():
 
 DIFFERENT = [
     {"model": {"rope_theta": 500.0}},
-    {"model": {"init": "he"}},
     {"model": {"window_pattern": (7,)}},
     {"train": {"seed": 1}},
-    {"data": {"order": "epochs"}},
 ]
 DIFFERENT_TOO = [
+    {"model": {"init": "he"}},
+    {"data": {"order": "epochs"}},
     {"model": {"embed_std": 0.5}},
     {"model": {"norm": "layer"}},
     {"model": {"dropout": 0.1}},
@@ -194,11 +194,11 @@ DIFFERENT_TOO = [
 ]
 EQUAL = [
     {"model": {"window_pattern": (8,)}},
-    {"model": {"norm_algorithm": "welford"}},
     {"optimizer": {"learning_rate": 2e-3}},
     {"model": {"n_experts": 4, "experts_per_token": 1, "shared_expert": True, "moe_first_layer": 1, "router_z": 0.1}},
 ]
 EQUAL_TOO = [
+    {"model": {"norm_algorithm": "welford"}},
     {"model": {"window_pattern": (0, 100)}},
     {"model": {"norm_bias": False}},
     {"model": {"rope_pattern": (1, 1)}},
