@@ -13,13 +13,15 @@ replaces one outside of the window. All other layers have a slot for every time.
 values, and what ideas keep of the last positions.
 """
 
+import math
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from lm.layers.attention import Mask, Scoring, attend
+from lm.layers.attention import Mask
+from lm.layers.linear import softcap as apply_softcap
 from lm.past import Past
 
 COLLECTION = "cache"  # the Linen collection that holds the cache
@@ -51,12 +53,7 @@ def fill(x_BTGK, lengths_B, n_slots: int):
 
 def _heads_first(x_BSGK):
     """Return the array with shape (C, S, K)."""
-    return _swap(x_BSGK).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
-
-
-def _swap(x_BSGK):
-    """Swap the axes of positions and heads."""
-    return jnp.swapaxes(x_BSGK, 1, 2)
+    return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
 @flax.struct.dataclass
@@ -114,16 +111,8 @@ class Decode(Past):
             module.put_variable(COLLECTION, name, slots[name])
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
         visible_B1S = Mask(self.positions, k_positions_BS, window=window).visible()
-        # The R heads that share a key head take the place of positions, so that no key is repeated.
-        (B, _, H, K), G = q_B1HK.shape, k_B1GK.shape[2]
-        R, sink_H = H // G, options.get("sink_H")
-        bias_BGRS = slots["bias"].reshape(B, G, R, -1) if "bias" in slots else None
-        scoring = Scoring(
-            options["scale"], options["softcap"], bias_BGRS, None if sink_H is None else sink_H.reshape(G, R)
-        )
-        k_BSGK, v_BSGK = (_swap(slots[name].reshape(B, G, -1, K)) for name in "kv")
-        o_BRGK = attend(_swap(q_B1HK.reshape(B, G, R, K)), k_BSGK, v_BSGK, visible_B1S, scoring)
-        return _swap(o_BRGK).reshape(B, 1, H, K)
+        options = {name: options.get(name) for name in ("softcap", "scale", "sink_H")}
+        return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, slots.get("bias"), **options)
 
     def last(self, module, name: str, x_B1C, n: int):
         x_BnC = jnp.concatenate([module.get_variable(COLLECTION, name), x_B1C], axis=1)
@@ -145,3 +134,33 @@ def _cached(k_BTGK, v_BTGK, options: dict) -> dict:
 def decode(time, starts_B) -> Decode:
     """Return how new tokens at a time see texts that start at starts_B."""
     return Decode(positions=(time - starts_B)[:, None], time=time, starts_B=starts_B)
+
+
+def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, bias_CS1=None, *, softcap=None, scale=None, sink_H=None):
+    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K).
+
+    This is `attend` of lm/layers/attention.py in the layout of the cache. With `attend` itself a step took 3 times as
+    long on a CPU (24 instead of 8 ms for 16 texts of 600 tokens, 4 layers, 8 heads of width 32 that share 2 key heads).
+
+    Args:
+        q_B1HK: the queries.
+        k_CSK, v_CSK: the cache, with C = B G.
+        visible_B1S: which slots each query sees, bool.
+        bias_CS1: the cached biases of keys, with C = B H, or None.
+        softcap, scale, sink_H: as for `causal_attention`.
+    """
+    B, _, H, K = q_B1HK.shape
+    C, S, _ = k_CSK.shape
+    dtype = jnp.promote_types(q_B1HK.dtype, jnp.float32)
+    q_CRK = q_B1HK.reshape(C, B * H // C, K)  # R query heads share a key head
+    scores_CRS = jnp.einsum("CRK,CSK->CRS", q_CRK, k_CSK, preferred_element_type=dtype)
+    scores_BHS = apply_softcap(scores_CRS.reshape(B, H, S) * (1 / math.sqrt(K) if scale is None else scale), softcap)
+    if bias_CS1 is not None:
+        scores_BHS += bias_CS1.reshape(B, H, S)
+    scores_BHS = jnp.where(visible_B1S, scores_BHS, jnp.finfo(dtype).min)
+    if sink_H is not None:
+        sink_BH1 = jnp.broadcast_to(sink_H[:, None].astype(dtype), (B, H, 1))
+        scores_BHS = jnp.concatenate([scores_BHS, sink_BH1], axis=-1)
+    weights_BHS = jax.nn.softmax(scores_BHS, axis=-1)[..., :S]
+    weights_CRS = weights_BHS.reshape(C, -1, S).astype(v_CSK.dtype)
+    return jnp.einsum("CRS,CSK->CRK", weights_CRS, v_CSK).reshape(B, 1, H, K)
