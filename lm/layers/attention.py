@@ -135,7 +135,8 @@ class Scoring(NamedTuple):
 def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
     """Return softmax(scores) v, (B, T, H, K): the equation of all attention that JAX's own kernels do not compute.
 
-    Decoding has it in the layout of its cache (`attend_one` of lm/generation/kv_cache.py). A query that sees nothing returns the mean of all values. `tap`: see `causal_attention`.
+    Decoding has it in the layout of its cache (`attend_one` of lm/generation/kv_cache.py). A query that sees nothing
+    returns the mean of all values. `tap`: see `causal_attention`.
     """
     # Key heads are repeated for the queries that share them. An einsum with separate group and query axes needs no
     # extra memory but is not a plain batched product, which takes 1.6 times as long on a CPU.
