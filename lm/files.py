@@ -25,7 +25,9 @@ import filelock
 
 from lm.errors import TemporaryError, UserError
 
-COUNT = range(2**63)  # a shape for `read_json`: a count, size or step
+# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN.
+COUNT = range(2**63)
+NUMBER = (float, "NaN", "Infinity", "-Infinity")
 LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
 
 
@@ -154,12 +156,12 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
         content: JSON in UTF-8.
         expected: a type (`float` accepts integers); a range of integers, such as `COUNT`; a string for this string
             alone; None for null; {"key": shape} for an object with at least these keys; {str: shape} for an object
-            with any keys; [shape] for a list of any length; or a tuple of alternatives.
+            with any keys; [shape] for a list of any length; or a tuple of alternatives, such as `NUMBER`.
 
     Raises:
         ValueError: it is not JSON or has another shape; the message says where.
 
-    >>> parse_json('{"steps": 3, "losses": [2.5, "NaN"]}', {"steps": COUNT, "losses": [(float, "NaN")]})
+    >>> parse_json('{"steps": 3, "losses": [2.5, "NaN"]}', {"steps": COUNT, "losses": [NUMBER]})
     {'steps': 3, 'losses': [2.5, 'NaN']}
     >>> parse_json('{"steps": "3"}', {"steps": (COUNT, None)})
     Traceback (most recent call last):

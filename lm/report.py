@@ -1,11 +1,15 @@
 """Write the report of a sweep: python -m lm.report sweeps/swiglu_vs_silu-full"""
 
 import argparse
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from lm.errors import UserError, with_exit_code
+import jinja2
+
+from lm.errors import UserError, first_line, with_exit_code
 from lm.parser import Parser
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
@@ -21,7 +25,21 @@ its sweep.json and runs.csv. docs/sweeps.md explains how to read it.
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return report(parse_arguments(argv))
+    arguments = parse_arguments(argv)
+    with making_sense(arguments.sweep):
+        return report(arguments)
+
+
+@contextlib.contextmanager
+def making_sense(directory: Path) -> Iterator[None]:
+    """Return a context in which wrong values in the files of a directory, which may be a stranger's, are a UserError.
+
+    A checksum protects these files from damage, and not from somebody who computes it again.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jinja2.TemplateError) as error:
+        raise UserError(f"the files of {directory} make no sense: {first_line(error)}; restore them") from error
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -70,7 +70,7 @@ def test_a_loss_below_that_of_the_best_possible_model_is_an_error(run):
         score_text(run, knowing(least + 1), {}, stride=4)
 
 
-def test_the_file_has_each_text(found):
+def test_the_files_have_each_text_and_pictures(found):
     record = json.loads((found / "step_12_test_text_txt_other_txt_stride_4.json").read_text())
     assert (record["step"], record["seq_len"]) == (12, 16)
     text, other = record["texts"]
@@ -82,6 +82,8 @@ def test_the_file_has_each_text(found):
     assert other["plain"]["loss_error"] is None  # 42 tokens are three windows
     assert [b["last"] for b in text["plain"]["by_context"]] == [1, 2, 4, 8, 16]
     assert sum(b["tokens"] for b in text["plain"]["by_context"]) == text["tokens"] - 1
+    content = (found / "step_12_test_text_txt_other_txt_stride_4_context.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
 
 
 def test_tables_and_json(bench, tmp_path, capsys):
@@ -104,7 +106,7 @@ def test_long_names_of_texts_leave_room_for_the_numbers():
     """A file name has at most 255 bytes. Without its stride, an evaluation would overwrite that of another stride."""
     names = [file_name(7, "test", ["\u65e5" * 100, "b" * 300], seq_len=None, stride=n) for n in (4, 8)]
     assert [name[-9:] for name in names] == ["_stride_4", "_stride_8"]
-    assert len(f"{names[0]}.json".encode()) <= 255
+    assert len(f"{names[0]}_context.png".encode()) <= 255
 
 
 def test_evaluate_returns_the_scores_and_all_joins_the_splits(bench, run):
@@ -199,10 +201,10 @@ def write_bad_texts() -> None:
     for name, ids in (("shards", [1] * 40), ("large", [999] * 40)):
         os.mkdir(name)
         np.save(f"{name}/test.npy", np.array(ids, np.uint16))
-    shard = {"file": "test.npy", "split": "test", "tokens": 40, "documents": 1, "text_bytes": 40, "sha256": "",
+    shard = {"file": "test.npy", "split": "test", "tokens": 40, "text_bytes": 40, "sha256": "",
              "size": os.path.getsize("shards/test.npy")}  # fmt: skip
     with open("shards/manifest.json", "w") as file:
-        manifest = {"job": {}, "input": [], "commit": None, "units": [{"shards": [shard], "length": 0, "repeated": 0}]}
+        manifest = {"job": {}, "input": [], "commit": None, "units": [[shard]]}
         json.dump(manifest | {"tokenizer": tokenizers.ByteTokenizer().fingerprint}, file)
 
 

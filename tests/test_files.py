@@ -9,9 +9,8 @@ from running import ROOT
 
 from lm import files
 from lm.errors import UserError
-from lm.files import COUNT, parse_json, read_json, remove_while_written
+from lm.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
 
-NUMBER = (float, "NaN", "Infinity", "-Infinity")
 SHAPE = {"name": str, "losses": {str: NUMBER}, "shards": [{"size": COUNT, "split": (str, None)}]}
 GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
 

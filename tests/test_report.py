@@ -12,6 +12,7 @@ import pytest
 from synthetic_sweep import START, sweep
 
 from lm import report as command
+from lm.files import to_json
 from lm.sweeps import record as records
 from lm.sweeps import report
 from lm.sweeps.analysis import analyze
@@ -227,6 +228,36 @@ def test_no_report_is_written_through_a_link(tmp_path, undrawn, capsys):
     (workdir / "figures").symlink_to(tmp_path)
     assert command.main([str(workdir)]) == 2
     assert not list(tmp_path.glob("*.png"))
+
+
+def paths_of(value, path=()):
+    """Yield the path of every value in nested dicts and lists; of a list, only the first item; of variants, one."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        if path != ("variants",) or key == "gated":
+            yield from paths_of(item, (*path, key))
+
+
+def replaced(value, path, new):
+    """Return a copy of nested dicts and lists with another value at a path."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path, undrawn, capsys):
+    """In a sweep.json whose checksum is right: nobody sees a traceback."""
+    record, runs = sweep()
+    append_runs(tmp_path, runs)
+    record = json.loads(to_json(record))
+    for path in list(paths_of(record))[1:]:
+        for new in (None, {"wrong": {}}):
+            wrong = replaced(record, path, new)
+            (tmp_path / "sweep.json").write_text(to_json(wrong | {"sha256": records._checksum(wrong)}))
+            assert command.main([str(tmp_path)]) in (0, 2), (path, new)
 
 
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path):

@@ -117,7 +117,8 @@ def load_sweep(path: str, budget_name: str) -> Plan:
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
     if problems := list(_wrong_types(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    problems = [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
+    problems = [*_unknown_fields(sweep), *_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep)]
+    problems += _wrong_lists(sweep)
     problems += _wrong_budgets(sweep, budget_name)
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     variants, warnings, of_configs = _plan_variants(sweep, budget)
@@ -179,11 +180,18 @@ def _as_kind(key: str, value: Any) -> Any:
         return value
 
 
+def _unknown_fields(sweep: Sweep) -> Iterator[str]:
+    for place, declared in {"": sweep, **{f"budget {name!r}: ": b for name, b in sweep.budgets.items()}}.items():
+        for name in declared.unknown:
+            yield f"{place}{name}: unknown field{close_match(name, list(declared.__dataclass_fields__))}"
+
+
 def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:
     """Yield the fields of another type than their annotation."""
     for name, hint in typing.get_type_hints(type(declared)).items():
         if not _fits(value := getattr(declared, name), hint):
-            yield f"{place}{name}: {short(value)} must be {inspect.formatannotation(hint)}"
+            given = "is missing: it" if value is None else short(value)
+            yield f"{place}{name}: {given} must be {inspect.formatannotation(hint)}"
         elif name == "budgets":
             for budget_name, budget in value.items():
                 yield from _wrong_types(budget, f"budget {budget_name!r}: ")

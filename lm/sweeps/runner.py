@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.errors import TemporaryError
-from lm.files import lock, to_json, write_text
+from lm.errors import TemporaryError, UserError
+from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.runtime import log_to
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
@@ -29,6 +29,9 @@ from lm.text_tables import plural
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
+from lm.workdir.saved_run import newest_checkpoint
+
+MAX_DEATHS = 3  # a group of runs with so many counts as failed
 
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
 
@@ -173,7 +176,9 @@ class _Runner:
         began, n_trained, waited = time.monotonic(), 0, False
         while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
             n_before = n_trained + len(self.failed)
-            for place, group in enumerate(todo):
+            for place, group in enumerate(
+                sorted(todo, key=lambda group: n_deaths(self._directory(self._missing(group))))
+            ):
                 with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
@@ -217,16 +222,10 @@ class _Runner:
         configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
         warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
         share = -(-len(keys) // jax.device_count())
+        options = {"runs_per_device": share, "stream": sys.stdout, "warm_starts": warm_starts}
         try:
-            runs = StackedRuns(
-                configs,
-                variants[0].corpus,
-                directory,
-                runs_per_device=share,
-                stream=sys.stdout,
-                warm_starts=warm_starts,
-            )
-            found = runs.train(self.signals)
+            with attempt(directory):
+                found = StackedRuns(configs, variants[0].corpus, directory, **options).train(self.signals)
             if found is None:
                 return
         except Exception:
@@ -247,6 +246,9 @@ class _Runner:
             append_runs(self.workdir, finished)
         self.runs |= {run.key: run for run in finished}
         shutil.rmtree(directory, ignore_errors=True)
+
+    def _n_deaths(self, group: list[Key]) -> int:
+        return n_deaths(self._directory(self._missing(group)))
 
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
@@ -276,6 +278,38 @@ class _Runner:
         """
         n = jax.device_count()
         return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
+
+
+def n_deaths(directory: Path) -> int:
+    """Return how many processes have died while they trained the runs of a directory.
+
+    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
+    """
+    try:
+        found = read_json(directory / "attempts.json", {"attempts": COUNT, "step": (COUNT, None)})
+    except (FileNotFoundError, UserError):  # none, or a damaged count
+        return 0
+    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
+
+
+@contextlib.contextmanager
+def attempt(directory: Path) -> Iterator[None]:
+    """Count a death if this process dies in the block: killed for lack of memory, for example.
+
+    Without the count, every start of a sweep would begin with the same group and die again.
+
+    Raises:
+        RuntimeError: there were MAX_DEATHS before.
+    """
+    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
+        raise RuntimeError(f"{deaths} processes died while they trained these runs; do they fit in memory?")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "attempts.json"
+    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _digest(value) -> str:

@@ -16,12 +16,27 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import COUNT, check_in_place, name_errors, parse_json, read_bytes, to_json, without_links, write_text
+from lm.files import (
+    COUNT,
+    NUMBER,
+    check_in_place,
+    check_shape,
+    name_errors,
+    parse_json,
+    read_bytes,
+    to_json,
+    without_links,
+    write_text,
+)
 from lm.workdir.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
+# Shapes of lines: training, evaluation and details of one run, and evaluation of the stacked runs of a sweep. A line of
+# training has one loss, or a list of losses for stacked runs.
+_TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
+_STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
 _CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -69,10 +84,17 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
             line = parse_json(text, {"step": COUNT, "crc32": str})
             if line.pop("crc32") != checksum(_CHECKSUM.sub("}", text)):
                 raise ValueError("its checksum differs")
+            check_shape(line, _shape_of(line))
         except ValueError as error:
             raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
         lines.append((text, line))
     return lines
+
+
+def _shape_of(line: dict) -> dict:
+    if "split" in line:
+        return {"split": str} | (_STACKED_EVALUATION if "sums" in line else _EVALUATION)
+    return _DETAILS if "detail" in line else _TRAINING
 
 
 def to_line(line: dict) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, read_json, refuse_url, to_json
+from lm.files import COUNT, check_shape, read_json, refuse_url, to_json
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs, refuse_growth
 from lm.workdir.metrics import checksum, read_metrics
@@ -20,6 +20,7 @@ WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an impo
 _CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
 _START = {"versions": {str: (str, None)}, "environment": {str: str}, "git": ({"commit": str, "dirty": bool}, None)}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
+_META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
 _SUMMARY = {"status": str, "steps": COUNT, "crc32": str}
 
 
@@ -205,8 +206,10 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
 
 def check_meta(meta: dict, where: str) -> None:
     """Raise UserError if the record of a checkpoint is not that of a run, but of the stacked runs of a sweep."""
-    if "config" not in meta:
-        raise UserError(f"{where}: it is not a checkpoint of a run")
+    try:
+        check_shape(meta, _META)
+    except ValueError as error:
+        raise UserError(f"{where}: it is not a checkpoint of a run ({error})") from None
 
 
 def check_init_from(config, saved: SavedRun | None) -> None:

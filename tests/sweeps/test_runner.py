@@ -1,7 +1,8 @@
-"""The runner without training: rounds of tuning, groups that fail, and other processes."""
+"""The runner without training: rounds of tuning, groups that fail or die, and other processes."""
 
 import contextlib
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -157,6 +158,37 @@ def test_a_group_that_fails_does_not_stop_the_others(tmp_path, fake, monkeypatch
     assert start(tmp_path).run() == 0
     assert read_failures(tmp_path) == {}
     assert points(tmp_path, "final", "layer") == {0.009}
+
+
+def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, monkeypatch):
+    """All runs of "layer" kill the process that trains them; each start of the sweep is another process."""
+
+    class Killed(BaseException):
+        pass
+
+    class Deadly(Fake):
+        def train(self, signals):
+            order.append((self.configs[0].model.norm, self.configs[0].train.seed))
+            if self.configs[0].model.norm == "layer":
+                raise Killed
+            return [result(config) for config in self.configs]
+
+    monkeypatch.setattr(module, "StackedRuns", Deadly)
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process removes no file
+    keys = [("final", name, (1e-3,), seed) for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS)) for seed in seeds]
+    starts, size = [], 2 * jax.device_count()
+    for _ in range(4):
+        order, lines = [], []
+        sweep = start(tmp_path, lines=lines)
+        with contextlib.suppress(Killed):
+            sweep.train(keys)
+        starts.append(order)
+    rms = [("rms", seed) for seed in range(0, len(SEEDS), size)]
+    assert starts == [[("layer", 0)], [*rms, ("layer", 0)], [("layer", 0)], []]
+    error = "RuntimeError: 3 processes died while they trained these runs; do they fit in memory?"
+    assert any(error in line for line in lines)
+    assert "3 processes died" in read_failures(tmp_path)["layer"]
+    assert not list(tmp_path.glob("unfinished/*"))  # the next start tries again
 
 
 def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
