@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.compare import argument_parser, format_ratio, parse_arguments, publish, ratio
+from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
 from benchmarks.shapes import config_of, named
 from lm.text_tables import markdown_table
 
@@ -139,10 +139,7 @@ def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
     timers = {name: timer(draw, ids_BT, has_cache) for name, (has_cache, draw) in sides.items()}
     for name in [name for name in timers if name.startswith("ours")]:
         timers[name]()  # compile
-    rounds = {name: [] for name in sides}
-    for i in range(a.rounds):
-        for name in list(sides)[:: 1 if i % 2 == 0 else -1]:
-            rounds[name].append(timers[name]())
+    rounds = dict(zip(sides, alternate(a.rounds, *timers.values()), strict=True))
     clock, rows = "cpu" if a.pin else "wall", []
     for name, found in rounds.items():
         seconds = {clock: [once[clock] for once in found] for clock in ("cpu", "wall")}

@@ -88,6 +88,8 @@ def point(change: dict) -> dict:
     import numpy as np
 
     from lm import parameters
+    from lm.cost.devices import DEVICES
+    from lm.cost.memory import memory_per_device
     from lm.parallel import sharding
     from lm.parallel.mesh import check_mesh, current_mesh, use_mesh
     from lm.step import init_state, train_step
@@ -95,7 +97,8 @@ def point(change: dict) -> dict:
     config = load_values(str(CONFIG), BASE | change)
     config = parameters.resolve(config, config.model.vocab_size)
     t = config.train
-    with use_mesh(check_mesh(config, n_devices)):
+    sizes = check_mesh(config, n_devices)
+    with use_mesh(sizes):
         init = functools.partial(init_state, config)
         table = parameters.parameter_table(config.model)
         shardings = jax.tree.map(lambda a: a.sharding, sharding.shard_state(jax.eval_shape(init, 0), table))
@@ -114,23 +117,11 @@ def point(change: dict) -> dict:
             jax.block_until_ready(out)
             seconds.append(time.perf_counter() - began)
     memory = compiled.memory_analysis()
+    formula = memory_per_device(config, DEVICES["h100"], sizes)  # like a CPU, it has no fused attention in float32
     return {
         "n_params": parameters.count(table), "compile_s": compile_seconds, "step_s": statistics.median(seconds[2:]),
-        "bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes, "formula_bytes": formula(config, n_devices),
+        "bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes, "formula_bytes": formula.total,
     }  # fmt: skip
-
-
-def formula(config, n_devices: int) -> float:
-    """Estimate the bytes on each device: parameters, gradients, moments; activations; logits and their gradients."""
-    from lm import parameters
-    from lm.cost.devices import DEVICES
-    from lm.cost.memory import activation_bytes, logit_bytes
-    from lm.parallel.mesh import check_mesh
-
-    sizes = check_mesh(config, n_devices)
-    device = DEVICES["h100"]  # like a CPU, it has no fused attention in float32
-    state = 4 * 4 * parameters.count(parameters.parameter_table(config.model))
-    return state + activation_bytes(config, device, sizes) + logit_bytes(config, sizes)
 
 
 # ---- Picture ---------------------------------------------------------------------------------------------------------

@@ -96,6 +96,8 @@ def row(name: str, a, directory: Path) -> dict:
         directory: for tokens, parameters and logs; shapes share it.
     """
     from lm import parameters
+    from lm.cost.devices import peak_flops
+    from lm.cost.flops import mfu
 
     data = directory / name
     if not data.exists():
@@ -110,16 +112,15 @@ def row(name: str, a, directory: Path) -> dict:
     found = {clock: ratio(*sides) for clock, sides in seconds.items()}
     medians = [{clock: 1e3 * float(np.median(sides[k])) for clock, sides in seconds.items()} for k in (0, 1)]
     flops, ours_s = flops_per_step(config, full_square=False), medians[0][clock] / 1e3
+    peak = peak_flops(measured["device"], a.dtype)
     print(f"{name} {a.dtype}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
     return measured | {
         "shape": name, "what": named(name).what, "overrides": less_memory(name) | overrides,
         "beside": peer_name(a), "peer": a.peer, "dtype": a.dtype, "peer_dtype": a.peer_dtype,
         "clock": clock, "ratio": found, "seconds": seconds, "ours_ms": medians[0], "theirs_ms": medians[1],
         "flops_per_step": flops, "tokens_per_second": config.train.batch_size * config.train.seq_len / ours_s,
-        "mfu": fraction_of_vendor_peak(flops / ours_s, measured["device"], a.dtype),
-        "mfu_full_square": fraction_of_vendor_peak(
-            flops_per_step(config, full_square=True) / ours_s, measured["device"], a.dtype
-        ),
+        "mfu": mfu(1 / ours_s, flops, 1, peak),
+        "mfu_full_square": mfu(1 / ours_s, flops_per_step(config, full_square=True), 1, peak),
     }  # fmt: skip
 
 
@@ -173,14 +174,6 @@ def flops_per_step(config, *, full_square: bool) -> float:
 
     model, t = parameters.resolve(config, config.model.vocab_size).model, config.train
     return flops.flops_per_token(model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
-
-
-def fraction_of_vendor_peak(flops_per_second: float, device: str, dtype: str) -> float | None:
-    """Return the fraction of the peak that the device's vendor states (MFU), or None if that is unknown."""
-    from lm.cost.devices import peak_flops
-
-    peak = peak_flops(device, dtype)
-    return flops_per_second / peak if peak else None
 
 
 def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
