@@ -96,7 +96,7 @@ def read_finished(directory: Path) -> Analysis:
         raise UserError(f"{directory} is not finished: {', '.join(unfinished)} lack runs; resume with {command}")
     record = without_cells(record, left)
     if failed.keys() >= record["variants"].keys():
-        raise UserError(f"{directory}: every variant has runs that failed ({next(iter(failed.values()))})")
+        raise UserError(f"{directory}: every variant has runs that failed ({'; '.join(failed.values())})")
     return analyze(record, runs, failed)
 
 
