@@ -201,10 +201,10 @@ def write_bad_texts() -> None:
     for name, ids in (("shards", [1] * 40), ("large", [999] * 40)):
         os.mkdir(name)
         np.save(f"{name}/test.npy", np.array(ids, np.uint16))
-    shard = {"file": "test.npy", "split": "test", "tokens": 40, "text_bytes": 40, "sha256": "",
+    shard = {"file": "test.npy", "split": "test", "tokens": 40, "documents": 1, "text_bytes": 40, "sha256": "",
              "size": os.path.getsize("shards/test.npy")}  # fmt: skip
     with open("shards/manifest.json", "w") as file:
-        manifest = {"job": {}, "input": [], "commit": None, "units": [[shard]]}
+        manifest = {"job": {}, "input": [], "commit": None, "units": [{"shards": [shard], "length": 0, "repeated": 0}]}
         json.dump(manifest | {"tokenizer": tokenizers.ByteTokenizer().fingerprint}, file)
 
 
