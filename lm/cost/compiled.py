@@ -212,12 +212,11 @@ def _reason(text: str) -> str:
 def _compile(job: dict) -> None:
     import jax
     import numpy as np
-    from jax.experimental import mesh_utils, topologies
-    from jax.sharding import AxisType, Mesh
+    from jax.experimental import topologies
 
     from lm.cost.memory import abstract_train_state
     from lm.kernels.platform import compiler_options, compiling_for
-    from lm.parallel.mesh import BATCH_AXES
+    from lm.parallel.mesh import BATCH_AXES, make_mesh
     from lm.step import train_step
 
     config, sizes, platform = saved_config(job["config"]), job["sizes"], DEVICES[job["device"]].platform
@@ -228,8 +227,7 @@ def _compile(job: dict) -> None:
     else:
         description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
-    devices = mesh_utils.create_device_mesh(tuple(sizes.values()), topology.devices)
-    mesh = Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    mesh = make_mesh(sizes, topology.devices)
     state, t = abstract_train_state(config, mesh), config.train
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
     names = ("tokens", "segments") if config.data.packing == "documents" else ("tokens",)
