@@ -310,7 +310,7 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
     output = tmp_path / "out"
     for more, message in (
         (("--input", "jsonl:/no/such/file"), "is not a file of jsonl, nor a folder"),
-        (("--input", "csv:x"), "is not one of text:PATH"),
+        (("--input", "xml:x"), "is not one of text:PATH"),
         (("--tokenizer", "char"), "is not one of byte, hf:PATH, bpe:SIZE"),
         *(
             (("--tokenizer", f"bpe:{size}"), "SIZE above 256 and below 10000000")
