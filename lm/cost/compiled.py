@@ -129,10 +129,7 @@ def compile_step(
             f"is in {folder / LOG}"
         )
     seconds = time.monotonic() - start
-    text = _newest(folder, PROGRAM).read_text(encoding="utf-8")
-    report = _newest(folder, REPORT).read_text(encoding="utf-8")
-    assignment = _newest(folder, ASSIGNMENT).read_text(encoding="utf-8")
-    generated = _newest(folder, GENERATED)
+    text, report, assignment, generated = (_read(folder, name) for name in (PROGRAM, REPORT, ASSIGNMENT, GENERATED))
     sent: dict[tuple, float] = {}
     for c in hlo.parse_collectives(text):
         key = c.kind, c.axes(sizes), c.overlapped
@@ -143,7 +140,7 @@ def compile_step(
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
-        compute=hlo.compute_cycles(generated.read_text(encoding="utf-8")) / CLOCKS[device_name] if generated else None,
+        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if generated else None,
         seconds=seconds,
     )
     if not dump:
@@ -171,6 +168,12 @@ def _run_compiler(job: dict, environment: dict, folder: Path, code: bool) -> boo
 
 def _newest(folder: Path, pattern: str) -> Path | None:
     return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _read(folder: Path, pattern: str) -> str:
+    """Return the newest file of a pattern; "" without one, of code that was not generated."""
+    path = _newest(folder, pattern)
+    return path.read_text(encoding="utf-8") if path else ""
 
 
 def slice_of(device_name: str, n_devices: int) -> str:

@@ -49,7 +49,7 @@ def compiling_for(platform: str) -> Iterator[None]:
         _target.reset(token)
 
 
-def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str]:
+def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str | bool]:
     """Return XLA's options of a training program.
 
     Args:
@@ -59,4 +59,7 @@ def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> d
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': 'true'}
     """
-    return dict.fromkeys(OPTIONS.get(platform, ()), "true") | dict(option.split("=", 1) for option in changed or ())
+    return {
+        **dict.fromkeys(OPTIONS.get(platform, ()), "true"),
+        **dict(option.split("=", 1) for option in changed or ()),
+    }

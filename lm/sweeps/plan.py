@@ -181,9 +181,10 @@ def _as_kind(key: str, value: Any) -> Any:
 
 
 def _unknown_fields(sweep: Sweep) -> Iterator[str]:
-    for place, declared in {"": sweep, **{f"budget {name!r}: ": b for name, b in sweep.budgets.items()}}.items():
+    places: dict[str, Sweep | Budget] = {"": sweep, **{f"budget {name!r}: ": b for name, b in sweep.budgets.items()}}
+    for place, declared in places.items():
         for name in declared.unknown:
-            yield f"{place}{name}: unknown field{close_match(name, list(declared.__dataclass_fields__))}"
+            yield f"{place}{name}: unknown field{close_match(name, [f.name for f in dataclasses.fields(declared)])}"
 
 
 def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:

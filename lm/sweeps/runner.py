@@ -222,10 +222,16 @@ class _Runner:
         configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
         warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
         share = -(-len(keys) // jax.device_count())
-        options = {"runs_per_device": share, "stream": sys.stdout, "warm_starts": warm_starts}
         try:
             with attempt(directory):
-                found = StackedRuns(configs, variants[0].corpus, directory, **options).train(self.signals)
+                found = StackedRuns(
+                    configs,
+                    variants[0].corpus,
+                    directory,
+                    runs_per_device=share,
+                    stream=sys.stdout,
+                    warm_starts=warm_starts,
+                ).train(self.signals)
             if found is None:
                 return
         except Exception:
