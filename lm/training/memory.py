@@ -80,11 +80,11 @@ def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, f
     found["the windows of a dispatch"] = 12.0 * max(2, t.steps_per_dispatch) * t.batch_size  # int64 and int32
     evaluated = dataclasses.replace(
         config,
-        model=dataclasses.replace(m, n_layers=1, remat="none"),
+        model=dataclasses.replace(m, remat="none"),
         train=dataclasses.replace(t, batch_size=config.eval.batch_size or t.batch_size, micro_batch_size=None),
     )
     # An evaluation keeps about half of the activations that training keeps of a block, and no gradients of logits.
-    evaluation = (activation_bytes(evaluated, device, sizes) + logit_bytes(evaluated, sizes)) / 2
+    evaluation = (activation_bytes(evaluated, device, sizes) / m.n_layers + logit_bytes(evaluated, sizes)) / 2
     if t.steps and memory.activations + memory.logits >= evaluation:
         return found | {"activations": memory.activations, "logits": memory.logits}
     return found | {"evaluation": evaluation}

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from running import assert_same_run, checkpoint_steps, checksums, metrics_of, slow, small_disk, summary_of
+from test_variants import BASE, PAIRS
 
 from benchmarks.faults.runs import stopped_at
 from lm.training.loop import Loop
@@ -163,6 +164,21 @@ def test_a_corrupted_checkpoint_is_skipped(bench, train, tmp_path):
     assert output.count("corrupted checkpoint of step 12") == 1
     assert "falling back to step 8" in output
     assert_same_run(workdir, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", PAIRS, ids=range(len(PAIRS)))
+def test_a_run_with_ideas_resumes_to_the_same_bits(train, tmp_path, keys):
+    """Each two ideas meet in one of these configs."""
+    flags = [f"--config.model.{key}={value}" for key, value in (BASE | keys).items()]
+    code, output = train(tmp_path / "whole", *flags)
+    assert code == 0, output
+    workdir = unfinished_copy(tmp_path / "whole", tmp_path / "parts")
+    damage(workdir / "checkpoints" / "12")
+    code, output = train(workdir, "--resume", *flags)
+    assert code == 0, output
+    assert "falling back to step 8" in output
+    assert_same_run(workdir, tmp_path / "whole")
 
 
 def test_resuming_a_finished_run_changes_nothing(bench, train):
