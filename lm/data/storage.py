@@ -5,6 +5,7 @@ import contextlib
 import glob
 import gzip
 import hashlib
+import importlib
 import io
 import lzma
 import os
@@ -80,7 +81,7 @@ def _system(url: str) -> Any:
 def optional(module: str, path: str) -> Any:
     """Import a module of the extra [data]; raises UserError, with the command, if it is not installed."""
     try:
-        return __import__(module, fromlist=["core"])
+        return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
         raise UserError(f"{path}: reading it needs {package}; pip install -e '.[data]' installs it") from None

@@ -5,6 +5,7 @@ import functools
 import gzip
 import http.server
 import json
+import sys
 import threading
 
 import numpy as np
@@ -287,7 +288,7 @@ def test_a_corpus_that_is_too_large_to_tokenize_at_start_names_the_command(tmp_p
 def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch, capsys):
     write(tmp_path / "a.parquet")
     for module, source in (("pyarrow.parquet", f"parquet:{tmp_path}"), ("fsspec", "jsonl:s3://bucket/a.jsonl")):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
+        monkeypatch.setitem(sys.modules, module, None)
         assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
         message = capsys.readouterr().err.strip()
         assert "pip install -e '.[data]'" in message
