@@ -12,11 +12,6 @@ def matmul_params(config: ResolvedModel) -> int:
     return sum(p.matmul_size for p in parameter_table(config).values())
 
 
-def head_params(config: ResolvedModel) -> int:
-    """Count the weights of the head, tied to the embedding or not, without its bias."""
-    return sum(p.matmul_size for p in parameter_table(config).values() if p.outer)
-
-
 def mean_attended_keys(seq_len: int, window: int) -> float:
     """Return the number of keys that a causal query sees, averaged over the seq_len positions.
 

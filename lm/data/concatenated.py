@@ -35,7 +35,7 @@ class ConcatenatedArray:
             return self._slice(*index.indices(len(self))[:2])
         index = np.asarray(index)
         out = np.empty(index.shape + self.shape[1:], self.dtype)
-        if index.ndim > 1 and index.size:  # rows are windows, most of which lie in one part
+        if index.ndim > 1 and index.size:  # rows are windows; most lie in one part
             rows, found = index.reshape(-1, index.shape[-1]), out.reshape(-1, *out.shape[index.ndim - 1 :])
             first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
             for number in np.unique(first[first == last]):

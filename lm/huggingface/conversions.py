@@ -137,7 +137,7 @@ def _given(*values):
 
 
 def _fraction(width: int, d_head: int) -> float:
-    """Return a fraction of which d_head has `width` when it is rounded down.
+    """Return a fraction whose product with d_head, rounded down, is `width`.
 
     >>> 98 * (2 / 98), int(98 * _fraction(2, 98))
     (1.9999999999999998, 2)

@@ -253,9 +253,6 @@ class _Runner:
         self.runs |= {run.key: run for run in finished}
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _n_deaths(self, group: list[Key]) -> int:
-        return n_deaths(self._directory(self._missing(group)))
-
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
 

@@ -63,7 +63,7 @@ def test_collectives_of_tpus_have_their_axes_and_are_counted_once_per_iteration(
 
 
 def test_the_lines_of_a_kernel_do_not_end_a_computation():
-    """Kernels of Pallas have attributes of several lines, some of which start with a brace."""
+    """The attributes of Pallas kernels span several lines, and some lines start with a brace."""
     kernel = '  %k = f32[8] custom-call(%z), frontend_attributes={kernel={\n"a": 1\n}}, metadata={op_name="k"}\n'
     assert len(parse_collectives(TPU_HLO.replace("  %s =", kernel + "  %s ="))) == 3
 

@@ -69,7 +69,7 @@ def test_the_mean_over_two_cells_is_welchs_test():
 
 
 def test_the_spread_over_cells():
-    """Effects 1, 2, 3 with standard errors 0 and 1: variance between the cells 1, of which the errors explain 1."""
+    """The effects 1, 2, 3 have variance 1. Standard errors of 1 explain all of it, and errors of 0 nothing."""
     exact = statistics.mean_over_cells([Estimate(x, 0.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     noisy = statistics.mean_over_cells([Estimate(x, 1.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     assert (exact.tau, noisy.tau) == (1.0, 0.0)

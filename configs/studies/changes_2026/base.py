@@ -4,7 +4,7 @@
 
 RMSNorm, SwiGLU, RoPE, QK-norm and AdamW, 256 tokens per sequence. Four layers, so that changes by layer have room.
 Cost: 640 steps of 2,048 characters.
-Result: the study trains it at rates, decays and warm-ups that configs/studies/changes_2026/changes_2026_base.py found.
+Result: not run. changes_2026_base.py is to find its learning rate, weight decay and warm-up for the study.
 """
 
 from lm.config import default_config

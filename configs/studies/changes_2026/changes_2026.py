@@ -2,9 +2,11 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026.py --budget full
 
-The design was committed before the first run, and the seeds follow from the name of this file. Each change is compared
-with a base that was tuned over 54 configurations per text (changes_2026_base.py), at its own best learning rate, with
-ten fresh paired seeds; update rules are tuned over rate and weight decay, and so is the AdamW that they are compared
+A draft: nothing was run. It becomes the design when changes_2026_base.py has run, before the first run of its own. The
+seeds follow from the name of this file.
+
+Each change is compared with a base that is tuned over 54 configurations per text, at its own best learning rate, with
+ten fresh paired seeds. Update rules are tuned over rate and weight decay, and so is the AdamW that they are compared
 with. Parameters are matched through d_ff. The claims are the means over the cells, each a size on a text; Holm's
 correction is for all of them. DyT is a negative control, and a placebo is in every cell.
 """
