@@ -90,6 +90,7 @@ class Ours:
         from lm.training.job import first_state
         from lm.training.loop import Loop, Outputs, compile_steps
         from lm.training.progress import Progress
+        from lm.training.wall_time import WallTime
         from lm.workdir.metrics import MetricsWriter
 
         progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
@@ -103,7 +104,7 @@ class Ours:
             sources={"train": source},
             diagnostics=Diagnostics(run, source, workdir, progress),
             record={},
-            seconds_before=0.0,
+            clock=WallTime({}),
         )
 
     def run(self, n_steps: int) -> None:

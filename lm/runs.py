@@ -10,7 +10,7 @@ from lm.parser import Parser
 from lm.text_tables import table
 from lm.workdir.overview import Overview, differing_keys, read_overview
 
-HEADER = ("run", "status", "steps", "best", "at", "size", "differs in")
+HEADER = ("run", "status", "steps", "best", "at", "size", "goodput", "differs in")
 
 
 @with_exit_code
@@ -18,15 +18,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = Parser(
         "runs",
-        "List the runs in a directory: their status, steps, best validation loss and its step, size, and "
-        "the keys in which they differ. python -m lm.compare shows two side by side.",
+        "List the runs in a directory: their status, steps, best validation loss and its step, size, "
+        "goodput (the share of its time in steps), and the keys in which they differ. python -m lm.compare shows two "
+        "side by side.",
     )
     parser.add_argument("directory", nargs="?", default="runs", type=path_argument, metavar="DIR", help="default: runs")
     directory = Path(parser.parse_args(argv).directory)
     found = sorted(path.parent for path in directory.glob("*/config.json"))
     if not found:
         raise UserError(f"{directory} holds no runs; give the directory in which the workdirs are")
-    print(table([HEADER, *rows(found)], right=[2, 3, 4, 5]))
+    print(table([HEADER, *rows(found)], right=[2, 3, 4, 5, 6]))
     return 0
 
 
@@ -39,12 +40,13 @@ def rows(workdirs: list[Path]) -> list[tuple[str, ...]]:
         except (UserError, OSError) as error:
             runs[path] = str(error)
     keys = differing_keys([run.config for run in runs.values() if isinstance(run, Overview)])
-    return [_row(run, keys) if isinstance(run, Overview) else (path.name, *[""] * 5, run) for path, run in runs.items()]
+    return [_row(run, keys) if isinstance(run, Overview) else (path.name, *[""] * 6, run) for path, run in runs.items()]
 
 
 def _row(run: Overview, keys: list[str]) -> tuple[str, ...]:
     different = [f"{key}={show(run.config[key])}" for key in keys if key in run.config]
-    return run.path.name, run.status, f"{run.steps:,}", *run.best, si(run.size, "B"), "  ".join(different)
+    goodput = "" if run.goodput is None else f"{100 * run.goodput:.0f} %"
+    return run.path.name, run.status, f"{run.steps:,}", *run.best, si(run.size, "B"), goodput, "  ".join(different)
 
 
 if __name__ == "__main__":

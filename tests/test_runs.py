@@ -29,7 +29,7 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     code, output = command(__main__.main, "runs")
     header, first, fourth, second, third = output.splitlines()
     assert code == 0
-    assert header.split() == ["run", "status", "steps", "best", "at", "size", "differs", "in"]
+    assert header.split() == ["run", "status", "steps", "best", "at", "size", "goodput", "differs", "in"]
     assert first.split()[:3] == ["first", "finished", "12"]
     assert second.split()[:4] == ["second", "not", "finished", "12"]
     assert first.endswith("  train.seed=0")

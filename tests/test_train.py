@@ -63,6 +63,8 @@ def test_the_summary_has_the_counts_and_losses_of_the_run(bench):
     # Every character is one byte, and one token: bits per byte are the loss in bits.
     assert summary["val_bits_per_byte"] == pytest.approx(summary["val_loss"] / np.log(2), rel=1e-12)
     assert summary["wall_seconds"] > 0
+    assert sum(summary["goodput"].values()) == pytest.approx(1, abs=1e-3)
+    assert min(summary["goodput"].values()) >= 0
     assert summary["config_digest"] == json.loads((workdir / "run.json").read_text())["experiment_digest"]
 
 

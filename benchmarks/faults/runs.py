@@ -235,4 +235,4 @@ def _last_checksums(workdir: Path) -> dict:
 
 def _summary(workdir: Path) -> dict:
     summary = json.loads((workdir / "summary.json").read_text())
-    return {key: value for key, value in summary.items() if key not in ("wall_seconds", "crc32")}
+    return {key: value for key, value in summary.items() if key not in ("wall_seconds", "goodput", "crc32")}

@@ -17,7 +17,7 @@ number of processes, sees the same batches.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -191,11 +191,14 @@ def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, 
     return part.start + np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
 
 
-def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Generator:
+def prefetch(
+    function: Callable, items: Iterable, depth: int = 2, wait: Callable[[Future], object] = Future.result
+) -> Generator:
     """Yield function(item) for each item in order, computed by one background thread up to `depth` items ahead.
 
     The order and the values do not depend on timing. An exception in `function` is raised where its result would have
-    been yielded. Closing the generator (or dropping it) cancels the items not yet begun and ends the thread.
+    been yielded. Closing the generator (or dropping it) cancels the items not yet begun and ends the thread. `wait` is
+    called with the future of each result before it is taken.
     """
     pending: deque = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="lm-data") as pool:
@@ -203,8 +206,10 @@ def prefetch(function: Callable, items: Iterable, depth: int = 2) -> Generator:
             for item in items:
                 pending.append(pool.submit(function, item))
                 if len(pending) > depth:
+                    wait(pending[0])
                     yield pending.popleft().result()
             while pending:
+                wait(pending[0])
                 yield pending.popleft().result()
         finally:
             for future in pending:

@@ -5,6 +5,7 @@ A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +71,7 @@ def pipeline(
     *,
     pause: Callable[[Dispatch], bool],
     stop: Callable[[], bool],
+    waiting: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Iterator[Done]:
     """Run dispatches and yield each one when its metrics have been read, while the device works on the next one.
 
@@ -81,12 +83,20 @@ def pipeline(
         pause: (dispatch) -> whether the host needs the state after it. The next dispatch is then sent only when the
             caller asks for it.
         stop: polled before each dispatch; once true, no other dispatch is sent.
+        waiting: returns a context that is entered while a device without work waits for inputs.
 
     Yields:
         Every dispatch that was sent, in order. The last one always has its state.
     """
     unread = None
-    with contextlib.closing(prefetch(lambda d: (d, inputs_of(*d)), plan)) as prefetched:
+
+    def wait(inputs: futures.Future) -> None:
+        while unread is not None and not _is_ready(unread[1]) and not inputs.done():
+            futures.wait([inputs], timeout=0.001)
+        with waiting():
+            futures.wait([inputs])
+
+    with contextlib.closing(prefetch(lambda d: (d, inputs_of(*d)), plan, wait=wait)) as prefetched:
         for dispatch, given in prefetched:
             if stop():
                 break
@@ -99,3 +109,7 @@ def pipeline(
                 unread = None
     if unread is not None:
         yield Done(unread[0], jax.device_get(unread[1]), state)
+
+
+def _is_ready(metrics: dict[str, Any]) -> bool:
+    return all(x.is_ready() for x in metrics.values())

@@ -4,6 +4,7 @@ import math
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
+from lm.cost.units import duration
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.generation.decoding import make_decoder
@@ -37,7 +38,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
         else:
             return "interrupted"
     loop.save(state, step)
-    loop.outputs.checkpoints.wait()
+    loop.wait_for_checkpoint()
     write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
@@ -100,20 +101,23 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
         say(f"step {step + 1}: {nonfinite_cause(rejected)}; training stopped")
         for line in loop.diagnostics.nonfinite_report(state):
             say(line)
-    loop.outputs.checkpoints.wait()
+    loop.wait_for_checkpoint()
     say(f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with --resume to continue")
     plot_diagnostics(loop, workdir)
     write_summary(loop, state, workdir, status, {})
 
 
 def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]) -> None:
-    """Write summary.json.
+    """Write summary.json, and show where the time of the run went.
 
     Args:
         lines: the lines of the final evaluations, by split.
     """
     run, t = loop.run, loop.run.config.train
     step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
+    seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
+    parts = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items())
+    loop.outputs.progress.say(f"{duration(seconds)} in all starts: {parts}")
     workdir.write_summary(
         name=run.config.name,
         status=status,
@@ -124,7 +128,8 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         test_loss=losses.get("test"),
         losses=losses,
         val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
-        wall_seconds=round(loop.wall_seconds(), 1),
+        wall_seconds=round(seconds, 1),
+        goodput={name: round(share, 4) for name, share in shares.items()},
         skipped=int(state.skipped),
         data=run.corpus.name,
         data_notices=list(run.corpus.notices),

@@ -26,6 +26,7 @@ from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.signals import Signals
+from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas
 from lm.workdir.directory import Workdir, default_workdir
@@ -82,20 +83,20 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                     progress.say(warning)
                     checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
                 # ---- The steps -----------------------------------------------------------------------------------
-                began = time.monotonic()  # compilation counts
+                clock, began = WallTime(record.get("seconds", {})), time.monotonic()
                 source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
                 progress.say("compiling the training step")
-                program = compile_steps(run, source, state)[0]
+                with clock.during("compilation"):
+                    program = compile_steps(run, source, state)[0]
                 progress.say(f"compiled in {time.monotonic() - began:.1f} s")
                 loop = Loop(
-                    began=began,
                     run=run,
                     outputs=Outputs(writer, progress, checkpoints, signals),
                     program=program,
                     sources={"train": source},
                     diagnostics=Diagnostics(run, source, workdir.path, progress),
                     record=record | describe_run(run),
-                    seconds_before=record.get("wall_seconds", 0.0),
+                    clock=clock,
                 )
                 state, status = loop.train(state)
                 # ---- The end: final evaluations, summary and sample, or the report of a run that stopped early ----

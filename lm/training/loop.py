@@ -1,7 +1,7 @@
 """The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and diagnostics."""
 
 import dataclasses
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +21,7 @@ from lm.training.run import Run
 from lm.training.signals import Signals
 from lm.training.standstill import Standstill
 from lm.training.step_log import StepLog
+from lm.training.wall_time import WallTime
 from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import MetricsWriter, best_step
 
@@ -43,7 +44,7 @@ class Loop:
         program: the compiled (state, inputs, n_steps) -> (state, metrics).
         sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
-        seconds_before: seconds that earlier starts of this run took.
+        clock: counts the seconds of this run, over all of its starts.
     """
 
     run: Run
@@ -52,8 +53,7 @@ class Loop:
     sources: dict[str, BatchSource]
     diagnostics: Diagnostics
     record: dict
-    seconds_before: float
-    began: float = dataclasses.field(default_factory=time.monotonic)
+    clock: WallTime
 
     def train(self, state: TrainState) -> tuple[TrainState, str]:
         """Train to the last step; returns the last finite state and a status.
@@ -61,24 +61,26 @@ class Loop:
         The status is "finished", "stopped" (eval.patience), "interrupted" or "nonfinite".
         """
         config, signals = self.run.config, self.outputs.signals
-        log, still = StepLog(self.run, self.outputs.writer, self.outputs.progress), Standstill(config, self.run.table)
+        log = StepLog(self.run, self.outputs.writer, self.outputs.progress, self.clock)
+        still = Standstill(config, self.run.table)
         still.warning(int(state.step), state.params)
-        status = self._between_dispatches(state, int(state.step), log)  # a resumed run finishes what was due
-        log.restart_clock()
+        status = self._between_dispatches(state, int(state.step))  # a resumed run finishes what was due
 
         def stop() -> bool:
             return status is not None or signals.to_stop()
 
         plan = dispatches(int(state.step), config)
-        inputs_of = self.sources["train"].train
-        for done in pipeline(self.program, state, plan, inputs_of, pause=self._pauses_after, stop=stop):
-            if status != "nonfinite" and log.write(done) is not None:
-                status = "nonfinite"
-            if done.state is not None:
-                state = done.state
-                if warning := still.warning(done.dispatch.end, state.params):
-                    self.outputs.progress.say(warning)
-                status = status or self._between_dispatches(state, done.dispatch.end, log)
+        inputs_of, pause, during = self.sources["train"].train, self._pauses_after, self.clock.during
+        waiting = functools.partial(during, "data_wait")
+        with during("steps"):
+            for done in pipeline(self.program, state, plan, inputs_of, pause=pause, stop=stop, waiting=waiting):
+                if status != "nonfinite" and log.write(done) is not None:
+                    status = "nonfinite"
+                if done.state is not None:
+                    state = done.state
+                    if warning := still.warning(done.dispatch.end, state.params):
+                        self.outputs.progress.say(warning)
+                    status = status or self._between_dispatches(state, done.dispatch.end)
         self.diagnostics.stop_profile(state)
         return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
 
@@ -92,7 +94,7 @@ class Loop:
         due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
         return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint")}
 
-    def _between_dispatches(self, state: TrainState, step: int, log: StepLog) -> str | None:
+    def _between_dispatches(self, state: TrainState, step: int) -> str | None:
         """Do what is due after `step` steps and was not done before; returns a status if the run ends here."""
         due, is_best = self._due(step), False
         self.diagnostics.start_or_stop_profile(state, step)
@@ -100,7 +102,8 @@ class Loop:
             return None
         writer = self.outputs.writer
         if due["detail"] and not any("detail" in line for line in writer.lines_of(step)):
-            writer.write({"step": step, "detail": self.diagnostics.details(state)})
+            with self.clock.during("other"):
+                writer.write({"step": step, "detail": self.diagnostics.details(state)})
         if due["eval"]:
             line = self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches)
             if line is None:
@@ -109,7 +112,6 @@ class Loop:
             is_best = self.outputs.checkpoints.is_best(step)
         if due["checkpoint"] or is_best:
             self.save(state, step)
-        log.restart_clock()
         if due["eval"] and is_out_of_patience(writer.validation_losses(), self.run.config.eval.patience):
             self.outputs.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
             return "stopped"
@@ -132,10 +134,11 @@ class Loop:
             if what.items() <= line.items():
                 return line
         stop = self.outputs.signals.to_stop
-        found = evaluate(evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop)
-        if found and state.ema is not None:
-            average = evaluate(ema_params(state), source, max_batches=max_batches, stop=stop)
-            found = average and found | {"ema_loss": average["loss"]}
+        with self.clock.during("evaluation"):
+            found = evaluate(evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop)
+            if found and state.ema is not None:
+                average = evaluate(ema_params(state), source, max_batches=max_batches, stop=stop)
+                found = average and found | {"ema_loss": average["loss"]}
         if found is None:
             return None
         return self.write_evaluation({"step": step, **what, "data": self.run.corpus.name, **found})
@@ -150,14 +153,16 @@ class Loop:
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
         writer, checkpoints = self.outputs.writer, self.outputs.checkpoints
-        writer.fsync()
-        checkpoints.val_losses = writer.validation_losses()
-        state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-        checkpoints.save(step, state, self.record | {"wall_seconds": self.wall_seconds()})
+        with self.clock.during("saving"):
+            writer.fsync()
+            checkpoints.val_losses = writer.validation_losses()
+            state = state.replace(halted=jax.numpy.zeros_like(state.halted))
+            checkpoints.save(step, state, self.record | {"seconds": self.clock.seconds()})
 
-    def wall_seconds(self) -> float:
-        """Return the seconds that this run has taken, over all of its starts."""
-        return self.seconds_before + time.monotonic() - self.began
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is written."""
+        with self.clock.during("saving"):
+            self.outputs.checkpoints.wait()
 
 
 def is_out_of_patience(losses: dict[int, float], patience: int) -> bool:

@@ -1,7 +1,6 @@
 """Training lines of metrics.jsonl and of the terminal, with the speed since the last line."""
 
 import math
-import time
 
 import jax
 
@@ -30,18 +29,15 @@ class StepLog:
         run: the prepared run (`lm.training.run.Run`).
         writer: the `MetricsWriter` of the run.
         progress: the `Progress` of the run.
+        clock: its `WallTime`.
     """
 
-    def __init__(self, run, writer, progress):
-        self._run, self._writer, self._progress = run, writer, progress
+    def __init__(self, run, writer, progress, clock):
+        self._run, self._writer, self._progress, self._clock = run, writer, progress, clock
         self._tokens_per_step = run.config.train.batch_size * run.config.train.seq_len
         device = jax.devices()[0]
         self._peak = peak_flops(device.device_kind, run.config.model.compute_dtype)
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Leave the time up to now out of the speed: the host has evaluated or saved."""
-        self._since, self._n_steps = time.monotonic(), 0
+        self._since, self._n_steps = self._training_seconds(), 0
 
     def write(self, done: Done) -> int | None:
         """Log the steps of a dispatch.
@@ -49,7 +45,7 @@ class StepLog:
         Returns:
             The first step whose loss, gradients or update were not finite if the run must stop there, else None.
         """
-        t, now, logged = self._run.config.train, time.monotonic(), False
+        t, now, logged = self._run.config.train, self._training_seconds(), False
         self._n_steps += done.dispatch.n_steps
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
         for i in range(done.dispatch.n_steps):
@@ -65,6 +61,11 @@ class StepLog:
         if logged:
             self._since, self._n_steps = now, 0
         return None
+
+    def _training_seconds(self) -> float:
+        """Return the seconds of training up to now, without those in which the host evaluated or saved."""
+        seconds = self._clock.seconds()
+        return seconds["steps"] + seconds["data_wait"]
 
     def _write_line(self, step: int, values: dict[str, float], tokens_per_second: float) -> None:
         run, n_devices = self._run, jax.device_count()

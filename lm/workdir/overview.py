@@ -21,6 +21,7 @@ class Overview:
         path: its directory.
         config: its config by dotted name, without name and notes.
         status: that of its summary, or "not finished".
+        goodput: the share of its wall time in steps; None: no summary says it.
         metrics: the lines of metrics.jsonl.
         size: bytes of all its files.
     """
@@ -28,6 +29,7 @@ class Overview:
     path: Path
     config: dict[str, Any]
     status: str
+    goodput: float | None
     metrics: list[dict]
     size: int
 
@@ -52,11 +54,12 @@ def read_overview(path: Path) -> Overview:
         OSError: a file cannot be read.
     """
     config = {key: value for key, value in flatten(read_run(path).config).items() if key not in ("name", "notes")}
-    metrics, status = path / "metrics.jsonl", "not finished"
+    metrics, status, goodput = path / "metrics.jsonl", "not finished", None
     with contextlib.suppress(OSError, UserError):
         status = read_json(path / "summary.json", {"status": str})["status"]
+        goodput = read_json(path / "summary.json", {"goodput": {"steps": float}})["goodput"]["steps"]
     size = sum(file.stat().st_size for file in files_below(path) if file.exists())
-    return Overview(path, config, status, read_metrics(metrics) if metrics.exists() else [], size)
+    return Overview(path, config, status, goodput, read_metrics(metrics) if metrics.exists() else [], size)
 
 
 def differing_keys(configs: Sequence[dict]) -> list[str]:
