@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from lm.kernels import elementwise
 from lm.layers.linear import project
+from lm.layers.recomputed import recomputed
 
 
 def relu(x):
@@ -73,7 +74,7 @@ def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
     >>> mlp(jnp.array([1.0, -2.0]), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # max(1, 0) + max(-2, 0)
     Array([1.], dtype=float32)
     """
-    hidden = jax.checkpoint(functools.partial(_activate, activation))  # see glu
+    hidden = recomputed(functools.partial(_activate, activation))  # see glu
     return project(tap(hidden(project(x, w_in, b_in))), w_out, b_out)
 
 
@@ -100,7 +101,7 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     Array([5.], dtype=float32)
     """
     # The backward pass computes the activation again: cheaper than to store and read its parts.
-    gated = jax.checkpoint(lambda gate, up: _activate(activation, gate) * up)
+    gated = recomputed(lambda gate, up: _activate(activation, gate) * up)
     return project(tap(gated(project(x, w_gate, b_gate), project(x, w_up, b_up))), w_down, b_down)
 
 

@@ -9,6 +9,7 @@ from running import slow
 
 from lm.layers import variants
 from lm.layers.feed_forward import ACTIVATIONS, gelu, glu, mlp
+from lm.parallel.collectives import save_all_but_gathered
 
 X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
 B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
@@ -81,8 +82,10 @@ def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activatio
         expected = jax.vjp(plain, X, *weights)[1](y)
         for a, b in zip(vjp(y), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-        hidden = [a for a in jax.tree.leaves(vjp) if a.size == 2 * 3 * 7]
-        assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
+        outer = jax.checkpoint(lambda *a, f=f: f(*a, activation=name), policy=save_all_but_gathered)  # as under fsdp
+        for found in (vjp, jax.vjp(outer, X, *weights)[1]):
+            hidden = [a for a in jax.tree.leaves(found) if a.size == 2 * 3 * 7]
+            assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
 
 
 def test_an_unknown_activation_is_an_error():

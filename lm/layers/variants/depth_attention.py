@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from lm.declarations import Parameter
 from lm.layers.norms import rms_norm
+from lm.layers.recomputed import recomputed
 
 BRANCHES = ("attention", "ffn")
 
@@ -34,11 +35,12 @@ def add(here, stream, branch: str, y_BTD) -> dict:
     places_Y = jnp.arange(stream["outputs_BTYD"].shape[-2])
     outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], stream["outputs_BTYD"])
 
-    @jax.checkpoint  # the backward pass normalizes the outputs again
-    def mean(outputs_BTYD, w_D):
+    @recomputed  # the backward pass normalizes the outputs again
+    def mean(outputs_BTYD, w_D, exists_Y):
         keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
         scores_BTY = jnp.einsum("...YD,D->...Y", keys_BTYD, w_D, preferred_element_type=jnp.float32)
-        weights_BTY = jax.nn.softmax(jnp.where(places_Y <= last, scores_BTY, -jnp.inf)).astype(outputs_BTYD.dtype)
+        weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf)).astype(outputs_BTYD.dtype)
         return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
 
-    return stream | {"outputs_BTYD": outputs_BTYD, "x": mean(outputs_BTYD, here.p[f"{branch}_depth_D"])}
+    x_BTD = mean(outputs_BTYD, here.p[f"{branch}_depth_D"], places_Y <= last)
+    return stream | {"outputs_BTYD": outputs_BTYD, "x": x_BTD}

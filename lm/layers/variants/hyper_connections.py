@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from lm.declarations import Parameter
 from lm.layers.norms import rms_norm
+from lm.layers.recomputed import recomputed
 
 N_STREAMS = 4
 N_ITERATIONS = 20  # of Sinkhorn's algorithm, as in the paper
@@ -42,7 +43,7 @@ def read(here, stream, branch: str):
         pre_BTC = jax.nn.sigmoid(_logits(streams_BTCD, *maps, here.c.norm_eps) - jnp.log(N_STREAMS - 1.0))
         return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
 
-    return jax.checkpoint(weighted)(stream["streams_BTCD"], *_maps(here, branch, slice(0, N_STREAMS)))
+    return recomputed(weighted)(stream["streams_BTCD"], *_maps(here, branch, slice(0, N_STREAMS)))
 
 
 def add(here, stream, branch: str, y_BTD) -> dict:
@@ -58,7 +59,7 @@ def add(here, stream, branch: str, y_BTD) -> dict:
         return streams_BTCD + post_BTC[..., None] * y_BTD[..., None, :]
 
     # The backward pass computes both functions again from the streams, which are narrower than what lies in between.
-    streams_BTCD = jax.checkpoint(mixed)(stream["streams_BTCD"], y_BTD, *_maps(here, branch, slice(n, None)))
+    streams_BTCD = recomputed(mixed)(stream["streams_BTCD"], y_BTD, *_maps(here, branch, slice(n, None)))
     return stream | {"streams_BTCD": streams_BTCD, "x": jnp.mean(streams_BTCD, axis=-2)}
 
 
