@@ -57,7 +57,7 @@ def scored_text(path: Path | None) -> bytes:
         UserError: the file is missing or has other content, or the text cannot be downloaded.
     """
     if path is None:
-        source = sources.find_tfds("tiny_shakespeare", DataConfig(), cache.user_cache(None), print)
+        source = sources.find_source(DataConfig(), cache.user_cache(None), print, print)
         content = "".join(text for split in SPLITS for text in source.documents[split]).encode()
     elif path.is_file():
         content = path.read_bytes()

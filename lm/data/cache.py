@@ -1,4 +1,4 @@
-"""The cache: directories that appear complete or not at all, and memory maps of the token files in them."""
+"""The cache: directories that appear complete or not at all, and digests of large files."""
 
 import contextlib
 import errno
@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
-import numpy as np
 import platformdirs
 
 from lm import files
 from lm.errors import UserError
 
-LAYOUT = 2  # version of the files in the cache; part of their names, so that each version has its own files
+LAYOUT = 3  # version of the files in the cache; part of their names, so that each version has its own files
 CHECKSUMS = "checksums.json"  # in each entry: the size and the CRC-32 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
@@ -48,39 +47,20 @@ def digest_of(path: Path, cache: Path) -> str:
     stat = path.stat()
     identity = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
     cached = cache / "digests" / key_of(LAYOUT, str(path.resolve()), *identity)
-    if stat.st_size >= _MIN_CACHED_DIGEST and (digest := read_file(cached)):
-        return digest
+    if stat.st_size >= _MIN_CACHED_DIGEST and cached.exists():
+        with contextlib.suppress(ValueError):  # it is damaged
+            digest, check = files.read_bytes(cached).decode().split()
+            if check == key_of(digest):
+                return digest
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stat.st_size >= _MIN_CACHED_DIGEST:
-        write_file(cached, digest)
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            files.write_text(cached, f"{digest} {key_of(digest)}")
+        except OSError as e:
+            raise _write_error(cached, e) from None
     return digest
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a small file, with its checksum, atomically; concurrent writers do not mix. `read_file` reads it.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, f"{_sha256(text.encode())}\n{text}")
-    except OSError as e:
-        raise _write_error(path, e) from None
-
-
-def read_file(path: Path) -> str | None:
-    """Return the text that `write_file` wrote; None if the file is missing or damaged."""
-    try:
-        digest, _, content = files.read_bytes(path).partition(b"\n")
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return content.decode() if digest == _sha256(content).encode() else None
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def make_entry(
@@ -238,24 +218,3 @@ def _fsync(path: Path) -> None:
 
 def _write_error(path: Path, error: OSError, setting: str = "--config.data.cache_dir=DIR") -> UserError:
     return UserError(f"cannot write {path} ({error.strerror}); give a writable directory with {setting}")
-
-
-def map_tokens(path: Path, dtype, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
-    """Memory-map a token file for reading.
-
-    Args:
-        path: the file.
-        dtype: dtype of an id.
-        shape: shape of the array that fills the file after the offset.
-        offset: bytes of the header.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file has another size.
-    """
-    dtype = np.dtype(dtype)
-    expected = offset + int(np.prod(shape)) * dtype.itemsize
-    if (size := path.stat().st_size) != expected:
-        raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
-    # An empty file cannot be mapped.
-    return np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.empty(shape, dtype)

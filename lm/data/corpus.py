@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lm.data import shards
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.mixtures import Part
 from lm.data.tokenizers import Tokenizer
@@ -69,7 +68,6 @@ class Corpus:
         notices: warnings about the data, to be repeated in the run's summary.
         entropy_floor: nats per token below which no causal model can score, where it is known (sources
             "markov" and "markov:ORDER" with the char tokenizer).
-        packed: whether the splits are packed rows.
         ids_are_checked: whether the tokenizer wrote the tokens, so that their ids are below its size.
     """
 
@@ -79,9 +77,12 @@ class Corpus:
     fingerprint: str
     notices: tuple[str, ...] = ()
     entropy_floor: float | None = None
-    packed: bool = False
     ids_are_checked: bool = False
     record: dict | None = None
+
+    @property
+    def packed(self) -> bool:
+        return any(split.packed for split in self.splits.values())
 
     def split(self, name: str) -> Split:
         """Return a split by name; "validation+test" joins two in this order. Raises UserError if there is none."""
@@ -141,10 +142,21 @@ def _check_length(split: Split, part: Part, seq_len: int) -> list[str]:
 
 
 def _check_ids(split: Split, vocab_size: int) -> list[str]:
-    largest = shards.largest_id(split.tokens)
+    largest = largest_id(split.tokens)
     if largest < vocab_size:
         return []
     return [
         f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
         f"--config.model.vocab_size={largest + 1} or more"
     ]
+
+
+def largest_id(tokens, max_read: int = 2**28) -> int:
+    """Return the largest id. If there are more than max_read tokens, only 64 evenly spaced blocks of them are read."""
+    n_blocks = 64 if len(tokens) > max_read else 1
+    block = min(len(tokens), max_read) // n_blocks
+    largest, chunk = 0, 2**20
+    for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
+        for i in range(start, start + block, chunk):
+            largest = max(largest, int(tokens[i : min(i + chunk, start + block)].max()))
+    return largest

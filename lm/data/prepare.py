@@ -1,12 +1,12 @@
 """Tokenize a large corpus into token shards, in parallel.
 
-The input is cut into units of about --unit_mb MiB, and each unit becomes one shard per split. Finished units are kept:
-rerun the same command to resume after an interruption. The output holds the shards, their tokenizer.json, and
-manifest.json: the input files, the tokenizer and the shards with counts and checksums.
+The input is divided into units of about --unit_mb MiB, parts of a file or several small files, and each unit becomes
+one shard per split. Finished units are kept: rerun the same command to resume after an interruption. The output holds
+the shards, their tokenizer.json, and manifest.json: the input files, the tokenizer and the shards with counts and
+checksums.
 """
 
 import argparse
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -38,11 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     from lm.data.shard_writer import write_shards
     from lm.data.unit_shards import Options
 
-    names = {field.name for field in dataclasses.fields(Options)} - {"output", "unit_bytes"}
-    given = {name: getattr(a, name) for name in names}
-    options = Options(output=Path(a.output).expanduser(), unit_bytes=int(a.unit_mb * 2**20), **given)
+    values = vars(a) | {"output": Path(a.output).expanduser()}
+    del values["verify"]
     with lasting_output():
-        write_shards(options, (git_state() or {"commit": None})["commit"])
+        write_shards(Options(**values), (git_state() or {"commit": None})["commit"])
     return 0
 
 

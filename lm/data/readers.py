@@ -1,7 +1,7 @@
 """Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, data sets of Hugging Face and prepared TFDS directories.
 
-An input is cut into units, which processes read independently. `lm/data/sources.py` trains on an input directly, and
-`lm/data/shard_writer.py` writes it as token shards.
+An input is cut into spans of its files, which processes read independently. `lm/data/sources.py` trains on an input
+directly, and `lm/data/shard_writer.py` writes it as token shards.
 """
 
 import csv
@@ -29,11 +29,11 @@ METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "sta
 WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
          "dev": "validation", "test": "test"}  # fmt: skip
 TO_THE_END = 2**62  # bytes or records
-BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into units: it is compressed or behind a URL
+BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class Span:
     """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records.
 
     Attributes:
@@ -42,7 +42,7 @@ class Unit:
         start: first byte, row group or record.
         end: the one after the last.
         split: the split of all documents; "" if each document is assigned to a split.
-        size: bytes that are read, about.
+        size: bytes that are read, about; 0 if unknown.
     """
 
     kind: str
@@ -56,47 +56,47 @@ class Unit:
         return f"{self.path}, from {self.start:,}" if self.start else self.path
 
 
-def find_units(
-    source: str, unit_bytes: int, field: str = "text", say: Callable[[str], None] = print, warn=None
-) -> tuple[list[str], list[Unit]]:
-    """Cut an input into units, in the order of the files.
+def find_spans(
+    source: str, n_bytes: int, field: str = "text", say: Callable[[str], None] = print, warn=None
+) -> tuple[list[str], list[Span]]:
+    """Cut the files of an input into spans, in the order of the files.
 
     Args:
         source: the kind and the path, as in `lm.data.prepare --input`.
-        unit_bytes: approximate size of a unit.
+        n_bytes: approximate size of a span, at most.
         field: the field or column with the text.
         say: receives lines of information.
         warn: receives warnings; None: `say` does.
 
     Returns:
-        The files that are read, and the units.
+        The files that are read, and the spans.
 
     Raises:
         UserError: the kind is unknown, there is nothing to read, or a file has no such column.
     """
     kind, _, path = source.partition(":")
     path = os.path.expanduser(path)
-    if kind == "tfds" and path:
-        prepared = tfds_directory.check_prepared(Path(path))
-        units = _tfds_units(Path(path), prepared, unit_bytes)
-        return [str(file) for files, _ in prepared.values() for file in files], _with_held_out(units)
-    if kind not in ("text", "hf", *SUFFIXES.values()) or not path:
+    if kind not in ("hf", *READERS) or not path:
         raise UserError(f'--input: "{source}" is not one of {FORMS}')
+    if kind == "tfds":
+        prepared = tfds_directory.check_prepared(Path(path))
+        files = [str(file) for shards, _ in prepared.values() for file in shards]
+        return files, _with_held_out(_cut_tfds(path, prepared, n_bytes))
     if kind == "text":
         found = [("text", file, "") for file in find_text_files(path, f'--input: "{source}"', say, warn or say)]
     else:
         found = _find_files(kind, path, source, say)
-    units = [unit for kind, file, split in found for unit in _cut(kind, file, split, unit_bytes, field)]
-    if empty := {split for _, _, split in found} - {unit.split for unit in units} - {""}:
+    spans = [span for kind, file, split in found for span in _cut(kind, file, split, n_bytes, field)]
+    if empty := {split for _, _, split in found} - {span.split for span in spans} - {""}:
         raise UserError(f"--input: the {min(empty)} split of {path} has no documents")
-    return [file for _, file, _ in found], _with_held_out(units)
+    return [file for _, file, _ in found], _with_held_out(spans)
 
 
-def _with_held_out(units: list[Unit]) -> list[Unit]:
-    """Return the units; where none is of the validation split, the documents of the train split are assigned."""
-    if any(unit.split == "validation" for unit in units):
-        return units
-    return [dataclasses.replace(unit, split="") if unit.split == "train" else unit for unit in units]
+def _with_held_out(spans: list[Span]) -> list[Span]:
+    """Return the spans; where none is of the validation split, the documents of the train split are assigned."""
+    if any(span.split == "validation" for span in spans):
+        return spans
+    return [dataclasses.replace(span, split="") if span.split == "train" else span for span in spans]
 
 
 def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, str]]:
@@ -142,24 +142,24 @@ def _kind_of(file: str) -> str:
     return "" if name in METADATA else SUFFIXES.get(os.path.splitext(name)[1], "")
 
 
-# ---- Units -----------------------------------------------------------------------------------------------------------
+# ---- Spans -----------------------------------------------------------------------------------------------------------
 
 
-def _cut(kind: str, file: str, split: str, unit_bytes: int, field: str) -> Iterator[Unit]:
-    """Cut a file into units; what is compressed, behind a URL, or in CSV or Arrow's format is one unit."""
+def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
+    """Cut a file into spans; what is compressed, behind a URL, or in CSV or Arrow's format is one span."""
     if kind == "parquet":
-        yield from _cut_parquet(file, split, unit_bytes, field)
+        yield from _cut_parquet(file, split, n_bytes, field)
     elif storage.is_url(file):
-        yield Unit(kind, file, 0, TO_THE_END, split)
+        yield Span(kind, file, 0, TO_THE_END, split)
     elif (size := os.path.getsize(file)) and (kind in ("arrow", "csv") or storage.is_compressed(file)):
-        yield Unit(kind, file, 0, TO_THE_END, split, size)
+        yield Span(kind, file, 0, TO_THE_END, split, size)
     else:
-        for start in range(0, size, unit_bytes):
-            end = min(start + unit_bytes, size)
-            yield Unit(kind, file, start, end, split, end - start)
+        for start in range(0, size, n_bytes):
+            end = min(start + n_bytes, size)
+            yield Span(kind, file, start, end, split, end - start)
 
 
-def _cut_parquet(file: str, split: str, unit_bytes: int, field: str) -> Iterator[Unit]:
+def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
     """Group the row groups of a Parquet file by the size of the column that is read."""
     with storage.readable(file), _open_parquet(file) as parquet:
         _check_column(parquet.schema_arrow, field)
@@ -169,9 +169,21 @@ def _cut_parquet(file: str, split: str, unit_bytes: int, field: str) -> Iterator
     start = size = 0
     for i, bytes_of_group in enumerate(sizes):
         size += bytes_of_group
-        if size and (size >= unit_bytes or i + 1 == len(sizes)):
-            yield Unit("parquet", file, start, i + 1, split, size)
+        if size and (size >= n_bytes or i + 1 == len(sizes)):
+            yield Span("parquet", file, start, i + 1, split, size)
             start, size = i + 1, 0
+
+
+def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
+    """Cut the records of each split into parts of about n_bytes."""
+    spans = []
+    for split, (shards, n_records) in prepared.items():
+        size = sum(shard.stat().st_size for shard in shards)
+        n = min(n_records, max(1, round(size / n_bytes)))  # 0 if there are no records
+        for part in itertools.pairwise(n_records * i // n for i in range(n + 1) if n):
+            target = split if split in SPLITS else "train"
+            spans.append(Span(f"tfds:{split}", directory, *part, target, size // n))
+    return spans
 
 
 def _open_parquet(file: str) -> Any:
@@ -188,45 +200,30 @@ def _check_column(schema: Any, field: str) -> None:
         raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --field)")
 
 
-def _tfds_units(directory: Path, prepared: dict, unit_bytes: int) -> list[Unit]:
-    """Cut the records of each split into parts of about unit_bytes."""
-    units = []
-    for split, (shards, n_records) in prepared.items():
-        size = sum(shard.stat().st_size for shard in shards)
-        n_units = min(n_records, max(1, round(size / unit_bytes)))  # 0 if there are no records
-        ends = [n_records * (i + 1) // n_units for i in range(n_units)]
-        target = split if split in SPLITS else "train"
-        for part in itertools.pairwise([0, *ends]):
-            units.append(Unit(f"tfds:{split}", str(directory), *part, target, size // n_units))
-    return units
-
-
 # ---- Documents -------------------------------------------------------------------------------------------------------
 
 
-def read_documents(unit: Unit, field: str) -> Iterator[str]:
-    """Yield the documents of a unit, which may be empty; the lines of a text unit are one document.
+def read_documents(span: Span, field: str) -> Iterator[str]:
+    """Yield the documents of a span, which may be empty; the lines of a text span are one document.
 
     Args:
-        unit: the unit.
+        span: the span.
         field: the field or column with the text; not used for text and tfds.
 
     Raises:
-        UserError: the unit cannot be read.
+        UserError: the span cannot be read.
         OSError: it cannot be read at the moment.
     """
-    with storage.readable(str(unit)):
-        yield from READERS[unit.kind.partition(":")[0]](unit, field)
+    with storage.readable(str(span)):
+        yield from READERS[span.kind.partition(":")[0]](span, field)
 
 
-def _read_tfds(unit: Unit, field: str) -> Iterator[str]:
-    split = unit.kind.partition(":")[2]
-    n_records = tfds_directory.check_prepared(Path(unit.path))[split][1]
-    yield from tfds_directory.Records(Path(unit.path), split, n_records).between(unit.start, unit.end)
+def _read_tfds(span: Span, field: str) -> Iterator[str]:
+    return tfds_directory.read_records(Path(span.path), span.kind.partition(":")[2], span.start, span.end)
 
 
-def _read_text(unit: Unit, field: str) -> Iterator[str]:
-    for block in _read_lines(unit, lambda file, left: _read_block(file, min(left, BLOCK))):
+def _read_text(span: Span, field: str) -> Iterator[str]:
+    for block in _read_lines(span, lambda file, left: _read_block(file, min(left, BLOCK))):
         try:
             yield block.decode()
         except UnicodeDecodeError as error:
@@ -239,8 +236,8 @@ def _read_block(file: IO[bytes], n_bytes: int) -> bytes:
     return block if block.endswith(b"\n") else block + file.readline()
 
 
-def _read_jsonl(unit: Unit, field: str) -> Iterator[str]:
-    lines = _read_lines(unit, lambda file, left: file.readline())
+def _read_jsonl(span: Span, field: str) -> Iterator[str]:
+    lines = _read_lines(span, lambda file, left: file.readline())
     yield from (_parse_line(line, field) for line in lines if line.strip())
 
 
@@ -257,10 +254,10 @@ def _parse_line(line: bytes, field: str) -> str:
     return text or ""
 
 
-def _read_csv(unit: Unit, field: str) -> Iterator[str]:
+def _read_csv(span: Span, field: str) -> Iterator[str]:
     csv.field_size_limit(sys.maxsize)
-    separator = "\t" if ".tsv" in unit.path.rpartition("/")[2] else ","
-    with storage.open_file(unit.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+    separator = "\t" if ".tsv" in span.path.rpartition("/")[2] else ","
+    with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter=separator, strict=True)
         if field not in (rows.fieldnames or ()):
             raise ValueError(f"it has no column {field!r} (set --field); it has {', '.join(rows.fieldnames or ())}")
@@ -270,32 +267,30 @@ def _read_csv(unit: Unit, field: str) -> Iterator[str]:
             yield row[field]
 
 
-def _read_lines(unit: Unit, read: Callable[[IO[bytes], int], bytes]) -> Iterator[bytes]:
-    """Yield what `read` reads of the lines that begin in [start, end): each line of a file is in exactly one unit."""
-    with storage.open_file(unit.path) as file:
+def _read_lines(span: Span, read: Callable[[IO[bytes], int], bytes]) -> Iterator[bytes]:
+    """Yield what `read` reads of the lines that begin in [start, end): each line of a file is in exactly one span."""
+    with storage.open_file(span.path) as file:
         position = 0
-        if unit.start:
-            file.seek(unit.start - 1)
-            position = unit.start - 1 + len(file.readline())  # the line that contains the byte before `start`
-        while position < unit.end and (lines := read(file, unit.end - position)):
+        if span.start:
+            file.seek(span.start - 1)
+            position = span.start - 1 + len(file.readline())  # the line that contains the byte before `start`
+        while position < span.end and (lines := read(file, span.end - position)):
             yield lines if position else lines.removeprefix(BOM)
             position += len(lines)
 
 
-def _read_parquet(unit: Unit, field: str) -> Iterator[str]:
-    with _open_parquet(unit.path) as parquet:
-        groups = range(unit.start, unit.end)
+def _read_parquet(span: Span, field: str) -> Iterator[str]:
+    with _open_parquet(span.path) as parquet:
+        groups = range(span.start, span.end)
         for batch in parquet.iter_batches(1024, row_groups=groups, columns=[field], use_threads=False):
             yield from (text or "" for text in batch.column(0).to_pylist())
 
 
-def _read_arrow(unit: Unit, field: str) -> Iterator[str]:
-    ipc = storage.optional("pyarrow.ipc", unit.path)
+def _read_arrow(span: Span, field: str) -> Iterator[str]:
+    ipc = storage.optional("pyarrow.ipc", span.path)
     file: Any
-    with storage.open_file(unit.path) as file:
-        if (
-            file.peek(6)[:6] == b"ARROW1"
-        ):  # its file format; else its stream format, as Hugging Face's datasets write it
+    with storage.open_file(span.path) as file:
+        if file.peek(6)[:6] == b"ARROW1":  # else its stream format, as Hugging Face's datasets write it
             reader = ipc.open_file(file)
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:

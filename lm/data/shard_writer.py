@@ -10,6 +10,7 @@ The manifest is written first and updated when units finish, so that a rerun ski
 """
 
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import re
@@ -26,13 +27,13 @@ from tqdm import tqdm
 
 from lm.config import SPLITS
 from lm.data import cache, hf_tokenizer, storage, tokenizers
-from lm.data.readers import Unit, find_units, read_documents
+from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE
 from lm.data.unit_shards import Options, hash_unit, write_unit
 from lm.errors import UserError
 from lm.files import lock, read_json, to_json, write_text
 
-FORMAT = 5  # of the shards; a directory of another format is not resumed
+FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 
 
@@ -48,14 +49,16 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         UserError: the input cannot be read, or the output directory belongs to something else.
         OSError: a file cannot be read or written at the moment.
     """
-    files, units = find_units(o.input, o.unit_bytes, o.field, say)
+    unit_bytes = int(o.unit_mb * 2**20)
+    files, spans = find_spans(o.input, unit_bytes, o.field, say)
+    units = join_spans(spans, unit_bytes)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
-    if not any(unit.split in ("", "train") for unit in units):
+    if not any(span.split in ("", "train") for span in spans):
         raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
     if (o.output.exists() and not o.output.is_dir()) or (not (o.output / MANIFEST).exists() and _visible(o.output)):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
-    _check_arguments(o, units[0])  # before the directory is marked, so that a corrected command can use it
+    _check_arguments(o, spans[0])  # before the directory is marked, so that a corrected command can use it
     o.output.mkdir(parents=True, exist_ok=True)
     with lock(o.output, "--output"):
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
@@ -63,14 +66,28 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         manifest = _open_manifest(o, files, len(units)) | {"commit": commit}
         tokenizer = _prepare_tokenizer(o, units, manifest, say)
         _write_missing(o, units, manifest, say)
-    _report(o, units, manifest, tokenizer, say)
+    _report(o, {span.split for span in spans}, manifest, tokenizer, say)
+
+
+def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
+    """Join consecutive spans to units of at most unit_bytes, or of one span that is larger or of an unknown size."""
+    units: list[list[Span]] = []
+    left = 0
+    for span in spans:
+        size = span.size or unit_bytes
+        if size > left:
+            units.append([])
+            left = unit_bytes
+        units[-1].append(span)
+        left -= size
+    return units
 
 
 def _visible(directory: Path) -> bool:
     return directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir())
 
 
-def _check_arguments(o: Options, first: Unit) -> None:
+def _check_arguments(o: Options, first: Span) -> None:
     """Raise UserError if the tokenizer is unknown or the first document cannot be read."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
@@ -108,7 +125,7 @@ def _save(o: Options, manifest: dict) -> None:
     write_text(o.output / MANIFEST, to_json(manifest, indent=1) + "\n")
 
 
-def _prepare_tokenizer(o: Options, units: list[Unit], manifest: dict, say) -> tokenizers.Tokenizer:
+def _prepare_tokenizer(o: Options, units: list[list[Span]], manifest: dict, say) -> tokenizers.Tokenizer:
     """Load or train the tokenizer, save it as the output's tokenizer.json, and record it."""
     kind, _, size = o.tokenizer.partition(":")
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
@@ -121,11 +138,11 @@ def _prepare_tokenizer(o: Options, units: list[Unit], manifest: dict, say) -> to
         for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
             say(line)
     else:
-        train = [unit for unit in units if unit.split in ("", "train")]
+        train = [found for unit in units if (found := [span for span in unit if span.split in ("", "train")])]
         sample = train[:: max(1, len(train) // 64)]
         say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
-        texts = (text for unit in sample for text in _first_characters(read_documents(unit, o.field), share))
+        texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
         tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens)
     if recorded not in (None, tokenizer.fingerprint):
         raise UserError(
@@ -139,16 +156,16 @@ def _prepare_tokenizer(o: Options, units: list[Unit], manifest: dict, say) -> to
     return tokenizer
 
 
-def _first_characters(texts: Iterator[str], n: int) -> Iterator[str]:
-    """Yield the first n characters of the texts."""
-    for text in texts:
+def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
+    """Yield the first n characters of the documents of a unit."""
+    for text in itertools.chain.from_iterable(read_documents(span, field) for span in spans):
         yield text[:n]
         n -= len(text)
         if n <= 0:
             return
 
 
-def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
+def _write_missing(o: Options, units: list[list[Span]], manifest: dict, say) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
     missing = [
         i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o.output, done["shards"])
@@ -166,8 +183,12 @@ def _write_missing(o: Options, units: list[Unit], manifest: dict, say) -> None:
             _save(o, manifest)
             next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
-    size, seconds = sum(units[i].size for i in missing) / 1e6, time.monotonic() - began
+    size, seconds = sum(_size(units[i]) for i in missing) / 1e6, time.monotonic() - began
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
+
+
+def _size(unit: list[Span]) -> int:
+    return sum(span.size for span in unit)
 
 
 def _are_there(output: Path, shards: list[dict]) -> bool:
@@ -176,7 +197,7 @@ def _are_there(output: Path, shards: list[dict]) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _first_copies(o: Options, units: list[Unit]) -> list[np.ndarray]:
+def _first_copies(o: Options, units: list[list[Span]]) -> list[np.ndarray]:
     """Return for each unit which of its documents are the first of their text, by hashes of 64 bits.
 
     This reads the input once more, and takes 16 bytes of memory per document.
@@ -190,15 +211,15 @@ def _first_copies(o: Options, units: list[Unit]) -> list[np.ndarray]:
 
 
 def _in_parallel(
-    title: str, workers: int, units: list[Unit], function: Callable, jobs: dict[int, tuple]
+    title: str, workers: int, units: list[list[Span]], function: Callable, jobs: dict[int, tuple]
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
-    n_workers, total = min(workers, len(jobs)), sum(units[i].size for i in jobs)
+    n_workers, total = min(workers, len(jobs)), sum(_size(units[i]) for i in jobs)
     with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
         if n_workers < 2:
             for i, job in jobs.items():
                 yield i, function(*job)
-                bar.update(units[i].size)
+                bar.update(_size(units[i]))
             return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
@@ -207,14 +228,14 @@ def _in_parallel(
                 for future in as_completed(numbers):
                     i = numbers.pop(future)
                     yield i, future.result()
-                    bar.update(units[i].size)
+                    bar.update(_size(units[i]))
             except BrokenProcessPool:
                 raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
             finally:
                 pool.shutdown(cancel_futures=True)
 
 
-def _report(o: Options, units: list[Unit], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
+def _report(o: Options, splits: set[str], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
     """Say how many tokens each split has, and how to train on them."""
     shards = [shard for unit in manifest["units"] for shard in unit["shards"]]
     n_tokens = {split: sum(s["tokens"] for s in shards if s["split"] == split) for split in SPLITS}
@@ -224,7 +245,7 @@ def _report(o: Options, units: list[Unit], manifest: dict, tokenizer: tokenizers
         if n:
             documents = sum(s["documents"] for s in shards if s["split"] == split)
             say(f"{split}: {n:,} tokens, {documents:,} documents")
-        elif any(unit.split == split for unit in units):
+        elif split in splits:
             raise UserError(f"--input: the {split} split of {o.input!r} has no documents; delete {o.output}")
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):

@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lm.config.values import short
 from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
+from lm.data.corpus import Corpus, Split
 from lm.data.readers import WORDS
 from lm.errors import UserError
 from lm.files import COUNT, is_file_name, open_regular, read_json
@@ -39,28 +39,8 @@ LARGEST_VOCABULARY = 2**20  # of known tokenizers; pairs of uint16 ids that are 
 SAMPLE = 2**16  # ids, to guess a type
 
 
-class TokenShards(NamedTuple):
-    """The shards of a folder.
-
-    Attributes:
-        name: the name of the folder.
-        digest: sha256 of everything that determines the tokens.
-        tokens: the tokens of each split.
-        text_bytes: the UTF-8 bytes of the splits for which a manifest records them.
-        tokenizer: the fingerprint of the tokenizer; None if no manifest records it.
-        record: the summary of the manifest; None without one.
-    """
-
-    name: str
-    digest: str
-    tokens: dict[str, np.ndarray | ConcatenatedArray]
-    text_bytes: dict[str, int]
-    tokenizer: str | None
-    record: dict | None = None
-
-
-def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> TokenShards:
-    """Memory-map the token shards of a folder, a glob or one file.
+def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> Corpus:
+    """Memory-map the token shards of a folder, a glob or one file, as a corpus without a tokenizer.
 
     A manifest lists the shards of its folder. Otherwise a shard's split is the word "train", "val" or "test" in its
     file name. The shards of a split are joined in the order of their names.
@@ -75,7 +55,7 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     """
     location = Path(path).expanduser()
     manifest = read_manifest(location) if location.is_dir() else None
-    tokenizer, records = (manifest["tokenizer"], shard_records(manifest)) if manifest else (None, {})
+    records = shard_records(manifest) if manifest else {}
     splits = _recorded_files(location, records) if records else _find_files(location, say)
     if not splits:
         raise UserError(
@@ -83,20 +63,18 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
             '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin'
         )
     _raise_open_file_limit(sum(map(len, splits.values())))
-    tokens, text_bytes, digests = {}, {}, {}
+    opened, digests = {}, {}
     for split, files in splits.items():
         arrays = [open_shard(file) for file in files]
         for file, array in zip(files, arrays, strict=True):
             _check_record(file, array, records.get(file.name))
-        tokens[split] = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
-        if records:  # their sha256 is trusted, because reading all shards is slow
-            text_bytes[split] = sum(records[file.name]["text_bytes"] for file in files)
-            digests[split] = [records[file.name]["sha256"] for file in files]
-        else:
-            digests[split] = [cache.digest_of(file, cache_dir) for file in files]
-    return TokenShards(
-        location.name, cache.key_of("tokens", digests), tokens, text_bytes, tokenizer, manifest and summary(manifest)
-    )
+        tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
+        n_bytes = sum(records[file.name]["text_bytes"] for file in files) if records else None
+        opened[split] = Split(split, tokens, len(tokens), n_bytes)
+        # The sha256 of a manifest are trusted, because reading all shards is slow.
+        digests[split] = [records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir) for f in files]
+    record = {location.name: summary(manifest)} if manifest else None
+    return Corpus(location.name, opened, None, cache.key_of("tokens", digests), record=record)
 
 
 def _recorded_files(directory: Path, records: dict[str, dict]) -> dict[str, list[Path]]:
@@ -284,13 +262,13 @@ def _map_bin(path: Path) -> np.ndarray:
     size = path.stat().st_size
     header = np.fromfile(path, "<i4", LLMC_HEADER)
     if (llmc := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
-        return cache.map_tokens(path, llmc, (int(header[2]),), 4 * LLMC_HEADER)
+        return _map_ids(path, llmc, int(header[2]), 4 * LLMC_HEADER)
     if problem := _foreign_header(header):
         raise ValueError(problem)
     dtype: np.dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
         raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
-    tokens = cache.map_tokens(path, dtype, (size // dtype.itemsize,))
+    tokens = _map_ids(path, dtype, size // dtype.itemsize)
     sample = np.asarray(tokens[:SAMPLE])
     if dtype.itemsize == 2 and len(tokens) % 2 == 0 and _look_like_halves(sample):
         raise ValueError(
@@ -303,6 +281,15 @@ def _map_bin(path: Path) -> np.ndarray:
             "its name, or convert it to .npy"
         )
     return tokens
+
+
+def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
+    """Memory-map the n ids that fill a file after `offset` bytes; raises ValueError if it has another size."""
+    dtype = np.dtype(dtype)
+    expected = offset + n * dtype.itemsize
+    if (size := path.stat().st_size) != expected:
+        raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
+    return np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)  # an empty file cannot be mapped
 
 
 def _foreign_header(header: np.ndarray) -> str | None:
@@ -326,14 +313,3 @@ def _look_like_halves(sample: np.ndarray) -> bool:
     The upper half of a little-endian uint32 id is 0 for the first 65,536 ids, and below 4 for a vocabulary of 262,144.
     """
     return len(sample) >= 16 and bool(sample[1::2].max() < 4 <= sample[::2].max())
-
-
-def largest_id(tokens, max_read: int = 2**28) -> int:
-    """Return the largest id. If there are more than max_read tokens, only 64 evenly spaced blocks of them are read."""
-    n_blocks = 64 if len(tokens) > max_read else 1
-    block = min(len(tokens), max_read) // n_blocks
-    largest, chunk = 0, 2**20
-    for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
-        for i in range(start, start + block, chunk):
-            largest = max(largest, int(tokens[i : min(i + chunk, start + block)].max()))
-    return largest

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from lm.config.schema import SOURCES, SPLITS
@@ -53,10 +52,9 @@ def find_source(config, cache_dir: Path, say: Callable[[str], None], warn: Calla
         UserError: any other reason that it cannot be read.
     """
     kind, _, argument = config.source.partition(":")
-    if kind == "tfds" and argument:
-        return find_tfds(argument, config, cache_dir, say)
-    if kind in ("text", "hf", *readers.SUFFIXES.values()) and argument:
-        return find_files(config, cache_dir, say, warn)
+    if kind in ("hf", *readers.READERS) and argument:
+        path = find_tfds(argument, config, say) if kind == "tfds" else os.path.expanduser(argument)
+        return find_files(kind, path, config, cache_dir, say, warn)
     if config.source == "python_docs":
         return find_python_docs(config)
     if kind == "markov":
@@ -94,12 +92,11 @@ def _slice(documents, start, end) -> Iterator[str]:
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-def find_files(config, cache_dir: Path, say, warn) -> Source:
+def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) -> Source:
     """Find the documents of files, which are read at once; see `find_source`."""
-    kind, _, path = config.source.partition(":")
-    path = os.path.expanduser(path)
+    source = f"{kind}:{path}"
     try:
-        files, units = readers.find_units(config.source, readers.TO_THE_END, config.field, say, warn)
+        files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say, warn)
         described = [storage.describe(file, cache_dir) for file in files]
     except UserError as error:
         raise _as_config(error) from None
@@ -107,31 +104,42 @@ def find_files(config, cache_dir: Path, say, warn) -> Source:
     if kind != "text" and size > LIMIT:
         raise UserError(
             f'config.data.source: "{config.source}" has {size / 2**20:,.0f} MiB, and at most {LIMIT >> 20} are '
-            f"tokenized at the start of a run; python -m lm.data.prepare --input {config.source} --field "
-            f"{config.field} --tokenizer {config.tokenizer} --output DIR writes tokens:DIR"
+            f"tokenized at the start of a run; python -m lm.data.prepare --input {source} --field {config.field} "
+            f"--tokenizer {config.tokenizer} --output DIR writes tokens:DIR"
         )
-    splits = [unit.split for unit in units]
-    digest = cache.key_of(
-        kind, [file["sha256"] for file in described], config.splits or DEFAULT_FRACTIONS,
-        *([] if kind == "text" else [config.field, config.splits is None, splits]),
-    )  # fmt: skip
 
     def read() -> dict[str, list[str]]:
-        documents: dict[str, list[str]] = {split: [] for split in splits}
+        documents: dict[str, list[str]] = {span.split: [] for span in spans}
         try:
-            for unit in units:
-                texts = readers.read_documents(unit, config.field)
-                documents[unit.split] += ["".join(texts)] if kind == "text" else filter(None, texts)
+            for span in spans:
+                texts = readers.read_documents(span, config.field)
+                documents[span.split] += ["".join(texts)] if kind == "text" else filter(None, texts)
         except UserError as error:
             raise _as_config(error) from None
         if config.splits is not None:
-            return cut([text for split in ("", *SPLITS) for text in documents.get(split, ())], config.splits)
+            ordered = [text for split in ("", *SPLITS) for text in documents.get(split, ())]
+            if kind == "tfds" and len(ordered) == len(spans):  # one text by split, as in tiny_shakespeare
+                ordered = ["".join(ordered)]
+            return cut(ordered, config.splits)
         unassigned = documents.pop("", None)
         if unassigned is None:
             return documents
         return cut(unassigned, (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS) | documents
 
-    return Source(printable(os.path.basename(os.path.abspath(path))), digest, read)
+    name = os.path.basename(os.path.abspath(path)) if kind != "tfds" else config.source.partition(":")[2]
+    return Source(printable(name), _digest_of(kind, path, described, spans, config), read)
+
+
+def _digest_of(kind: str, path: str | Path, described: list[dict], spans: list[readers.Span], config) -> str:
+    """Return the sha256 of everything that determines the text."""
+    digests, splits = [file["sha256"] for file in described], [span.split for span in spans]
+    if kind == "tfds":
+        left = iter(digests)
+        shards = tfds_directory.check_prepared(Path(path)).items()
+        by_split = {split: [next(left) for _ in files] for split, (files, _) in shards}
+        return cache.key_of(kind, by_split, config.splits, *([] if splits == list(by_split) else splits))
+    rest = [] if kind == "text" else [config.field, config.splits is None, splits]
+    return cache.key_of(kind, digests, config.splits or DEFAULT_FRACTIONS, *rest)
 
 
 def _as_config(error: UserError) -> UserError:
@@ -142,14 +150,8 @@ def _as_config(error: UserError) -> UserError:
     return error
 
 
-# ---- tfds:NAME -------------------------------------------------------------------------------------------------------
-
-
-def find_tfds(name: str, config, cache_dir: Path, say: Callable[[str], None]) -> Source:
-    """Find a text dataset in a prepared TFDS directory; see `find_source`.
-
-    tiny_shakespeare is downloaded and prepared if it is missing.
-    """
+def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
+    """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared if it is missing."""
     root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     directory = tfds_directory.prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":
@@ -159,21 +161,7 @@ def find_tfds(name: str, config, cache_dir: Path, say: Callable[[str], None]) ->
             f'config.data.source: "tfds:{name}" is not prepared in {root}; use --config.data.data_dir=DIR, or prepare '
             f"it (needs TensorFlow): tfds build {name} --file_format=array_record --data_dir={root}"
         )
-    splits = tfds_directory.check_prepared(directory)
-    files = {split: [cache.digest_of(file, cache_dir) for file in shards] for split, (shards, _) in splits.items()}
-    digest = cache.key_of("tfds", files, config.splits)
-
-    def read():
-        records = {split: tfds_directory.Records(directory, split, count) for split, (_, count) in splits.items()}
-        if config.splits is None:
-            return records
-        ordered = [split for split in SPLITS if split in records] + [split for split in records if split not in SPLITS]
-        documents = list(chain.from_iterable(records[split] for split in ordered))
-        if len(documents) == len(records):  # one record per split, as in tiny_shakespeare: one text cut into splits
-            documents = ["".join(documents)]
-        return cut(documents, config.splits)
-
-    return Source(name, digest, read)
+    return directory
 
 
 # ---- python_docs, markov ---------------------------------------------------------------------------------------------

@@ -2,43 +2,31 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lm.errors import UserError
 from lm.files import read_json
 
+AGAIN = "delete the directory and prepare it again"
 # What is read of the metadata. The lengths are strings, as all int64 in JSON of proto3.
 INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
 
 
-@dataclass(frozen=True)
-class Records:
-    """The texts of one split of a prepared TFDS directory, read through TFDS without TensorFlow."""
+def read_records(directory: Path, split: str, start: int, end: int) -> Iterator[str]:
+    """Yield the texts of the records [start, end) of a split, read through TFDS without TensorFlow."""
+    import tensorflow_datasets as tfds
 
-    directory: Path
-    split: str
-    n_records: int
-
-    def __iter__(self) -> Iterator[str]:
-        return self.between(0, self.n_records)
-
-    def between(self, start: int, end: int) -> Iterator[str]:
-        """Yield the texts of the records [start, end)."""
-        import tensorflow_datasets as tfds
-
-        try:
-            records = tfds.builder_from_directory(self.directory).as_data_source(split=self.split)
-            if len(records) != self.n_records:
-                raise ValueError(f"{len(records)} records instead of {self.n_records}")
-            for i in range(start, end):
-                yield records[i]["text"].decode()
-        except Exception as e:  # ArrayRecord raises many types
-            reason = " ".join(str(e).split())[:300]
-            raise UserError(
-                f"{self.directory}: cannot read the {self.split} split ({reason}); "
-                "delete the directory and prepare it again"
-            ) from e
+    n_records = check_prepared(directory)[split][1]
+    try:
+        records = tfds.builder_from_directory(directory).as_data_source(split=split)
+        if len(records) != n_records:
+            raise ValueError(f"{len(records)} records instead of {n_records}")
+        for i in range(start, min(end, n_records)):
+            yield records[i]["text"].decode()
+    except Exception as e:  # ArrayRecord raises many types
+        reason = " ".join(str(e).split())[:300]
+        raise UserError(f"{directory}: cannot read the {split} split ({reason}); {AGAIN}") from e
 
 
 def prepared_directory(root: Path, name: str) -> Path | None:
@@ -57,40 +45,30 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     Raises:
         UserError: the directory is incomplete, has no texts, or can only be read by TensorFlow.
     """
-    advice = "delete the directory and prepare it again"
     try:
-        info = read_json(directory / "dataset_info.json", INFO, advice)
-        features = read_json(directory / "features.json", dict, advice)
+        info = read_json(directory / "dataset_info.json", INFO, AGAIN)
+        features = read_json(directory / "features.json", dict, AGAIN)
     except FileNotFoundError as e:
-        raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {advice}") from None
+        raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}") from None
     dataset, splits = info["name"], {split["name"]: split["shardLengths"] for split in info["splits"]}
     if wrong := [n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)]:
-        raise UserError(f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; {advice}")
+        raise UserError(f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; {AGAIN}")
     file_format = info.get("fileFormat", "tfrecord")
     if file_format != "array_record":
         raise UserError(
             f"{directory} is stored as {str(file_format)[:80]}, which only TensorFlow can read; "
             "prepare it again with --file_format=array_record"
         )
-    names = _feature_names(features)
-    if "text" not in names:
+    names: Any = features
+    for key in ("featuresDict", "features"):
+        names = names.get(key) if isinstance(names, dict) else None
+    if "text" not in (names := sorted(names) if isinstance(names, dict) else []):
         raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}), so it is not a text dataset')
     prepared = {}
     for split, lengths in splits.items():
-        lengths = list(map(int, lengths))
-        stem, n_shards = f"{dataset}-{split}.array_record", len(lengths)
-        shards = [directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
+        n = len(lengths)
+        shards = [directory / f"{dataset}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; delete it and prepare it again")
-        prepared[split] = shards, sum(lengths)
+            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; {AGAIN}")
+        prepared[split] = shards, sum(map(int, lengths))
     return prepared
-
-
-def _feature_names(features: dict) -> list[str]:
-    """Return the names in features.json; an empty list if the dataset is not a dictionary of features."""
-    for key in ("featuresDict", "features"):
-        found = features.get(key)
-        if not isinstance(found, dict):
-            return []
-        features = found
-    return sorted(features)

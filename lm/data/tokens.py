@@ -3,7 +3,6 @@
 source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed rows (packing = "documents")
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -18,14 +17,13 @@ from lm.config import SPLITS
 from lm.data import cache, mixtures, packing, shards, sources, tokenizers
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.corpus import Corpus, Split
+from lm.data.encoding import Piece, encode
 from lm.data.markov import LETTERS, MarkovChain
 from lm.data.tokenizers import CharTokenizer, Tokenizer, UnknownText
 from lm.errors import Unavailable, UserError
-from lm.files import COUNT, read_json
+from lm.files import COUNT, read_bytes, read_json
 
 FORMAT = 1  # of the tokens; part of their fingerprints
-MAX_BATCH_CHARACTERS = 2**24  # tokenized at once; BPE takes about 140 bytes of memory per character
-MAX_BATCH_DOCUMENTS = 1024
 
 
 def open_corpus(
@@ -50,28 +48,23 @@ def open_corpus(
 
     if config.mixture:
         return _open_mixture(config, tokenizer, say, warn)
-    packed = {"none": False, "documents": True}[config.packing]
     cache_dir = cache.user_cache(config.cache_dir)
     if config.source.startswith("tokens:"):
         return _open_token_shards(config, tokenizer, cache_dir, warn, say, notices)
     source, name = _find_source(config, cache_dir, warn, say)
     tokenizer = tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    directory = _entry(cache_dir, fingerprint)
-    try:
-        splits = _tokenize(source, tokenizer, directory, warn, say)
-    except UnknownText as e:
-        raise UserError(f"{e}; this model cannot predict them: remove them from the text") from None
-    if packed:
+    row_len = None
+    if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
-        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
-        splits = _pack(splits, directory, _entry(cache_dir, fingerprint), seq_len, say, warn)
+        fingerprint, row_len = cache.key_of(fingerprint, "packed", seq_len), seq_len
+    splits = _tokenize(source, tokenizer, row_len, _entry(cache_dir, "tokens", fingerprint), warn, say)
     floor = None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
         splits = {name: _with_surprisal(split, source.chain, tokenizer) for name, split in splits.items()}
-    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, packed, ids_are_checked=True)
+    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, ids_are_checked=True)
 
 
 def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
@@ -133,36 +126,30 @@ def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> S
     )
 
 
-def _entry(cache_dir: Path, fingerprint: str) -> Path:
-    return cache_dir / "tokens" / cache.key_of(cache.LAYOUT, fingerprint)[:32]
+def _entry(cache_dir: Path, kind: str, *parts) -> Path:
+    return cache_dir / kind / cache.key_of(cache.LAYOUT, *parts)[:32]
 
 
 def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
-    opened = shards.open_shards(config.source.partition(":")[2], cache_dir, say)
-    if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
-        raise UserError(f"config.data.source: the shards in {opened.name} have tokens of another tokenizer")
-    if not tokenizer and config.tokenizer != "none":
+    corpus = shards.open_shards(config.source.partition(":")[2], cache_dir, say)
+    is_of_model = tokenizer is not None
+    if not is_of_model and config.tokenizer != "none":
         tokenizer = _load_tokenizer(config, warn)
-    if tokenizer and opened.tokenizer and tokenizer.fingerprint != opened.tokenizer:
+    recorded = corpus.record and corpus.record[corpus.name]["tokenizer"]
+    if tokenizer and recorded and tokenizer.fingerprint != recorded:
         raise UserError(
-            f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
-            f"tokenizer of the shards in {opened.name}; use --config.data.tokenizer=byte, or hf:PATH with the "
+            f"config.data.source: the shards in {corpus.name} have tokens of another tokenizer"
+            if is_of_model
+            else f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
+            f"tokenizer of the shards in {corpus.name}; use --config.data.tokenizer=byte, or hf:PATH with the "
             "tokenizer.json beside the shards, and --config.data.special_tokens=true if they were written with "
             "--special_tokens"
         )
-    splits = {split: Split(split, ids, len(ids), opened.text_bytes.get(split)) for split, ids in opened.tokens.items()}
-    fingerprint = cache.key_of(FORMAT, opened.digest, tokenizer and tokenizer.fingerprint)
-    record = opened.record and {opened.name: opened.record}
-    same = tokenizer is not None and tokenizer.fingerprint == opened.tokenizer
-    return Corpus(
-        opened.name,
-        splits,
-        tokenizer,
-        fingerprint,
-        tuple(notices),
-        ids_are_checked=same,
-        record=record,
+    fingerprint = cache.key_of(FORMAT, corpus.fingerprint, tokenizer and tokenizer.fingerprint)
+    same, notices = bool(tokenizer and recorded), tuple(notices)
+    return dataclasses.replace(
+        corpus, tokenizer=tokenizer, fingerprint=fingerprint, notices=notices, ids_are_checked=same
     )
 
 
@@ -196,18 +183,14 @@ def _make_tokenizer(config, source, cache_dir, warn, say) -> Tokenizer:
     kind = config.tokenizer.partition(":")[0]
     if kind in ("byte", "hf"):
         return _load_tokenizer(config, warn)
-    key = cache.key_of(cache.LAYOUT, FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens)
-    path = cache_dir / "tokenizers" / key[:32]
-    cached = cache.read_file(path)
-    if cached is None:
-        with cache.lock(path, say):
-            cached = cache.read_file(path)  # another process may have written it
-            if cached is None:
-                if path.exists():
-                    warn(f"WARNING: the cached tokenizer {path} is corrupted; it is rebuilt")
-                cached = _learn_tokenizer(config, source, say).to_json()
-                cache.write_file(path, cached)
-    return tokenizers.from_json(cached)
+    parts = FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens
+    directory = _entry(cache_dir, "tokenizers", *parts)
+
+    def write(work: Path) -> None:
+        (work / "tokenizer.json").write_text(_learn_tokenizer(config, source, say).to_json(), encoding="utf-8")
+
+    cache.make_entry(directory, write, say, warn)
+    return tokenizers.from_json(read_bytes(directory / "tokenizer.json").decode())
 
 
 def _learn_tokenizer(config, source, say) -> Tokenizer:
@@ -241,96 +224,53 @@ def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
         yield document
 
 
-def _tokenize(source, tokenizer, directory: Path, warn, say) -> dict[str, Split]:
-    """Return the memory-mapped tokens of each split; the first call writes them."""
+def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say) -> dict[str, Split]:
+    """Return the memory-mapped tokens of each split, or its packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
         say(f"tokenizing {source.name}")
-        _write_splits(source.documents, tokenizer, work)
+        counts = {name: _write_split(name, texts, tokenizer, row_len, work) for name, texts in source.documents.items()}
+        (work / "counts.json").write_text(json.dumps(counts))
 
-    cache.make_entry(directory, write, say, warn)
-    with _report_corruption(directory):
-        meta = read_json(directory / "meta.json", {"dtype": str, "splits": {str: [(COUNT, None)]}})
-        return {
-            name: Split(
-                name, cache.map_tokens(directory / f"{name}.bin", meta["dtype"], (n_tokens,)), n_tokens, n_bytes
-            )
-            for name, (n_tokens, n_bytes) in meta["splits"].items()
-        }
+    try:
+        cache.make_entry(directory, write, say, warn)
+    except UnknownText as e:
+        raise UserError(f"{e}; this model cannot predict them: remove them from the text") from None
+    splits = {}
+    for name, counts in read_json(directory / "counts.json", {str: [COUNT]}).items():
+        tokens = np.load(directory / f"{name}.npy", mmap_mode="r")
+        segments = np.load(directory / f"{name}.segments.npy", mmap_mode="r") if row_len else None
+        splits[name] = Split(name, tokens, *counts, segments)
+    return splits
 
 
-def _write_splits(splits: dict[str, Iterable[str]], tokenizer, directory: Path) -> None:
-    """Write the tokens of each split, one document after the other, and the documents' lengths for packing.
+def _write_split(name: str, documents: Iterable[str], tokenizer, row_len: int | None, directory: Path) -> list[int]:
+    """Write the tokens of a split, one document after the other, or pack them into rows.
 
     The tokenizer's end of text, or a newline if it has none, follows every document but the last, as part of it.
+
+    Returns:
+        The number of tokens, and that of UTF-8 bytes of the text.
     """
-    end = tokenizer.end_of_text
-    meta = {"dtype": tokenizer.dtype.name, "splits": {}}
-    for name, documents in splits.items():
-        n_bytes = 0
-        lengths: list[int] = []
-        with (directory / f"{name}.bin").open("wb") as file:
-            for texts in _batch_documents(documents):
-                try:
-                    encoded = tokenizer.encode_documents(texts)
-                    separator = tokenizer.encode("\n") if end is None and (lengths or len(texts) > 1) else [end]
-                except UserError as e:
-                    e.problems = (f"the {name} split: {e}",)
-                    raise
-                for text, ids in zip(texts, encoded, strict=True):
-                    if lengths:
-                        file.write(np.array(separator, tokenizer.dtype).tobytes())
-                        lengths[-1] += 1
-                        n_bytes += end is None
-                    file.write(ids)
-                    lengths.append(len(ids))
-                    n_bytes += len(text.encode())
-        np.save(directory / f"{name}.lengths.npy", np.array(lengths, np.int64))
-        meta["splits"][name] = sum(lengths), n_bytes
-    (directory / "meta.json").write_text(json.dumps(meta))
-
-
-def _pack(splits: dict[str, Split], tokens: Path, directory: Path, seq_len: int, say, warn) -> dict[str, Split]:
-    """Return the splits as memory-mapped packed rows; the first call writes them."""
-
-    def write(work: Path) -> None:
-        for name, split in splits.items():
-            with _report_corruption(tokens):
-                lengths = np.load(tokens / f"{name}.lengths.npy")
-            rows, segments = packing.pack(split.tokens, lengths, seq_len)
-            np.save(work / f"{name}.npy", rows)
-            np.save(work / f"{name}.segments.npy", segments)
-
-    cache.make_entry(directory, write, say, warn)
-    with _report_corruption(directory):
-        return {
-            name: dataclasses.replace(
-                split,
-                tokens=np.load(directory / f"{name}.npy", mmap_mode="r"),
-                segments=np.load(directory / f"{name}.segments.npy", mmap_mode="r"),
-            )
-            for name, split in splits.items()
-        }
-
-
-@contextlib.contextmanager
-def _report_corruption(directory: Path) -> Iterator[None]:
-    """Raise UserError if a cache entry, which was complete a moment ago, turns out to be damaged."""
-    try:
-        yield
-    except (FileNotFoundError, ValueError) as e:
-        raise UserError(f"the cache entry {directory} is corrupted ({e}); delete it to rebuild it") from None
-
-
-def _batch_documents(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of consecutive documents of at most MAX_BATCH_CHARACTERS in total, or of one longer document."""
-    batch: list[str] = []
-    size = 0
-    for document in documents:
-        if batch and (len(batch) == MAX_BATCH_DOCUMENTS or size + len(document) > MAX_BATCH_CHARACTERS):
-            yield batch
-            batch, size = [], 0
-        batch.append(document)
-        size += len(document)
-    if batch:
-        yield batch
+    end, separator = tokenizer.end_of_text, None
+    n_bytes, lengths = 0, []
+    unpacked = directory / "ids"
+    with unpacked.open("wb") as file:
+        for piece, ids in encode(tokenizer, (Piece(name, f"the {name} split", text) for text in documents)):
+            if lengths:
+                if separator is None:
+                    separator = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
+                file.write(separator)
+                lengths[-1] += 1
+                n_bytes += end is None
+            file.write(ids)
+            lengths.append(len(ids))
+            n_bytes += len(piece.text.encode())
+    n_tokens = sum(lengths)
+    tokens = np.memmap(unpacked, tokenizer.dtype) if n_tokens else np.zeros(0, tokenizer.dtype)
+    if row_len is not None:
+        tokens, segments = packing.pack(tokens, np.array(lengths, np.int64), row_len)
+        np.save(directory / f"{name}.segments.npy", segments)
+    np.save(directory / f"{name}.npy", tokens)
+    unpacked.unlink()
+    return [n_tokens, n_bytes]

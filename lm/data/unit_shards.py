@@ -10,13 +10,12 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import tokenizers
-from lm.data.readers import Unit, read_documents
+from lm.data.encoding import Piece, cut, encode
+from lm.data.readers import Span, read_documents
 from lm.data.shards import SPLIT_IN_FILE_NAME
-from lm.errors import UserError
 from lm.files import write_bytes
 
 PIECE = 2**17  # characters encoded by one thread, and the rest of a line
-BATCH = 2**20  # characters encoded at once; BPE takes about 140 bytes of memory per character
 SHARD = 2**24  # tokens of a shard, at most; the rest of a unit goes to further shards
 
 
@@ -24,7 +23,8 @@ SHARD = 2**24  # tokens of a shard, at most; the rest of a unit goes to further 
 class Options:
     """The arguments of `lm.data.prepare`; validation is a fraction, special_tokens as in config.data.
 
-    min_chars and max_chars (None: no limit) are the shortest and the longest document that is kept.
+    unit_mb is the MiB of input per shard; min_chars and max_chars (None: no limit) are the shortest and the longest
+    document that is kept.
     """
 
     input: str
@@ -32,7 +32,7 @@ class Options:
     output: Path
     validation: float = 0.005
     field: str = "text"
-    unit_bytes: int = 2**26
+    unit_mb: float = 64
     workers: int = 1
     special_tokens: bool = False
     min_chars: int = 1
@@ -40,17 +40,17 @@ class Options:
     deduplicate: bool = False
 
 
-def hash_unit(unit: Unit, field: str) -> np.ndarray:
+def hash_unit(spans: list[Span], field: str) -> np.ndarray:
     """Hash every document of a unit to 64 bits."""
-    return np.fromiter((_hash(text) for text in read_documents(unit, field)), np.uint64)
+    return np.fromiter((_hash(text) for span in spans for text in read_documents(span, field)), np.uint64)
 
 
-def write_unit(i: int, unit: Unit, o: Options, kept: np.ndarray | None) -> dict:
+def write_unit(i: int, spans: list[Span], o: Options, kept: np.ndarray | None) -> dict:
     """Write the shards of unit i, and return their records and how many documents were left out.
 
     Args:
         i: number of the unit.
-        unit: the unit.
+        spans: its input.
         o: the options.
         kept: whether each document is kept; None: all are.
 
@@ -58,44 +58,45 @@ def write_unit(i: int, unit: Unit, o: Options, kept: np.ndarray | None) -> dict:
         UserError: the unit cannot be read or encoded.
         OSError: a file cannot be read or written at the moment.
     """
-    path = o.output / "tokenizer.json"
-    spec = "byte" if o.tokenizer == "byte" else f"hf:{path}"
+    spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
     writers = {split: _Shards(o.output, split, i, tokenizer) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
-    try:
-        for n, text in enumerate(read_documents(unit, o.field)):
-            if not o.min_chars <= len(text) <= (o.max_chars or len(text)):
-                left_out["length"] += len(text) > 0  # an empty document has nothing to leave out
-            elif kept is not None and not kept[n]:
-                left_out["repeated"] += 1
-            else:
-                for split, part in assign(unit, text, o.validation).items():
-                    writers[split].add(part)
-        return {"shards": [record for writer in writers.values() for record in writer.close()], **left_out}
-    except UserError as error:
-        if str(error).startswith(str(unit)):
-            raise
-        raise UserError(f"{unit}: {error}") from None
+    for piece, ids in encode(tokenizer, _pieces(spans, o, kept, left_out)):
+        writers[piece.split].add(piece, ids)
+    return {"shards": [record for writer in writers.values() for record in writer.close()], **left_out}
 
 
-def assign(unit: Unit, text: str, validation: float) -> dict[str, str]:
+def _pieces(spans: list[Span], o: Options, kept: np.ndarray | None, left_out: dict[str, int]) -> Iterator[Piece]:
+    """Yield the documents of a unit in pieces, and count those that are left out."""
+    documents = ((span, text) for span in spans for text in read_documents(span, o.field))
+    for n, (span, text) in enumerate(documents):
+        if not o.min_chars <= len(text) <= (o.max_chars or len(text)):
+            left_out["length"] += len(text) > 0  # an empty document has nothing to leave out
+        elif kept is not None and not kept[n]:
+            left_out["repeated"] += 1
+        else:
+            for split, part in assign(span, text, o.validation).items():
+                yield from cut(Piece(split, str(span), part), PIECE)
+
+
+def assign(span: Span, text: str, validation: float) -> dict[str, str]:
     """Assign a document to splits.
 
-    A hash of its text assigns it. So the expected fraction of held-out documents does not depend on the units, and
-    copies of a document are in the same split. The document of a text unit is cut after a line instead.
+    A hash of its text assigns it. So the expected fraction of held-out documents does not depend on the spans, and
+    copies of a document are in the same split. The document of a text span is cut after a line instead.
 
     Args:
-        unit: its unit, whose `split`, if set, takes all documents.
+        span: its span, whose `split`, if set, takes all documents.
         text: the document.
         validation: fraction of the validation split.
 
     Returns:
         The document, or its parts, by split.
     """
-    if unit.split:
-        return {unit.split: text}
-    if unit.kind == "text":
+    if span.split:
+        return {span.split: text}
+    if span.kind == "text":
         parts = zip(("train", "validation"), _cut_after_line(text, validation), strict=True)
         return {split: part for split, part in parts if part}
     return {"validation" if _uniform(text) < validation else "train": text}
@@ -122,56 +123,27 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def cut_pieces(text: str, size: int) -> Iterator[str]:
-    r"""Cut a text after the first line that ends beyond each `size` characters; encoding takes memory.
-
-    >>> list(cut_pieces("ab|cd|ef|".replace("|", chr(10)), 4))
-    ['ab\ncd\n', 'ef\n']
-    """
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start + size) + 1 or len(text)
-        yield text[start:end]
-        start = end
-
-
 class _Shards:
-    """The tokens of one split of a unit, encoded in batches and written shard by shard.
+    """The tokens of one split of a unit, written shard by shard.
 
     The end of text, or a newline if the tokenizer has none, ends each document.
     """
 
     def __init__(self, output: Path, split: str, i: int, tokenizer: tokenizers.Tokenizer):
-        self.output, self.split, self.i, self.tokenizer = output, split, i, tokenizer
+        self.output, self.split, self.i = output, split, i
         end = tokenizer.end_of_text
         self.ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
         self.end_bytes = int(end is None)
-        self.pieces: list[str] = []  # not encoded yet
-        self.places: list[tuple[bool, bool]] = []  # whether each piece begins and ends a document
-        self.n_characters = 0
         self.ids: list[np.ndarray] = []
         self.counts = {"documents": 0, "tokens": 0, "text_bytes": 0}  # of the next shard
         self.records: list[dict] = []
 
-    def add(self, text: str) -> None:
-        """Add a document."""
-        position = 0
-        for piece in cut_pieces(text, PIECE):
-            self.pieces.append(piece)
-            self.places.append((position == 0, (position := position + len(piece)) == len(text)))
-            self.n_characters += len(piece)
-            if self.n_characters >= BATCH or len(self.pieces) >= 1024:
-                self._encode()
-
-    def _encode(self) -> None:
-        for piece, ids, (begins, ends) in zip(
-            self.pieces, self.tokenizer.encode_all(self.pieces), self.places, strict=True
-        ):
-            self.ids += [self.tokenizer.begin(ids) if begins else ids, *([self.ending] if ends else [])]
-            self.counts["documents"] += ends
-            self.counts["text_bytes"] += len(piece.encode()) + ends * self.end_bytes
-        self.counts["tokens"] = sum(map(len, self.ids))
-        self.pieces, self.places, self.n_characters = [], [], 0
+    def add(self, piece: Piece, ids: np.ndarray) -> None:
+        """Add a document or a part of one."""
+        self.ids += [ids, *([self.ending] if piece.ends else [])]
+        self.counts["documents"] += piece.ends
+        self.counts["tokens"] += len(ids) + piece.ends
+        self.counts["text_bytes"] += len(piece.text.encode()) + piece.ends * self.end_bytes
         if self.counts["tokens"] >= SHARD:
             self._write()
 
@@ -188,8 +160,6 @@ class _Shards:
 
     def close(self) -> list[dict]:
         """Write what is left, and return the records of the shards."""
-        if self.pieces:
-            self._encode()
         if self.ids:
             self._write()
         return self.records

@@ -7,7 +7,8 @@ from typing import Any
 
 from lm.baselines.ngrams import ngram_losses
 from lm.config import DataConfig, Resolved
-from lm.data import Corpus, Split, mixtures, open_corpus, shards
+from lm.data import Corpus, Split, mixtures, open_corpus
+from lm.data.corpus import largest_id
 from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
 from lm.files import read_json
@@ -260,7 +261,7 @@ def _check_tokens(config: Resolved, text: Text) -> None:
         raise UserError(
             f"--data: {text} has {len(tokens):,} tokens, and a window of this model has {window:,}; {advice}"
         )
-    if not text.corpus.ids_are_checked and (largest := shards.largest_id(tokens)) >= vocab_size:
+    if not text.corpus.ids_are_checked and (largest := largest_id(tokens)) >= vocab_size:
         raise UserError(
             f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
             "shards have another tokenizer"

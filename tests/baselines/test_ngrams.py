@@ -84,7 +84,7 @@ def test_the_unigram_loss_by_hand():
         "train": packed("train", [[0, 0, 0, 0], [1, 0, 0, 0]], [[1, 1, 1, 0], [1, 0, 0, 0]]),
         "validation": packed("validation", [[1, 0, 0, 0], [0, 2, 1, 0]], [[1, 1, 0, 0], [1, 1, 2, 0]]),
     }
-    rows = Corpus("rows", splits, None, "", packed=True)
+    rows = Corpus("rows", splits, None, "")
     assert unigram_loss(rows, "validation", 3) == pytest.approx(expected, rel=1e-12)
 
 
@@ -94,7 +94,7 @@ def test_the_unigram_loss_reads_the_beginning_of_a_long_split(monkeypatch):
     ids = {"train": [0, 0, 1, 1, 1], "validation": [1, 1, 0, 0, 0]}
     assert unigram_loss(corpus_of(**ids), "validation", 2) == pytest.approx(math.log(4))
     splits = {name: packed(name, [i[:2], i[2:4]], np.ones((2, 2), int)) for name, i in ids.items()}
-    assert unigram_loss(Corpus("rows", splits, None, "", packed=True), "validation", 2) == pytest.approx(math.log(4))
+    assert unigram_loss(Corpus("rows", splits, None, ""), "validation", 2) == pytest.approx(math.log(4))
 
 
 def test_a_cycle_of_two_is_predicted_by_bigrams_and_one_of_aab_by_trigrams():

@@ -39,7 +39,7 @@ def test_the_example_that_writes_words_gives_token_shards(run, tmp_path, capsys)
     (tmp_path / "input.txt").write_text("To be,\nor not to be: " * 10)
     words = sorted(run("re.findall")["vocabulary"])
     assert capsys.readouterr().out == "7\n"
-    tokens = open_shards("data/words", tmp_path).tokens
+    tokens = {name: split.tokens for name, split in open_shards("data/words", tmp_path).splits.items()}
     assert tokens.keys() == {"train", "validation"}
     assert [words[i] for i in tokens["train"][:9]] == ["To", "be", ",", "or", "not", "to", "be", ":", "To"]
     assert len(tokens["train"]) == 56

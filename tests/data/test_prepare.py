@@ -16,7 +16,7 @@ from running import small_disk
 from lm.config import DataConfig
 from lm.data import cache, hf_tokenizer, open_corpus, shard_writer, tokenizers, unit_shards
 from lm.data.prepare import main
-from lm.data.readers import Unit, find_units, read_documents
+from lm.data.readers import Span, find_spans, read_documents
 from lm.data.unit_shards import Options, assign
 from lm.errors import UserError
 from lm.files import lock
@@ -67,10 +67,10 @@ def test_units_contain_each_line_exactly_once(dump):
     """A unit may end in a line, at its end, or inside a character of two bytes."""
     size = dump.stat().st_size
     for unit_bytes in (7, 100, 1000, size - 1, size, 2 * size):
-        files, units = find_units(f"jsonl:{dump}", unit_bytes)
+        files, units = find_spans(f"jsonl:{dump}", unit_bytes)
         assert files == [str(dump)]
         assert [text for unit in units for text in read_documents(unit, "text")] == DOCUMENTS, unit_bytes
-        whole = "".join(text for u in find_units(f"text:{dump}", unit_bytes)[1] for text in read_documents(u, ""))
+        whole = "".join(text for u in find_spans(f"text:{dump}", unit_bytes)[1] for text in read_documents(u, ""))
         assert whole == dump.read_text()
 
 
@@ -87,7 +87,7 @@ def test_shards_hold_every_document_in_order(dump, tmp_path):
 
 def test_the_validation_fraction_holds_for_unevenly_sized_units(tmp_path):
     """Units of one document, of very different sizes, or a single one: the same documents are held out."""
-    whole = split_documents(Unit("jsonl", "", 0, 1), DOCUMENTS, 0.1)["validation"]
+    whole = split_documents(Span("jsonl", "", 0, 1), DOCUMENTS, 0.1)["validation"]
     assert 20 <= len(whole) <= 40
     for sizes in ((1,) * 300, (1, 2, 297)):
         folder, first = tmp_path / f"dump{len(sizes)}", 0
@@ -96,23 +96,40 @@ def test_the_validation_fraction_holds_for_unevenly_sized_units(tmp_path):
             lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS[first : first + size]]
             (folder / f"{i:03}.jsonl").write_text("".join(lines))
             first += size
-        units = find_units(f"jsonl:{folder}", 2**20)[1]
+        units = find_spans(f"jsonl:{folder}", 2**20)[1]
         splits = [split_documents(unit, list(read_documents(unit, "text")), 0.1) for unit in units]
         assert [text for split in splits for text in split["validation"]] == whole
-    copies = split_documents(Unit("jsonl", "", 0, 1), DOCUMENTS * 2, 0.1)
+    copies = split_documents(Span("jsonl", "", 0, 1), DOCUMENTS * 2, 0.1)
     assert not set(copies["train"]) & set(copies["validation"])
 
 
 def test_the_validation_fraction_holds_for_small_text_files():
     for n_lines in (1, 2, 50):
         texts = ["".join(f"{line} of file {i}\n" for line in range(n_lines)) for i in range(1000)]
-        splits = [split_documents(Unit("text", "", 0, 1), [text], 0.1) for text in texts]
+        splits = [split_documents(Span("text", "", 0, 1), [text], 0.1) for text in texts]
         n_held_out = sum(len("".join(split["validation"])) for split in splits)
         assert 0.07 < n_held_out / sum(map(len, texts)) < 0.13
         for text, split in zip(texts, splits, strict=True):
             train, held_out = ("".join(split[name]) for name in ("train", "validation"))
             assert train + held_out == text
             assert train[-1:] in ("", "\n")
+
+
+def test_many_small_files_become_few_shards_of_the_same_documents(tmp_path):
+    """In the order of the files; each file stays a document of its own, also where a unit ends between two files."""
+    texts = [f"File {i}\nof {'many ' * (i % 5)}words.\n" for i in range(200)]
+    (tmp_path / "files").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "files" / f"{i:03}.txt").write_text(text)
+    for unit_mb, n_shards in ((64, 1), (0.002, 4)):
+        out = tmp_path / str(unit_mb)
+        job = [f"--input=text:{tmp_path / 'files'}", "--tokenizer=bpe:300", f"--output={out}", "--workers=1"]
+        assert main([*job, f"--unit_mb={unit_mb}", "--validation=0"]) == 0
+        assert len(list(out.glob("*.npy"))) == n_shards
+        found = corpus(out, tmp_path, f"hf:{out / 'tokenizer.json'}")
+        whole = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
+        assert whole == "".join(text + hf_tokenizer.END_OF_TEXT for text in texts)
+        assert sum(shard["documents"] for shard in records_of(out)) == 200
 
 
 def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_path):
@@ -299,8 +316,8 @@ def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch
 
 
 def test_a_dataset_without_a_train_split_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
-    units = [Unit("tfds:test", "dataset", 0, 1, "test")]
-    monkeypatch.setattr(shard_writer, "find_units", lambda *_: ([], units))
+    units = [Span("tfds:test", "dataset", 0, 1, "test")]
+    monkeypatch.setattr(shard_writer, "find_spans", lambda *_: ([], units))
     with pytest.raises(UserError, match="--input: 'tfds:dataset' has no train split"):
         shard_writer.write_shards(Options("tfds:dataset", "byte", tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ import pytest
 from lm.config import DataConfig
 from lm.data import check_corpus, open_corpus, sources
 from lm.data.prepare import main as prepare
-from lm.data.readers import find_units, read_documents
+from lm.data.readers import find_spans, read_documents
 from lm.errors import UserError
 
 DOCUMENTS = [f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)]
@@ -52,7 +52,7 @@ def write(path, documents=DOCUMENTS, **options):
 
 
 def documents_of(source, unit_bytes=2**20, field="text"):
-    return [text for unit in find_units(source, unit_bytes, field)[1] for text in read_documents(unit, field)]
+    return [text for unit in find_spans(source, unit_bytes, field)[1] for text in read_documents(unit, field)]
 
 
 def decoded(source, tmp_path, split="train", **options):
@@ -76,7 +76,7 @@ def test_each_format_has_the_same_documents_in_units_of_any_size(tmp_path, name,
         for unit_bytes in (1, 300, 2**40):
             assert documents_of(source, unit_bytes, field) == DOCUMENTS, (source, unit_bytes)
     if kind == "parquet":
-        assert len(find_units(f"parquet:{path}", 1, field)[1]) == 9  # one row group each
+        assert len(find_spans(f"parquet:{path}", 1, field)[1]) == 9  # one row group each
     text = decoded(f"{kind}:{path}", tmp_path, splits=(1.0, 0.0, 0.0), field=field)
     assert text == "\n".join(DOCUMENTS)
 
@@ -137,7 +137,7 @@ def test_a_unit_that_is_larger_than_a_shard_becomes_several_shards(tmp_path, mon
     for out in sources.values():
         assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]) == 0
         monkeypatch.setattr("lm.data.unit_shards.SHARD", 100)
-        monkeypatch.setattr("lm.data.unit_shards.BATCH", 60)
+        monkeypatch.setattr("lm.data.encoding.BATCH", 60)
     assert len(list(sources["many"].glob("train_000000*.npy"))) > 5
     assert len(list(sources["one"].glob("train_000000*.npy"))) == 1
     one, many = (
@@ -273,8 +273,8 @@ def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):
     write(tmp_path / "a" / "1.parquet")
     damaged_row_group(tmp_path / "a" / "2.parquet")
     job = [f"--input=parquet:{tmp_path / 'a'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]
-    assert prepare(job) == 2
-    (unit, _) = json.loads((tmp_path / "out" / "manifest.json").read_text())["units"]
+    assert prepare([*job, "--unit_mb=0.004"]) == 2
+    unit, *_ = json.loads((tmp_path / "out" / "manifest.json").read_text())["units"]
     assert (tmp_path / "out" / unit["shards"][0]["file"]).exists()
 
 

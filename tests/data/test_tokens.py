@@ -14,6 +14,7 @@ from lm.config import DataConfig
 from lm.data import (
     cache,
     check_corpus,
+    encoding,
     hf_tokenizer,
     open_corpus,
     python_docs,
@@ -142,18 +143,16 @@ def test_files_of_a_folder_are_joined_in_order_with_separators(config, tmp_path)
     assert bpe.splits["train"].n_bytes == 14
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bpe:260"])
-def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, monkeypatch, tokenizer):
-    given = config(source=f"text:{write_folder(tmp_path / 'folder')}", splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
-    at_once = quiet(given).splits["train"]
-    assert list(map(len, tokens_module._batch_documents(["ab", "c", "de"]))) == [3]
-    for batch, sizes in {4: [2, 1], 1: [1, 1, 1]}.items():
-        monkeypatch.setattr(tokens_module, "MAX_BATCH_CHARACTERS", batch)
-        assert list(map(len, tokens_module._batch_documents(["ab", "c", "de"]))) == sizes
-        shutil.rmtree(tmp_path / "cache")
-        again = quiet(given).splits["train"]
-        assert again.tokens.tolist() == at_once.tokens.tolist()
-        assert again.n_bytes == at_once.n_bytes
+def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, monkeypatch):
+    source = f"text:{write_folder(tmp_path / 'folder')}"
+    for tokenizer in ("char", "bpe:260"):
+        given = config(source=source, splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
+        found = []
+        for batch in (2**20, 8, 1):
+            monkeypatch.setattr(encoding, "BATCH", batch)
+            found.append(quiet(given).splits["train"])
+            shutil.rmtree(tmp_path / "cache")
+        assert len({(split.tokens.tobytes(), split.n_bytes) for split in found}) == 1
 
 
 def test_a_source_without_its_kind_suggests_the_right_form(config, tmp_path):
@@ -206,7 +205,7 @@ DAMAGES = {
     "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "other JSON": lambda path: path.write_text("[1]"),
 }
-FILES = ["meta.json", "validation.bin", "train.lengths.npy", "test.npy", "test.segments.npy", "checksums.json"]
+FILES = ["counts.json", "validation.npy", "test.segments.npy", "tokenizer.json", "checksums.json"]
 
 
 def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
@@ -214,32 +213,21 @@ def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
         return {name: (np.array(split.tokens), np.array(split.segments)) for name, split in corpus.splits.items()}
 
     given = config(packing="documents")
-    fingerprint, before = quiet(given, seq_len=8).fingerprint, in_memory(quiet(given, seq_len=8))
-    for name, damage in itertools.product(FILES, DAMAGES.values()):
-        for path in (tmp_path / "cache" / "tokens").glob(f"*/{name}"):
-            damage(path)
-            lines = []
-            after = open_corpus(given, seq_len=8, say=lines.append)
-            (warning,) = (line for line in lines if "WARNING" in line)
-            assert warning.startswith(f"WARNING: the cache entry {path.parent} is corrupted (")
-            assert name in warning or name == "checksums.json"  # whose damage is found in what it lists
-            assert after.notices == (warning,)
-            np.testing.assert_equal(in_memory(after), before)
-            assert after.fingerprint == fingerprint
-            assert quiet(given, seq_len=8).notices == ()
-
-
-def test_a_damaged_cached_tokenizer_is_made_again_with_one_warning(config, tmp_path):
-    before = quiet(config())
-    entries = (tmp_path / "cache" / "tokenizers").iterdir()
-    (path,) = (entry for entry in entries if not entry.name.endswith(".lock"))
-    for damage in list(DAMAGES.values())[1:]:
+    whole = quiet(given, seq_len=8)
+    before = in_memory(whole)
+    paths = [path for name in FILES for path in (tmp_path / "cache").glob(f"*/*/{name}")]
+    assert len(paths) == 6  # two entries with checksums
+    for path, damage in itertools.product(paths, DAMAGES.values()):
         damage(path)
-        after = quiet(config())
-        (warning,) = after.notices
-        assert warning == f"WARNING: the cached tokenizer {path} is corrupted; it is rebuilt"
-        assert after.tokenizer.to_json() == before.tokenizer.to_json()
-        assert quiet(config()).notices == ()
+        lines = []
+        after = open_corpus(given, seq_len=8, say=lines.append)
+        (warning,) = (line for line in lines if "WARNING" in line)
+        assert warning.startswith(f"WARNING: the cache entry {path.parent} is corrupted (")
+        assert path.name in warning or path.name == "checksums.json"  # whose damage is found in what it lists
+        assert after.notices == (warning,)
+        np.testing.assert_equal(in_memory(after), before)
+        assert (after.fingerprint, after.tokenizer.to_json()) == (whole.fingerprint, whole.tokenizer.to_json())
+        assert quiet(given, seq_len=8).notices == ()
 
 
 def test_a_cache_entry_that_cannot_be_read_is_not_rebuilt(config, monkeypatch):
