@@ -153,7 +153,7 @@ def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_pat
     messages = []
     open_text(rows, "test", None, messages.append)
     open_text(with_seq_len(rows, 8), "test", None, messages.append)
-    assert messages == []
+    assert not any("WARNING" in line for line in messages)
 
 
 def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):

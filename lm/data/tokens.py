@@ -237,10 +237,10 @@ def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say
     except UnknownText as e:
         raise UserError(f"{e}; this model cannot predict them: remove them from the text") from None
     splits = {}
-    for name, counts in read_json(directory / "counts.json", {str: [COUNT]}).items():
+    for name, (n_tokens, n_bytes) in read_json(directory / "counts.json", {str: [COUNT]}).items():
         tokens = np.load(directory / f"{name}.npy", mmap_mode="r")
         segments = np.load(directory / f"{name}.segments.npy", mmap_mode="r") if row_len else None
-        splits[name] = Split(name, tokens, *counts, segments)
+        splits[name] = Split(name, tokens, n_tokens, n_bytes, segments)
     return splits
 
 
@@ -253,17 +253,17 @@ def _write_split(name: str, documents: Iterable[str], tokenizer, row_len: int | 
         The number of tokens, and that of UTF-8 bytes of the text.
     """
     end, separator = tokenizer.end_of_text, None
-    n_bytes, lengths = 0, []
+    n_bytes, lengths = 0, list[int]()
     unpacked = directory / "ids"
     with unpacked.open("wb") as file:
         for piece, ids in encode(tokenizer, (Piece(name, f"the {name} split", text) for text in documents)):
             if lengths:
                 if separator is None:
                     separator = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
-                file.write(separator)
+                file.write(separator.tobytes())
                 lengths[-1] += 1
                 n_bytes += end is None
-            file.write(ids)
+            file.write(ids.tobytes())
             lengths.append(len(ids))
             n_bytes += len(piece.text.encode())
     n_tokens = sum(lengths)
