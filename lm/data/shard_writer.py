@@ -56,7 +56,7 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         raise UserError(f"--input: {o.input!r} contains no text")
     if not any(span.split in ("", "train") for span in spans):
         raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
-    if (o.output.exists() and not o.output.is_dir()) or (not (o.output / MANIFEST).exists() and _visible(o.output)):
+    if o.output.exists() and not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*")):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
     _check_arguments(o, spans[0])  # before the directory is marked, so that a corrected command can use it
     o.output.mkdir(parents=True, exist_ok=True)
@@ -81,10 +81,6 @@ def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
         units[-1].append(span)
         left -= size
     return units
-
-
-def _visible(directory: Path) -> bool:
-    return directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir())
 
 
 def _check_arguments(o: Options, first: Span) -> None:
@@ -173,22 +169,15 @@ def _write_missing(o: Options, units: list[list[Span]], manifest: dict, say) -> 
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
     if not missing:
         return
-    kept = _first_copies(o, units) if o.deduplicate else [None] * len(units)
-    next_save, began = 0.0, time.monotonic()
+    sizes = [sum(span.size for span in unit) for unit in units]
+    kept = _first_copies(o, units, sizes) if o.deduplicate else [None] * len(units)
+    began = time.monotonic()
     jobs = {i: (i, units[i], o, kept[i]) for i in missing}
-    for i, done in _in_parallel("tokenizing", o.workers, units, write_unit, jobs):
+    for i, done in _in_parallel("tokenizing", o.workers, sizes, write_unit, jobs):
         manifest["units"][i] = done
-        now = time.monotonic()
-        if now >= next_save:  # saving a long manifest takes at most 5 % of the time
-            _save(o, manifest)
-            next_save = now + 20 * (time.monotonic() - now)
-    _save(o, manifest)
-    size, seconds = sum(_size(units[i]) for i in missing) / 1e6, time.monotonic() - began
+        _save(o, manifest)
+    size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
-
-
-def _size(unit: list[Span]) -> int:
-    return sum(span.size for span in unit)
 
 
 def _are_there(output: Path, shards: list[dict]) -> bool:
@@ -197,13 +186,13 @@ def _are_there(output: Path, shards: list[dict]) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _first_copies(o: Options, units: list[list[Span]]) -> list[np.ndarray]:
+def _first_copies(o: Options, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
     """Return for each unit which of its documents are the first of their text, by hashes of 64 bits.
 
     This reads the input once more, and takes 16 bytes of memory per document.
     """
     jobs = {i: (unit, o.field) for i, unit in enumerate(units)}
-    found = dict(_in_parallel("hashing documents", o.workers, units, hash_unit, jobs))
+    found = dict(_in_parallel("hashing documents", o.workers, sizes, hash_unit, jobs))
     hashes = [found[i] for i in range(len(units))]
     kept = np.zeros(sum(map(len, hashes)), bool)
     kept[np.unique(np.concatenate(hashes), return_index=True)[1]] = True
@@ -211,15 +200,15 @@ def _first_copies(o: Options, units: list[list[Span]]) -> list[np.ndarray]:
 
 
 def _in_parallel(
-    title: str, workers: int, units: list[list[Span]], function: Callable, jobs: dict[int, tuple]
+    title: str, workers: int, sizes: list[int], function: Callable, jobs: dict[int, tuple]
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
-    n_workers, total = min(workers, len(jobs)), sum(_size(units[i]) for i in jobs)
+    n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
     with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
         if n_workers < 2:
             for i, job in jobs.items():
                 yield i, function(*job)
-                bar.update(_size(units[i]))
+                bar.update(sizes[i])
             return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
@@ -228,29 +217,32 @@ def _in_parallel(
                 for future in as_completed(numbers):
                     i = numbers.pop(future)
                     yield i, future.result()
-                    bar.update(_size(units[i]))
+                    bar.update(sizes[i])
             except BrokenProcessPool:
                 raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
             finally:
                 pool.shutdown(cancel_futures=True)
 
 
-def _report(o: Options, splits: set[str], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
-    """Say how many tokens each split has, and how to train on them."""
+def _report(o: Options, found: set[str], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
+    """Say how many tokens each split has, and how to train on them; refuse a split that was found but has none."""
     shards = [shard for unit in manifest["units"] for shard in unit["shards"]]
-    n_tokens = {split: sum(s["tokens"] for s in shards if s["split"] == split) for split in SPLITS}
-    if not n_tokens["train"]:
-        raise UserError(f"--input: {o.input!r} has no text for the train split; use more text or a lower --validation")
-    for split, n in n_tokens.items():
+    empty = []
+    for split in SPLITS:
+        n, documents = (sum(s[name] for s in shards if s["split"] == split) for name in ("tokens", "documents"))
         if n:
-            documents = sum(s["documents"] for s in shards if s["split"] == split)
             say(f"{split}: {n:,} tokens, {documents:,} documents")
-        elif split in splits:
-            raise UserError(f"--input: the {split} split of {o.input!r} has no documents; delete {o.output}")
+        elif split in found or split == "train":
+            raise UserError(
+                f"--input: {o.input!r} has no documents in the {split} split; use more text or a lower --validation, "
+                f"and delete {o.output}"
+            )
+        else:
+            empty.append(split)
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):
             say(f"{left_out:,} documents left out: {reason}")
-    if o.validation and not n_tokens["validation"]:
+    if o.validation and "validation" in empty:
         say("WARNING: the validation split is empty; use more text or a higher --validation")
     spec = "byte" if tokenizer.kind == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     spec += " --config.data.special_tokens=true" if o.special_tokens else ""

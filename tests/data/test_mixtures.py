@@ -157,6 +157,8 @@ def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(texts, tmp_p
     for line in evaluations:
         assert line["losses"].keys() == {"a", "b"}
         assert line["loss"] == pytest.approx(0.7 * line["losses"]["a"] + 0.3 * line["losses"]["b"], rel=1e-12)
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["losses_by_source"] == {line["split"]: line["losses"] for line in evaluations}
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     for step in checkpoint_steps(tmp_path / "part")[1:]:
         shutil.rmtree(tmp_path / "part" / "checkpoints" / str(step))
