@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm import model, parameters
+from lm import model, parameters, spikes
 from lm.config import Resolved
 from lm.config.values import divisors
 from lm.data.batches import gather
@@ -35,9 +35,10 @@ class TrainState(flax.struct.PyTreeNode):
     params: dict
     opt_state: Any
     seed: jax.Array  # uint32
-    skipped: jax.Array  # int32: updates rejected because they were not finite (on_nonfinite = "skip")
+    skipped: jax.Array  # int32: updates rejected by on_nonfinite = "skip" or on_spike = "skip"
     halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
     ema: dict | None = None  # with config.train.ema: the average of the parameters, at least float32
+    recent: jax.Array | None = None  # with config.train.on_spike: losses and gradient norms of the last steps
 
 
 def optimizer(config: Resolved) -> optax.GradientTransformation:
@@ -58,7 +59,8 @@ def state_of_step_0(config: Resolved, params: dict, seed) -> TrainState:
     opt_state, ema = optimizer(config).init(params), None
     if config.train.ema is not None:
         ema = jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params)
-    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(seed), ema=ema, **counters)
+    recent = None if config.train.on_spike == "none" else spikes.empty_window()
+    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(seed), ema=ema, recent=recent, **counters)
 
 
 def evaluated_params(state: TrainState, config: Resolved) -> dict:
@@ -242,7 +244,7 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
 
     An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
     rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
-    all later calls.
+    all later calls. With on_spike = "skip" an update is rejected and counted, too, if the step is a spike.
 
     Args:
         state: the train state.
@@ -251,29 +253,38 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
 
     Returns:
         The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of each term of the
-        loss), grad_norm (before clipping), learning_rate, finite.
+        loss), grad_norm (before clipping), learning_rate, finite; with on_spike, loss_z and grad_norm_z (lm/spikes.py).
     """
-    stop = {"stop": True, "skip": False}[config.train.on_nonfinite]
-    learning_rate = learning_rate_schedule(config.optimizer, config.train.steps)
+    t = config.train
+    stop = {"stop": True, "skip": False}[t.on_nonfinite]
+    learning_rate = learning_rate_schedule(config.optimizer, t.steps)
     means, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     n_updates = state.step - state.skipped
     params, ema = optax.apply_updates(state.params, updates), None
-    if config.train.ema is not None and state.ema is not None:
-        ema = _next_ema(state.ema, params, n_updates + 1, config.train.ema)
+    if t.ema is not None and state.ema is not None:
+        ema = _next_ema(state.ema, params, n_updates + 1, t.ema)
     new = params, opt_state, ema
     # Finite gradients can still overflow a moment or a parameter.
     finite = jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm) & _all_finite(new)
-    accepted = finite & ~state.halted
-    old = state.params, state.opt_state, state.ema
-    params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
     rate = jnp.float32(learning_rate(n_updates))  # the optimizer counts its updates
     metrics = means | {"grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
-    step, skipped = state.step + (accepted | (not stop)), state.skipped + (~finite & (not stop))
-    halted = state.halted | (~finite & stop)
+    halted, rejected, recent = state.halted | (~finite & stop), ~finite, state.recent
+    if recent is not None:
+        values = jnp.stack([means["loss"], grad_norm])
+        z = spikes.scores(recent, values)
+        metrics |= {"loss_z": z[0], "grad_norm_z": z[1]}
+        if {"warn": False, "skip": True}[t.on_spike]:
+            rejected |= jnp.max(z) > spikes.LIMIT
+        # A skipped step counts as well: where the loss stays at a new level, updates are skipped for a while only.
+        recent = jnp.where(finite & ~halted, recent.at[:, state.step % spikes.WINDOW].set(values), recent)
+    accepted = ~rejected & ~halted
+    old = state.params, state.opt_state, state.ema
+    params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
+    step, skipped = state.step + ~halted, state.skipped + (rejected & ~halted)
     changed = {"params": params, "opt_state": opt_state, "ema": ema, "skipped": skipped, "halted": halted}
-    return state.replace(step=step, **changed), metrics
+    return state.replace(step=step, recent=recent, **changed), metrics
 
 
 def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:

@@ -379,6 +379,11 @@ class TrainConfig:
         "stop", "at a loss or gradient that is not finite: stop the run, or skip the update", choices=("stop", "skip"),
         execution=True,
     )  # fmt: skip
+    on_spike: str = key(
+        "none", "at a spike of the loss or gradient norm, 6 robust standard deviations above the median of the last "
+        "128 steps: do nothing, log it with its text's place, or also skip the update",
+        choices=("none", "warn", "skip"), execution=True,
+    )  # fmt: skip
     deterministic: bool = key(False, "GPU: use slower kernels that add in a fixed order", execution=True)
     profile: tuple[int, ...] | None = key(
         None, "(first, last) step of a profile (xprof trace), written to the workdir", low=1, execution=True

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from lm import parameters, runtime
 from lm.baselines.ngrams import unigram_loss
@@ -16,7 +17,8 @@ from lm.cost.units import si
 from lm.data import mixtures, shards
 from lm.parallel import processes
 from lm.parallel.mesh import current_mesh, use_mesh
-from lm.parallel.sharding import shard_state
+from lm.parallel.sharding import replicate, shard_state
+from lm.spikes import WINDOW, empty_window
 from lm.step import TrainState, init_state, state_of_step_0
 from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import Diagnostics
@@ -167,14 +169,24 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
     """
     init = functools.partial(init_state, run.config)
     abstract = shard_state(jax.eval_shape(init, run.config.train.seed), run.table)
-    if checkpoints and (restored := checkpoints.restore(abstract)):
-        return restored[1:]
+    if checkpoints and (restored := checkpoints.restore(abstract, _as_saved)):
+        _, state, record = restored
+        if abstract.recent is None or state.recent is None:  # this start may change config.train.on_spike
+            state = state.replace(recent=abstract.recent and replicate(current_mesh(), np.asarray(empty_window())))
+        return state, record
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(run.config.train.seed)  # sharded from the start
     if loaded:
         start = jax.jit(functools.partial(state_of_step_0, run.config), out_shardings=shardings)
         state = start(loaded.into(state.params), run.config.train.seed)
     return state, {}
+
+
+def _as_saved(abstract: TrainState, meta: dict) -> TrainState:
+    """Return the abstract state of a checkpoint, which has a window of losses if config.train.on_spike was set."""
+    was_on = meta["config"]["train"].get("on_spike", "none") != "none"
+    window = jax.ShapeDtypeStruct((2, WINDOW), "float32", sharding=abstract.step.sharding)
+    return abstract.replace(recent=window if was_on else None)
 
 
 def open_metrics(run: Run, workdir: Workdir, resumed_at: int | None) -> MetricsWriter:

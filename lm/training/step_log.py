@@ -6,6 +6,8 @@ import jax
 
 from lm.cost.devices import peak_flops
 from lm.cost.flops import mfu
+from lm.data import batches
+from lm.spikes import LIMIT
 from lm.training.dispatch import Done
 
 
@@ -23,7 +25,9 @@ def nonfinite_cause(metrics: dict[str, float]) -> str:
 
 
 class StepLog:
-    """Writes a line every log.every steps, at the last step, and at every step that is not finite.
+    """Writes a line every log.every steps, at the last step, and at every step that is not finite or a spike.
+
+    The line of a spike has the window_starts of its batch: see `lm.data.batches`.
 
     Args:
         run: the prepared run (`lm.training.run.Run`).
@@ -51,13 +55,16 @@ class StepLog:
         for i in range(done.dispatch.n_steps):
             step, finite = done.dispatch.step + i + 1, bool(done.metrics["finite"][i])
             values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
-            if step % self._run.config.log.every == 0 or step == t.steps or not finite:
-                self._write_line(step, values, speed)
+            spike = max(values.get("loss_z", 0.0), values.get("grad_norm_z", 0.0)) > LIMIT
+            if step % self._run.config.log.every == 0 or step == t.steps or spike or not finite:
+                self._write_line(step, values | (self._place(step) if spike else {}), speed)
                 logged = True
             if not finite and t.on_nonfinite == "stop":
                 return step
             if not finite:
                 self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
+            if spike:
+                self._progress.say(self._spike_warning(step, values))
         if logged:
             self._since, self._n_steps = now, 0
         return None
@@ -67,7 +74,20 @@ class StepLog:
         seconds = self._clock.seconds()
         return seconds["steps"] + seconds["data_wait"]
 
-    def _write_line(self, step: int, values: dict[str, float], tokens_per_second: float) -> None:
+    def _place(self, step: int) -> dict[str, list[int]]:
+        """Return where the batch of a step is in the tokens of the train split."""
+        split = self._run.corpus.split("train")
+        return {"window_starts": batches.window_starts(split, self._run.config, step - 1).tolist()}
+
+    def _spike_warning(self, step: int, values: dict[str, float]) -> str:
+        loss, norm = (f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm"))
+        done = {"warn": "applied", "skip": "skipped"}[self._run.config.train.on_spike]
+        return (
+            f"WARNING: step {step} is a spike: loss {loss}, gradient norm {norm}; the update was {done}. Its text: "
+            f"python -m lm.show --workdir {self._writer.workdir} --step {step}"
+        )
+
+    def _write_line(self, step: int, values: dict, tokens_per_second: float) -> None:
         run, n_devices = self._run, jax.device_count()
         line = {
             "step": step,

@@ -129,7 +129,7 @@ class Checkpoints:
         )
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
-    def restore(self, abstract_state) -> tuple[int, Any, dict] | None:
+    def restore(self, abstract_state, adapt=lambda state, meta: state) -> tuple[int, Any, dict] | None:
         """Restore the newest intact checkpoint.
 
         A corrupted one causes a warning, its directory is renamed to STEP.corrupted-N, and the next older one is
@@ -137,6 +137,7 @@ class Checkpoints:
 
         Args:
             abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
+            adapt: (abstract_state, meta) -> the abstract state of the checkpoint with this meta.
 
         Returns:
             (step, state, meta), or None if there is no checkpoint.
@@ -154,12 +155,13 @@ class Checkpoints:
                 appears(self._directory / str(candidate))  # within a minute
             try:
                 record = _in_all(functools.partial(_read_record, self._directory, candidate))
-                leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(abstract_state))
+                saved = adapt(abstract_state, record["meta"])
+                leaves = _read_leaves(self._directory, candidate, record, leaves_by_path(saved))
             except Corrupted as reason:
                 corrupted[candidate] = str(reason)
                 continue
             self._set_aside(corrupted, candidate)
-            return candidate, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves.values()), record["meta"]
+            return candidate, jax.tree.unflatten(jax.tree.structure(saved), leaves.values()), record["meta"]
         if not candidates:
             return None
         raise UserError(

@@ -63,7 +63,7 @@ def read_run(workdir: Path) -> SavedRun:
     try:
         config = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
     except FileNotFoundError:
-        raise UserError(f"--workdir {workdir} has no config.json, so the run in it cannot be resumed") from None
+        raise UserError(f"--workdir {workdir} has no config.json; give the directory of a run") from None
     record: dict[str, Any] = {"data": None, "starts": []}
     summary: dict[str, Any] = {"status": None}
     with contextlib.suppress(FileNotFoundError):

@@ -1,0 +1,68 @@
+"""Print the text that a step of a run trained on: python -m lm.show --workdir runs/mine --step 214"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lm.config import Config, from_dict
+from lm.config.values import path_argument
+from lm.data import Corpus, batches, open_corpus
+from lm.errors import UserError, with_exit_code
+from lm.parser import Parser
+from lm.text_tables import for_terminal
+from lm.workdir.saved_run import read_run
+
+EPILOG = """\
+The steps are those of metrics.jsonl: step 1 is the first one. The batch of a step is a function of the text, the config
+and the step, and is computed again, so any step can be shown, also one that a run has not reached.
+
+exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments, or other data than the run's.
+"""
+
+
+@with_exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = Parser("show", "Print the examples that a run trained on in a step.", EPILOG)
+    parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help="directory of the run")
+    parser.add_argument("--step", required=True, type=int, metavar="N", help="the step, from 1 on")
+    a = parser.parse_args(argv)
+    saved = read_run(Path(a.workdir))
+    config = from_dict(saved.config)
+    if not 1 <= a.step <= config.train.steps:
+        raise UserError(f"--step: {a.step} is not a step of this run; use 1 to {config.train.steps}")
+    corpus = open_corpus(config.data, seq_len=config.train.seq_len, say=lambda line: print(line, file=sys.stderr))
+    if saved.data and saved.data["fingerprint"] != corpus.fingerprint:
+        raise UserError(
+            f"--workdir: {a.workdir} trained on {saved.data['name']}, and the data now ({corpus.name}) has other text "
+            "or other tokens; restore the data"
+        )
+    for example in examples(corpus, config, a.step):
+        print(example)
+    return 0
+
+
+def examples(corpus: Corpus, config: Config, step: int) -> Iterator[str]:
+    """Yield each example of a step: a line on its place in the train split, and its text, or its ids as numbers.
+
+    Documents of a packed row are separated by blank lines.
+    """
+    split = corpus.split("train")
+    starts = batches.window_starts(split, config, step - 1)
+    batch = batches.gather(split.arrays, starts, config.train.seq_len)
+    for i, (start, ids) in enumerate(zip(starts.tolist(), batch["tokens"], strict=True)):
+        part = next(part for part in reversed(split.all_parts) if part.start <= start)
+        place = f"{'row' if split.packed else 'token'} {start - part.start:,}{f' of {part.name}' * bool(part.name)}"
+        documents = [ids]
+        if split.packed:
+            segments = batch["segments"][i]
+            documents = [ids[segments == number] for number in np.unique(segments[segments > 0])]
+        decode = corpus.tokenizer.decode if corpus.tokenizer else lambda ids: " ".join(map(str, ids))
+        text = for_terminal("\n\n".join(map(decode, documents)))
+        yield f"---- example {i + 1} of step {step}: {place} ----\n{text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

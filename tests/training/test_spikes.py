@@ -1,0 +1,100 @@
+"""config.train.on_spike: spikes have a robust z-score, are skipped alike after a resumption, and their text is shown."""
+
+import random
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import assert_same_run, metrics_of, summary_of
+from scipy.stats import median_abs_deviation
+
+from lm import spikes
+from lm.data import show
+
+FIRST, N = 100 * 64, 64  # the tokens of step 101: characters that occur nowhere else
+KEYS = (
+    "--config.data.order=epochs", "--config.data.shuffle=false", "--config.train.steps=112", "--config.eval.every=0",
+    "--config.checkpoint.every=100", "--config.log.every=20", "--config.train.steps_per_dispatch=8",
+)  # fmt: skip
+
+
+@pytest.fixture
+def text(bench, tmp_path):
+    garbage = "".join(random.Random(0).choice("XQZJ#@%&") for _ in range(N))
+    words = bench.text.read_text() * 4
+    path = tmp_path / "text.txt"
+    path.write_text(words[:FIRST] + garbage + words[FIRST + N :])
+    return path
+
+
+def test_scores_are_those_of_scipy_and_0_until_half_of_the_window_is_known():
+    draw, values = np.random.default_rng(0), np.array([3.0, 40.0], np.float32)
+    window = draw.lognormal(size=(2, spikes.WINDOW)).astype(np.float32)
+    expected = (values - np.median(window, 1)) / median_abs_deviation(window, 1, scale="normal")
+    np.testing.assert_allclose(spikes.scores(window, values), expected, rtol=1e-4)
+    half = spikes.empty_window().at[:, : spikes.WINDOW // 2].set(1.0)
+    assert spikes.scores(half, jnp.array([1e9, 1e9])).tolist() == [0, 0]
+
+
+def test_a_spike_is_logged_skipped_and_shown_and_a_resumed_run_decides_alike(train, command, text, tmp_path):
+    keys = (*KEYS, f"--config.data.source=text:{text}")
+    for action in ("none", "warn", "skip"):
+        code, output = train(tmp_path / action, *keys, f"--config.train.on_spike={action}")
+        assert code == 0
+        assert ("step 101 is a spike" in output) == (action != "none")
+        assert summary_of(tmp_path / action)["skipped"] == (action == "skip")
+    none, warn, skip = (metrics_of(tmp_path / action) for action in ("none", "warn", "skip"))
+    # Watching changes no bit; skipping changes no loss up to that of the spike, and those after it.
+    assert [line["loss"] for line in none] == [line["loss"] for line in warn if line["step"] != 101]
+    assert [line["loss"] for line in skip[:6]] == [line["loss"] for line in warn[:6]]
+    assert skip[6]["loss"] != warn[6]["loss"]
+    (spike,) = (line for line in skip if "window_starts" in line)
+    assert (spike["step"], spike["window_starts"]) == (101, [FIRST, FIRST + 16, FIRST + 32, FIRST + 48])
+
+    code, output = command(show.main, f"--workdir={tmp_path / 'skip'}", "--step=101")
+    shown = [line[:16] for line in output.splitlines() if "----" not in line]
+    assert (code, "".join(shown)) == (0, text.read_text()[FIRST : FIRST + N])
+
+    def resume(before: str, after: str, *more):
+        """Resume a copy of a finished run from step 100."""
+        workdir = tmp_path / f"{before}_{after}"
+        shutil.copytree(tmp_path / before, workdir)
+        (workdir / "summary.json").unlink()
+        shutil.rmtree(workdir / "checkpoints" / "112")
+        assert train(workdir, *keys, "--resume", f"--config.train.on_spike={after}", *more)[0] == 0
+        return workdir
+
+    assert_same_run(resume("skip", "skip", "--config.train.steps_per_dispatch=5"), tmp_path / "skip", 112)
+    # The key may be changed: then the window is new and at first finds no spikes, or is dropped.
+    for before, after, skipped in (("warn", "skip", 1), ("none", "skip", 0), ("skip", "none", 0)):
+        assert summary_of(resume(before, after))["skipped"] == skipped
+
+    text.write_text(text.read_text().replace("cat", "dog"))
+    for more, advice in (("--step=0", "use 1 to 112"), ("--step=113", "use 1 to 112"), ("--step=1", "other text")):
+        code, output = command(show.main, f"--workdir={tmp_path / 'skip'}", more)
+        assert (code, advice in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "places"),
+    [
+        (
+            ('--config.data.mixture=(("web", "text:{}", 3.0), ("code", "text:{}", 1.0))', "--config.data.order=epochs"),
+            "of ",
+        ),
+        (("--config.data.packing=documents", "--config.data.order=epochs", "--config.data.source=text:{}"), "row "),
+    ],
+)
+def test_examples_of_mixtures_and_packed_rows_are_shown_with_their_place(train, command, text, tmp_path, keys, places):
+    texts = text, tmp_path / "code.txt"
+    texts[1].write_text("".join(reversed(text.read_text())))
+    given = (key.format(*texts) for key in keys)
+    more = "--config.data.order=epochs", "--config.train.steps=1", "--config.eval.final_splits=test"
+    code, output = train(tmp_path / "run", *given, *more)
+    assert code == 0, output
+    code, output = command(show.main, f"--workdir={tmp_path / 'run'}", "--step=1")
+    assert code == 0
+    heads = [line for line in output.splitlines() if line.startswith("---- example")]
+    assert len(heads) == 4
+    assert all(places in head for head in heads)
