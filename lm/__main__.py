@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "write the report of a sweep",
     "runs": "list runs: settings, steps, best loss, status, size",
     "compare": "compare runs: what differs in their configs, losses, curves",
+    "show": "print the texts that a run trained on in a step",
     "data.prepare": "write token shards",
 }
 

@@ -1,4 +1,4 @@
-"""config.train.on_spike: spikes have a robust z-score, are skipped alike after a resumption, and their text is shown."""
+"""config.train.on_spike: robust z-scores find spikes, a resumed run skips the same ones, and their text is shown."""
 
 import random
 import shutil
@@ -9,8 +9,7 @@ import pytest
 from running import assert_same_run, metrics_of, summary_of
 from scipy.stats import median_abs_deviation
 
-from lm import spikes
-from lm.data import show
+from lm import show, spikes
 
 FIRST, N = 100 * 64, 64  # the tokens of step 101: characters that occur nowhere else
 KEYS = (
