@@ -15,14 +15,6 @@ from lm import sweep
 from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
-# Save a checkpoint after every dispatch, so that a kill at any moment finds one.
-EAGER = """
-import sys
-from lm import sweep
-from lm.sweeps import stacked
-stacked.SAVE_EVERY = 0
-sys.exit(sweep.main(sys.argv[1:]))
-"""
 CHANGED = """
 import dataclasses
 import runpy
@@ -60,8 +52,8 @@ def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
 
 
 def command(workdir, config=SWEEP) -> list[str]:
-    """Return the command of a sweep that saves a checkpoint after every dispatch, for a process that is killed."""
-    return [sys.executable, "-c", EAGER, f"--config={config}", f"--workdir={workdir}"]
+    """Return the command of a sweep, for a process that is killed."""
+    return [sys.executable, "-m", "lm.sweep", f"--config={config}", f"--workdir={workdir}"]
 
 
 def results(workdir) -> dict:

@@ -13,8 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -32,12 +31,9 @@ from lm.training.evaluation import mean_losses, weighted_mean
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart
-from lm.workdir.checkpoints import Checkpoints
-from lm.workdir.metrics import MetricsWriter, read_metrics
 
 # Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
-SAVE_EVERY = 120.0  # seconds between two checkpoints
 
 
 def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
@@ -132,12 +128,11 @@ def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None
 
 
 class StackedRuns:
-    """Runs of one program, and the directory of their metrics and checkpoints, from which they can be resumed.
+    """Runs of one program. They take minutes, so that nothing is saved of them before they have finished.
 
     Args:
         configs: the resolved config of each run.
         corpus: their data.
-        workdir: a directory for metrics.jsonl, whose values are lists over the runs, and checkpoints.
         runs_per_device: how many runs each device vectorizes.
         stream: where progress is shown.
         warm_starts: the initial parameters of each run; empty: random.
@@ -150,7 +145,6 @@ class StackedRuns:
         self,
         configs: list[Resolved],
         corpus: Corpus,
-        workdir: Path,
         *,
         runs_per_device: int,
         stream,
@@ -160,7 +154,7 @@ class StackedRuns:
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.workdir, self._warm_starts = configs, corpus, workdir, warm_starts or []
+        self.configs, self.corpus, self._warm_starts = configs, corpus, warm_starts or []
         self._progress = Progress(self.config.train.steps, stream)
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
@@ -181,32 +175,21 @@ class StackedRuns:
         return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
 
     def train(self, signals: Signals) -> list[dict] | None:
-        """Train to the last step, from the newest checkpoint if there is one.
+        """Train to the last step.
 
         Returns:
-            The result of each run (see `_result`), or None if a signal stopped them; they are then saved.
+            The result of each run (see `_result`), or None if a signal stopped them.
         """
-        self.workdir.mkdir(parents=True, exist_ok=True)
-        with closing(self._progress), closing(Checkpoints(self.workdir, keep=1, say=self._progress.say)) as checkpoints:
-            step, states, record = self._first_states(checkpoints)
-            with closing(MetricsWriter(self.workdir, resume_step=step, tensorboard=False)) as writer:
-                return self._train(step or 0, states, record, checkpoints, writer, signals)
+        with closing(self._progress):
+            return self._train(self._first_states(), signals)
 
-    def _first_states(self, checkpoints: Checkpoints) -> tuple[int | None, Any, dict]:
-        """Return (step, states, record) of the newest intact checkpoint, else (None, the states of step 0, {})."""
-        seeds = self._put(self._seeds)
-        if checkpoints.steps():
-            by_run = self._programs.by_run
-            abstract = jax.eval_shape(self._programs.init, seeds)
-            abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
-            if found := checkpoints.restore(abstract):
-                return found
-        states = self._programs.init(seeds)
+    def _first_states(self):
+        states = self._programs.init(self._put(self._seeds))
         if self._warm_starts:
             params = self._warm_started(states.params)
             start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=self._programs.by_run)
             states = states.replace(params=params, opt_state=start(params))
-        return None, states, {}
+        return states
 
     def _warm_started(self, params):
         """Return the stacked parameters with those that each warm start loads in place of the initial ones."""
@@ -216,52 +199,37 @@ class StackedRuns:
         runs = [start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
 
-    def _train(self, first: int, states, record: dict, checkpoints: Checkpoints, writer, signals) -> list[dict] | None:
-        steps, every = self.config.train.steps, self.config.eval.every
-        # The step of each run's first update that was not finite; 0: none.
-        halted_at_R = np.array(record.get("halted_at", [0] * len(self.configs)))
-        seconds_before, began = record.get("seconds", 0.0), time.monotonic()
-        saved, speed = began, _Speed(self.config, len(self.configs))
+    def _train(self, states, signals: Signals) -> list[dict] | None:
+        steps, every, n_runs = self.config.train.steps, self.config.eval.every, len(self.configs)
+        halted_at_R = np.zeros(n_runs, int)  # the step of each run's first update that was not finite; 0: none
+        evaluations: list[dict] = []
+        began, speed = time.monotonic(), _Speed(self.config, n_runs)
 
         def eval_due(step: int) -> bool:
             return bool(every) and step % every == 0 and step < steps
 
-        def save_due(step: int) -> bool:
-            return step < steps and time.monotonic() - saved > SAVE_EVERY
-
-        def save(step: int, states) -> None:
-            writer.fsync()
-            seconds = seconds_before + time.monotonic() - began
-            checkpoints.save(step, states, {"halted_at": halted_at_R.tolist(), "seconds": seconds})
-
-        step = first
         for done in pipeline(
             lambda states, inputs, n: self._programs.steps(states, self._resident, inputs, self._values, n),
             states,
-            dispatches(first, self.config),
+            dispatches(0, self.config),
             self._inputs,
-            pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
+            pause=lambda dispatch: eval_due(dispatch.end),
             stop=lambda: signals.received is not None,
         ):
-            self._write_losses(done, halted_at_R, writer, speed)
+            self._show_losses(done, halted_at_R, speed)
             if done.state is None:
                 continue
-            states, step = done.state, done.dispatch.end
-            if eval_due(step):
-                self._write_evaluation(writer, states, step, "validation", self.config.eval.max_batches)
-            if save_due(step):
-                save(step, states)
-                saved = time.monotonic()
+            states = done.state
+            if eval_due(done.dispatch.end):
+                max_batches = self.config.eval.max_batches
+                evaluations.append(self._evaluate(states, done.dispatch.end, "validation", max_batches))
             speed.restart()
         if signals.received:
-            save(step, states)
             return None
-        for split in ("validation", "test"):
-            self._write_evaluation(writer, states, steps, split, 0)
-        seconds, n_runs = seconds_before + time.monotonic() - began, len(self.configs)
+        evaluations += [self._evaluate(states, steps, split, 0) for split in ("validation", "test")]
+        seconds = time.monotonic() - began
         about = {"seconds": seconds / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
-        lines = read_metrics(self.workdir / "metrics.jsonl")
-        return [self._result(i, int(halted_at), lines) | about for i, halted_at in enumerate(halted_at_R)]
+        return [self._result(i, int(halted_at), evaluations) | about for i, halted_at in enumerate(halted_at_R)]
 
     def tokens_per_second(self) -> float:
         """Measure the speed of a few dispatches, all runs together. Nothing is written."""
@@ -278,14 +246,13 @@ class StackedRuns:
         inputs = [source.train(step, n_steps) for source in self._sources]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *inputs), self._programs.by_run)
 
-    def _write_losses(self, done: Done, halted_at_R: np.ndarray, writer: MetricsWriter, speed: "_Speed") -> None:
-        """Write the losses of a dispatch, and record in halted_at_R which runs stopped in it."""
+    def _show_losses(self, done: Done, halted_at_R: np.ndarray, speed: "_Speed") -> None:
+        """Show the median loss of a dispatch, and record in halted_at_R which runs stopped in it."""
         n_runs, (step, n) = len(self.configs), done.dispatch
         losses, finite = done.metrics["loss"][:n_runs, :n].astype(float), done.metrics["finite"][:n_runs, :n]
         for i in range(n):
             halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
             losses[halted_at_R > 0, i] = math.nan
-            writer.write({"step": step + i + 1, "loss": losses[:, i].tolist()})
         tokens_per_second = speed.after(n)
         if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
@@ -293,8 +260,8 @@ class StackedRuns:
             line = {"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second}
             self._progress.update(line | {"tokens": done.dispatch.end * speed.tokens_per_step})
 
-    def _write_evaluation(self, writer: MetricsWriter, states, step: int, split: str, max_batches: int) -> None:
-        """Write one line: for each run the sums of nats and the numbers of tokens of each evaluation batch.
+    def _evaluate(self, states, step: int, split: str, max_batches: int) -> dict:
+        """Return for each run the sums of nats, and the numbers of tokens, of each evaluation batch.
 
         Raises:
             BelowEntropy: the loss of a run is below that of the best possible model.
@@ -310,27 +277,27 @@ class StackedRuns:
         counts = [int(n) for n in counts[0]]
         lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
         check_loss(self.corpus.split(split), lowest, sum(counts))
-        writer.write({"step": step, "split": split, "sums": sums, "counts": counts})
+        return {"step": step, "split": split, "sums": sums, "counts": counts}
 
-    def _result(self, i: int, halted_at: int, lines: list[dict]) -> dict:
+    def _result(self, i: int, halted_at: int, evaluations: list[dict]) -> dict:
         """Return the result of one run.
 
         A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite.
         Evaluations after that are left out.
         """
         steps, curve, final, sources = self.config.train.steps, [], {}, {}
-        for line in lines:
-            if "split" not in line or (halted_at and line["step"] >= halted_at):
+        for found in evaluations:
+            if halted_at and found["step"] >= halted_at:
                 continue
-            split, sums = self.corpus.split(line["split"]), list(zip(line["sums"][i], line["counts"], strict=True))
-            if line["step"] == steps:
+            split, sums = self.corpus.split(found["split"]), list(zip(found["sums"][i], found["counts"], strict=True))
+            if found["step"] == steps:
                 losses, _ = mean_losses(split, self.config, sums)
-                final[line["split"]] = weighted_mean(split, losses)
-                if split.parts and line["split"] == "test":
+                final[found["split"]] = weighted_mean(split, losses)
+                if split.parts and found["split"] == "test":
                     sources = losses
-            if line["split"] == "validation":  # so that every point of the curve is over the same windows
+            if found["split"] == "validation":  # so that every point of the curve is over the same windows
                 losses, _ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
-                curve.append((line["step"], weighted_mean(split, losses)))
+                curve.append((found["step"], weighted_mean(split, losses)))
         finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",

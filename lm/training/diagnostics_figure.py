@@ -1,11 +1,11 @@
 """Plot the diagnostics of a run by layer: attention, activations, gradients, parameters and updates over the steps."""
 
-import io
 import math
 from pathlib import Path
 
 import numpy as np
 
+from lm.training.loss_curve import to_png
 from lm.workdir.metrics import read_metrics
 
 SIZE_INCHES, DPI = (10.0, 12.0), 100
@@ -56,9 +56,7 @@ def diagnostics_png(metrics: Path) -> bytes:
         _draw(axes, curves)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set(xlabel="step", ylabel=unit)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return to_png(figure)
 
 
 def curves_of(details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str) -> list[tuple]:

@@ -49,8 +49,7 @@ def _axes():
 
 
 def _draw(axes, lines: list[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1) -> None:
-    # Skip lines of stacked runs, which have a list of losses.
-    training = [(line["step"], x) for line in lines if "split" not in line and isinstance(x := line.get("loss"), float)]
+    training = [(line["step"], line["loss"]) for line in lines if "split" not in line and "loss" in line]
     validation = sorted(validation_losses(lines).items())
     if training:
         few = "." if len(training) <= FEW else None  # a line of one point is invisible

@@ -33,10 +33,7 @@ from lm.workdir.tensorboard import EventFile
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-# Shapes of lines: training, evaluation and details of one run, and evaluation of the stacked runs of a sweep. A line of
-# training has one loss, or a list of losses for stacked runs.
-_TRAINING, _EVALUATION, _DETAILS = {"loss": (*NUMBER, [NUMBER])}, {"loss": NUMBER}, {"detail": dict}
-_STACKED_EVALUATION = {"sums": [[NUMBER]], "counts": [COUNT]}
+_TRAINING, _EVALUATION, _DETAILS = {"loss": NUMBER}, {"loss": NUMBER, "split": str}, {"detail": dict}  # shapes of lines
 _CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -92,9 +89,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
 
 
 def _shape_of(line: dict) -> dict:
-    if "split" in line:
-        return {"split": str} | (_STACKED_EVALUATION if "sums" in line else _EVALUATION)
-    return _DETAILS if "detail" in line else _TRAINING
+    return _EVALUATION if "split" in line else _DETAILS if "detail" in line else _TRAINING
 
 
 def to_line(line: dict) -> str:
@@ -152,9 +147,6 @@ class MetricsWriter:
         tensorboard: whether to write TensorBoard events.
         wandb: the arguments of `wandb.init` (project, name, config, ...); None: no W&B.
         writes: whether this process writes; the others of a run know the same lines.
-
-    Raises:
-        UserError: if W&B is configured and not installed.
     """
 
     def __init__(
@@ -256,13 +248,8 @@ def _detail_scalars(detail: dict):
 
 
 def _start_wandb(workdir: Path, arguments: dict):
-    try:
-        import wandb
-    except ImportError:
-        raise UserError(
-            "config.log.wandb is set and the package wandb is not installed: "
-            "pip install -e '.[wandb]', or set config.log.wandb = False"
-        ) from None
+    import wandb  # lm/config/checks.py has looked for it
+
     # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
     return wandb.init(dir=str(workdir), id=_wandb_id(workdir / "wandb_id.txt"), resume="allow", **arguments)
 

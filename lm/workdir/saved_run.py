@@ -205,7 +205,7 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
 
 
 def check_meta(meta: dict, where: str) -> None:
-    """Raise UserError if the record of a checkpoint is not that of a run, but of the stacked runs of a sweep."""
+    """Raise UserError if the record of a checkpoint is not that of a run."""
     try:
         check_shape(meta, _META)
     except ValueError as error:

@@ -119,7 +119,7 @@ def test_a_cut_config_is_named_rather_than_the_missing_checkpoints(tmp_path):
 
 
 def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path):
-    """The checkpoints of the stacked runs of a sweep have no such record."""
+    """One that another program wrote, for example."""
     with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
         check_checkpoints(tmp_path, {3: {"seconds": 3.0}}, tiny(), DATA)
     save_steps(tmp_path, [1])
