@@ -12,25 +12,14 @@ from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 MARGIN = 0.005  # nats per token
-MISSING: Any = None  # a required field that is not given, which `load_sweep` reports
 MATCHED_KEYS = {"params": "model.d_ff", "flops": "model.d_ff", "tokens": "train.steps"}
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
 
 
-class _Declared:
-    """A dataclass that keeps unknown fields, so that they are reported together with all other mistakes."""
-
-    def __init__(self, **given):
-        for field in dataclasses.fields(self):
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-            object.__setattr__(self, field.name, given.pop(field.name, default))
-        object.__setattr__(self, "unknown", self.unknown | given)
-
-
-@dataclasses.dataclass(frozen=True, init=False)
-class Budget(_Declared):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
     """The size of a sweep: seeds, and values of this budget.
 
     Attributes:
@@ -38,15 +27,13 @@ class Budget(_Declared):
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
         values: config values for all runs of this budget (`train.steps`, for example).
         learning_rates, tune: lists of this budget, instead of the sweep's.
-        unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    tuning_seeds: int = MISSING
-    seeds: int = MISSING
+    tuning_seeds: int
+    seeds: int
     values: Values = dataclasses.field(default_factory=dict)
     learning_rates: tuple[float, ...] | None = None
     tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
-    unknown: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def lists(self) -> dict[str, Any]:
@@ -57,8 +44,8 @@ QUICK = Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every":
 FULL = Budget(tuning_seeds=2, seeds=10)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
-class Sweep(_Declared):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
     """One ablation.
 
     Attributes:
@@ -80,14 +67,13 @@ class Sweep(_Declared):
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
-        unknown: fields that do not exist, which `load_sweep` reports.
     """
 
-    question: str = MISSING
-    base: str = MISSING
-    variants: Variants = MISSING
-    baseline: str = MISSING
-    comparisons: tuple[tuple[str, str], ...] = MISSING
+    question: str
+    base: str
+    variants: Variants
+    baseline: str
+    comparisons: tuple[tuple[str, str], ...]
     learning_rates: tuple[float, ...] | None = None
     tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
     budgets: dict[str, Budget] = dataclasses.field(default_factory=lambda: {"quick": QUICK, "full": FULL})
@@ -96,7 +82,6 @@ class Sweep(_Declared):
     texts: Variants = dataclasses.field(default_factory=dict)
     margin: float = MARGIN
     placebo: Values = dataclasses.field(default_factory=dict)
-    unknown: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def lists(self) -> dict[str, Any]:

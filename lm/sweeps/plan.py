@@ -20,10 +20,10 @@ from lm.command_line.loading import load_values, run_file
 from lm.command_line.sweeping import BUDGETS
 from lm.config import Config
 from lm.config.schema import schema
-from lm.config.values import checked, close_match, is_text, short
+from lm.config.values import checked, close_match, short
 from lm.errors import UserError
 from lm.sweeps.declare import MATCHED_KEYS, PLACEBO, Budget, Match, Sweep, Values, in_cell
-from lm.sweeps.tuning import LEARNING_RATE, too_few_tuning_seeds
+from lm.sweeps.tuning import LEARNING_RATE
 
 MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
@@ -117,17 +117,13 @@ def load_sweep(path: str, budget_name: str) -> Plan:
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
     if problems := list(_wrong_types(sweep)):  # everything below relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    problems = [*_unknown_fields(sweep), *_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep)]
-    problems += _wrong_lists(sweep)
+    problems = [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
     problems += _wrong_budgets(sweep, budget_name)
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     variants, warnings, of_configs = _plan_variants(sweep, budget)
     if problems := [*problems, *of_configs, *_unequal_lists(sweep, budget, variants)]:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
-    for text in (sweep.question, background, *variants):
-        if not is_text(text):
-            raise UserError(f"{path}: {short(text)} has a character that UTF-8 cannot encode; remove it")
     pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in sweep.cells)
     return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs, warnings)
 
@@ -180,19 +176,11 @@ def _as_kind(key: str, value: Any) -> Any:
         return value
 
 
-def _unknown_fields(sweep: Sweep) -> Iterator[str]:
-    places: dict[str, Sweep | Budget] = {"": sweep, **{f"budget {name!r}: ": b for name, b in sweep.budgets.items()}}
-    for place, declared in places.items():
-        for name in declared.unknown:
-            yield f"{place}{name}: unknown field{close_match(name, [f.name for f in dataclasses.fields(declared)])}"
-
-
 def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:
     """Yield the fields of another type than their annotation."""
     for name, hint in typing.get_type_hints(type(declared)).items():
         if not _fits(value := getattr(declared, name), hint):
-            given = "is missing: it" if value is None else short(value)
-            yield f"{place}{name}: {given} must be {inspect.formatannotation(hint)}"
+            yield f"{place}{name}: {short(value)} must be {inspect.formatannotation(hint)}"
         elif name == "budgets":
             for budget_name, budget in value.items():
                 yield from _wrong_types(budget, f"budget {budget_name!r}: ")
@@ -323,7 +311,7 @@ def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVari
                 f"{both[1]}; give both the same number"
             )
     tuned = any(variant.n_points for variant in variants.values())
-    if tuned and type(budget.seeds) is int and too_few_tuning_seeds(budget.seeds, budget.tuning_seeds):
+    if tuned and budget.seeds > 10 and budget.tuning_seeds < 3:
         yield (
             f"budget: {budget.seeds} seeds need 3 tuning seeds, or the error of the tuned values shows in the "
             "difference; set tuning_seeds=3, or seeds=10"

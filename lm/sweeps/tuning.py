@@ -192,12 +192,3 @@ def _vertex_along(key: str, lists: dict[str, tuple], best: dict[str, Any], outco
     # A run that diverged or got stuck is not on a parabola.
     losses = [math.inf if found.n_diverged or found.n_stuck else found.loss for found in line]
     return vertex(values, losses, values.index(best[key]))
-
-
-def too_few_tuning_seeds(seeds: int, tuning_seeds: int) -> bool:
-    """Return whether the error of the tuned values shows beside that of so many fresh seeds.
-
-    >>> too_few_tuning_seeds(10, 2), too_few_tuning_seeds(11, 2), too_few_tuning_seeds(100, 3)
-    (False, True, False)
-    """
-    return seeds > 10 and tuning_seeds < 3

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -256,8 +255,7 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:
     the hash covers the lowered StableHLO of initialization, train step and evaluation step, the seed, the number of
     steps, the corpus and its tokenizer, the starts of the windows of the first and the last thousand steps, and the
-    parameters of a warm start. Keys that only decide how a run is carried out, such as `remat`, have no effect: they
-    have their defaults in these programs.
+    parameters of a warm start.
 
     Args:
         config: a resolved config.
@@ -265,8 +263,7 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
         warm: the parameters of another run that the run starts from, if any.
     """
     t = config.train
-    plain = parameters.resolve(with_default_execution(config), config.model.vocab_size)
-    program, values = split_config(plain)  # the config with seed 0
+    program, values = split_config(config)  # the config with seed 0
     program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
@@ -289,23 +286,6 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     if warm:
         found.update(warm.checksum().encode())
     return found.hexdigest()
-
-
-def with_default_execution(config: Any) -> Any:
-    """Return a config, or a section of one, in which every key marked `execution` in the schema has its default.
-
-    >>> from lm.config import Config, ModelConfig
-    >>> with_default_execution(Config(model=ModelConfig(d_model=8, scan_layers=True))).model == ModelConfig(d_model=8)
-    True
-    """
-    changed = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changed[field.name] = with_default_execution(value)
-        elif field.metadata["execution"]:
-            changed[field.name] = field.default
-    return dataclasses.replace(config, **changed)
 
 
 def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
