@@ -4,7 +4,6 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
-ARENA_BYTES = 2**26  # what an arena of a thread holds at most
 SMALLEST, LARGEST = 2**13, 2**22  # bytes of the fragments that are occupied; larger ones are few, and useful
 
 
@@ -31,8 +30,8 @@ def retain_freed_memory(*, single_arena: bool = True) -> None:
     at most 64 MiB and map each larger block anew: hence a single arena. `benchmarks/NOTES.md` has the measurements.
 
     Args:
-        single_arena: False if several programs run at once and each allocates less than ARENA_BYTES: in a single arena
-            they would wait for one another.
+        single_arena: False if several programs run at once that allocate little: in a single arena they would wait for
+            one another.
     """
     if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt

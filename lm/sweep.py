@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm import malloc, runtime
+from lm import runtime
 from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
@@ -29,27 +29,22 @@ def sweep(arguments: argparse.Namespace) -> int:
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
     plan = load_sweep(arguments.config, arguments.budget)
-    configs = [variant.config for variant in plan.variants.values()]
-    start_jax(configs[0], arguments.platform, max(map(cpu_memory.step_bytes, configs)) * (arguments.together or 1))
+    start_jax(next(iter(plan.variants.values())).config, arguments.platform)
     from lm.sweeps.runner import run_sweep
 
     workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
     return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run, timed=arguments.measure)
 
 
-def start_jax(config: Config, platform: str | None, step_bytes: int) -> None:
+def start_jax(config: Config, platform: str | None) -> None:
     """Import jax, with one CPU device per core so that as many runs train at once.
 
     Args:
         config: of any variant.
         platform: the required platform; None: any.
-        step_bytes: an estimate of the memory that a step of one device allocates.
     """
-    jax = runtime.start_jax(
-        config.data.cache_dir,
-        deterministic=config.train.deterministic,
-        single_arena=step_bytes > malloc.ARENA_BYTES,
-    )
+    deterministic = config.train.deterministic
+    jax = runtime.start_jax(config.data.cache_dir, deterministic=deterministic, single_arena=False)
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cpu_memory.n_cores())
     runtime.require_platform(platform)

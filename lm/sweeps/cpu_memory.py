@@ -1,4 +1,4 @@
-"""Micro-batches of sweeps on CPUs, and the memory of a step. A sweep on a CPU trains one run on each core.
+"""Micro-batches of sweeps on CPUs. A sweep on a CPU trains one run on each core.
 
 This module does not import jax, because it is used before jax is configured.
 """
@@ -34,17 +34,3 @@ def micro_batch_size(config: Config, n_parameters: int) -> int | None:
     if t.micro_batch_size or too_small or too_large or size == t.batch_size or m.compute_dtype != "float32":
         return t.micro_batch_size
     return size
-
-
-def step_bytes(config: Config) -> int:
-    """Estimate the memory that a step or an evaluation allocates.
-
-    A step needs about 30 float32 numbers per token, layer and feature, an evaluation about 15 per token and feature.
-    The parameters are those of a plain model: the exact number would need jax.
-    """
-    t, m = config.train, config.model
-    layer = m.d_model * (4 * m.d_model + max(8 * m.d_model, 3 * (m.d_ff or 0)))
-    n_parameters = m.n_layers * layer + 2 * m.d_model * (m.vocab_size or 0)
-    trained = (micro_batch_size(config, n_parameters) or t.batch_size) * t.seq_len
-    evaluated = (config.eval.batch_size or t.batch_size) * t.seq_len
-    return max(120 * trained * m.n_layers, 60 * evaluated) * m.d_model

@@ -4,7 +4,7 @@ import pytest
 
 from lm import parameters
 from lm.command_line.loading import load_values
-from lm.sweeps.cpu_memory import micro_batch_size, step_bytes
+from lm.sweeps.cpu_memory import micro_batch_size
 
 
 @pytest.mark.parametrize(
@@ -27,15 +27,3 @@ from lm.sweeps.cpu_memory import micro_batch_size, step_bytes
 def test_micro_batches_have_at_most_512_tokens_unless_the_model_is_large(name, changes, expected):
     config = parameters.resolve(load_values(f"configs/{name}.py", changes), vocab_size=65)
     assert micro_batch_size(config, parameters.count(parameters.parameter_table(config.model))) == expected
-
-
-def test_the_memory_of_a_step_is_that_of_a_micro_batch():
-    in_quarters, whole = (
-        step_bytes(load_values("configs/shakespeare_small.py", {"train.micro_batch_size": n})) for n in (None, 32)
-    )
-    assert whole == 4 * in_quarters
-
-
-def test_the_memory_of_a_step_includes_an_evaluation():
-    config = load_values("configs/shakespeare_small.py", {"eval.batch_size": 1024})
-    assert step_bytes(config) == 60 * 1024 * 64 * 64
