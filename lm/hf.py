@@ -1,4 +1,4 @@
-"""Exchange models with Hugging Face: python -m lm.hf import|export|check|config."""
+"""Exchange models with Hugging Face: python -m lm.hf import|export|check."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ examples:
   python -m lm.hf import Qwen3-0.6B --workdir runs/qwen3
   python -m lm.hf export --workdir runs/mine --output mine-hf
   python -m lm.hf check mine-hf
-  python -m lm.hf config Llama-3.2-1B > configs/llama.py
+  python -m lm.train --config hf:Llama-3.2-1B --print_config python > configs/llama.py
 
 Checkpoints are local directories; nothing is downloaded. docs/huggingface.md lists the supported models.
 
@@ -73,9 +73,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="X",
         help="largest accepted difference of logits (default: 0.001)",
     )
-
-    add = command("config", config, "print our config for the config.json of a checkpoint")
-    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
     return parser.parse_args(argv)
 
 
@@ -120,14 +117,6 @@ def check(a: argparse.Namespace) -> int:
     from lm.exchange import compare
 
     return 0 if compare(a.directory, a.workdir, step, text=text, tolerance=a.tolerance) else 3
-
-
-def config(a: argparse.Namespace) -> int:
-    """Print a config file, and return the exit code."""
-    from lm.huggingface.config_files import config_source
-
-    print(config_source(a.directory), end="")
-    return 0
 
 
 def start_jax() -> None:

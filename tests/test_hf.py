@@ -9,7 +9,7 @@ import pytest
 from huggingface_checkpoints import checkpoint
 
 import lm
-from lm import exchange
+from lm import exchange, train
 from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
 from lm.errors import UserError
@@ -48,15 +48,14 @@ def test_a_checkpoint_is_imported_used_and_exported_again(with_tokenizer, tmp_pa
     assert (tmp_path / "again/tokenizer.json").read_text() == (with_tokenizer / "tokenizer.json").read_text()
 
 
-def test_config_prints_a_file_that_trains_the_architecture(with_tokenizer, tmp_path, capsys):
-    assert main(["config", str(with_tokenizer)]) == 0
+def test_train_prints_a_config_file_of_the_architecture(with_tokenizer, tmp_path, capsys):
+    assert train.main(["--config", f"hf:{with_tokenizer}", "--print_config", "python"]) == 0
     path = tmp_path / "published.py"
     path.write_text(capsys.readouterr().out)
     assert vars(load_config(str(path), []).model) == vars(read_config(with_tokenizer).model)
 
 
 MISTAKES = {
-    "config nothing": "no such directory",
     "import nothing --workdir run": "no such directory",
     "import model --workdir run --seq-len 0": "--seq-len: 0 must be at least 1",
     "import model --workdir model": "--workdir model is not an empty directory; give another",

@@ -101,7 +101,7 @@ from lm.data import open_corpus
 config, model, text, cache = sys.argv[1:]
 mistake = [f"--config={config}", "--config.model.d_modle=3"]
 for main, arguments, code in (
-    (train.main, ["--help"], 0), (sweep.main, ["--help"], 0), (train.main, mistake, 2), (hf.main, ["config", model], 0),
+    (train.main, ["--help"], 0), (sweep.main, ["--help"], 0), (train.main, mistake, 2), (hf.main, ["--help"], 0),
     (train.main, [f"--config=hf:{model}", "--print_config=python"], 0),
 ):
     try:

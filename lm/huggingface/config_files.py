@@ -1,30 +1,23 @@
 """Translate config.json of a checkpoint to our config and back. Imports no jax."""
 
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from lm.config import Config, Resolved, ResolvedModel, as_resolved, checks, flatten, layer_windows, to_dict
+from lm.config import Config, Resolved, ResolvedModel, as_resolved, checks, layer_windows
 from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import read_json
 from lm.huggingface.conversions import over_layers, shortest_pattern
-from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, Family
+from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
 from lm.huggingface.folding import fold
 
 MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
 MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  # theirs -> param_dtype
-# Our keys that do not change what a trained model computes, beyond rounding.
-WITHOUT_EFFECT = frozenset({
-    "dropout", "init", "embed_std", "zero_init_residual", "mup_base_d_model", "mup_base_d_head", "param_dtype",
-    "compute_dtype", "scan_layers", "attention", "remat",
-    "moe_balance", "router_z",
-})  # fmt: skip
 
 
 # ---- From config.json --------------------------------------------------------------------------------------------
@@ -189,24 +182,6 @@ def read_training_config(directory: str | Path) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, param_dtype="float32"))
 
 
-def config_source(directory: str | Path) -> str:
-    """Return a config file in Python that trains the architecture of a checkpoint from scratch."""
-    config, default = flatten(to_dict(read_training_config(directory))), flatten(to_dict(Config()))
-    lines = [f"    config.{name} = {value!r}" for name, value in config.items() if value != default[name]]
-    return "\n".join([
-        f'"""The architecture of {json.dumps(Path(directory).resolve().name)[1:-1]}, to be trained from scratch."""',
-        "",
-        "from lm.config import default_config",
-        "",
-        "",
-        "def get_config():",
-        "    config = default_config()",
-        *lines,
-        "    return config",
-        "",
-    ])  # fmt: skip
-
-
 # ---- To config.json ----------------------------------------------------------------------------------------------
 
 
@@ -275,9 +250,7 @@ def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list
     ours, problems, name = normalized(c), [], family.model_type
     fields: dict[str, Any] = {}
     variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
-    unknown = ours.keys() - USUAL - variable - {"d_head"}  # keys that somebody has added to the schema
-    defaults = {field.name: field.default for field in dataclasses.fields(c) if field.name in unknown}
-    for key, expected in (defaults | USUAL | family.fixed).items():
+    for key, expected in (USUAL | family.fixed).items():
         if key not in variable and ours[key] != expected:
             before = "" if key not in family.fixed else " always"
             problems.append(

@@ -6,6 +6,7 @@ Each family is declared once, and the declaration is used in both directions. Im
 import dataclasses
 from typing import Any, NamedTuple
 
+from lm.config import ModelConfig
 from lm.huggingface.conversions import (
     ACTIVATIONS,
     ALTERNATING_LAYERS_SLIDE,
@@ -98,19 +99,17 @@ class Family:
     by_head: bool = False
 
 
-# Values of our keys in families that do not mention them.
+# Our keys that do not change what a trained model computes, beyond rounding.
+WITHOUT_EFFECT = frozenset({
+    "dropout", "init", "embed_std", "zero_init_residual", "mup_base_d_model", "mup_base_d_head", "param_dtype",
+    "compute_dtype", "scan_layers", "attention", "remat", "moe_balance", "router_z",
+})  # fmt: skip
+# Values of our keys in families that do not mention them: the defaults, so that an idea is off.
 USUAL = {
-    "norm": "rms", "norm_bias": True, "norm_algorithm": "two_pass", "norm_ddof": 0, "norm_placement": "pre",
-    "ffn": "glu", "ffn_bias": False, "attn_bias": False, "attn_out_bias": False, "head_bias": False,
-    "positions": "rope", "rope_theta": 10_000.0, "rope_pairing": "halves", "rope_pattern": (1,), "rope_width": None,
-    "rope_window_theta": None, "rope_scaling": "none",
-    "rope_factor": 1.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_max_positions": 8192,
-    "rope_beta_fast": 32.0, "rope_beta_slow": 1.0, "rope_amplitude": None,
-    "sinusoidal_order": "sine_first", "max_positions": None, "qk_norm": False, "qk_norm_over": "head",
-    "window_pattern": (0,), "attn_softcap": None, "attn_scale": None, "logit_softcap": None, "embed_scale": 1.0,
-    "parametrization": "standard", "residual_multiplier": 1.0, "logit_divisor": 1.0,
-    "n_experts": 8, "experts_per_token": 2, "normalize_experts": True, "shared_expert": False, "moe_first_layer": 0,
-}  # fmt: skip
+    **{f.name: f.default for f in dataclasses.fields(ModelConfig) if f.name not in WITHOUT_EFFECT | {"d_head"}},
+    "attn_out_bias": False,
+    "rope_pairing": "halves",
+}
 
 
 def kv_heads(default: int | None) -> Field:
