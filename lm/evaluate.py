@@ -11,7 +11,7 @@ import lm
 from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
-from lm.files import make_folder, to_json, write_bytes, write_text
+from lm.files import make_folder, to_json, write_text
 from lm.parser import Parser
 
 EPILOG = """\
@@ -117,8 +117,8 @@ def make_directory(directory: Path, linked: bool) -> None:
 
 
 def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
-    """Print the results, and write them as JSON and pictures."""
-    from lm.scoring import pictures, report
+    """Print the results, and write them as JSON."""
+    from lm.scoring import report
 
     record = {"run": a.workdir, "step": run.step, "seq_len": run.seq_len, "texts": list(map(report.to_record, results))}
     if mean := report.weighted_mean(results):
@@ -132,22 +132,21 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
         print("\nloss by tokens of context, consecutive windows\n")
         print(report.context_table(results))
     names = report.short_names(results) if a.data else []
-    name = output / file_name(run.step, a.split, names, seq_len=a.seq_len, stride=a.stride)
-    write_text(name.with_name(f"{name.name}.json"), to_json(record, indent=2) + "\n")
-    write_bytes(name.with_name(f"{name.name}_context.png"), pictures.context_png(results, run.seq_len))
-    print_line(f"written: {name}{{.json,_context.png}}")
+    path = output / file_name(run.step, a.split, names, seq_len=a.seq_len, stride=a.stride)
+    write_text(path, to_json(record, indent=2) + "\n")
+    print_line(f"written: {path}")
 
 
 def file_name(step: int | str, split: str, texts: list[str], **windows: int | None) -> str:
-    """Return the name of the files of an evaluation, without extension.
+    """Return the name of the file of an evaluation.
 
     >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)
-    'step_600_test_novel_txt_stride_64'
+    'step_600_test_novel_txt_stride_64.json'
     """
     names = "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in [split, *texts])
     names = names.encode()[:MAX_BYTES].decode(errors="ignore")
     numbers = [f"{name}_{value}" for name, value in windows.items() if value is not None]
-    return "_".join([f"step_{step}", names, *numbers])
+    return "_".join([f"step_{step}", names, *numbers]) + ".json"
 
 
 if __name__ == "__main__":
