@@ -118,9 +118,7 @@ def has_checkpoint(directory: Path, run: Run) -> bool:
 
 
 def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -> None:
-    """Show what is trained, on what, and where; save the tokenizer and the table of parameters in the directory."""
-    table = describe_parameters(run.table)
-    workdir.add_to_record(parameters=table.splitlines())
+    """Show what is trained, on what, and where; save the tokenizer in the directory."""
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
     n = jax.device_count()
@@ -137,7 +135,7 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     for line in (*shards.describe(run.corpus.record), *stretches):
         progress.say(line)
     if verbose:
-        progress.say(table)
+        progress.say(describe_parameters(run.table))
     parts = [f"{parameters.count(run.table):,} parameters", si(run.flops_per_token, "FLOPs per token")]
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]

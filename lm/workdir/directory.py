@@ -88,15 +88,8 @@ class Workdir:
             notices += compare_starts(starts[-1], this_start)
         self.write_json("config.json", dataclasses.asdict(config))
         self.experiment_digest = digest = experiment_digest(config)
-        self._record = {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]}
-        self.write_json("run.json", self._record)
+        self.write_json("run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]})
         return notices
-
-    def add_to_record(self, **facts) -> None:
-        """Add facts to run.json."""
-        if self._lock:
-            self._record |= facts
-            self.write_json("run.json", self._record)
 
     def write_text(self, name: str, text: str) -> None:
         """Write path/name atomically."""
