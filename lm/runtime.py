@@ -1,10 +1,7 @@
-"""The process around a run: JAX's settings and the log. Importing this imports no jax."""
+"""The settings of JAX. Importing this imports no jax."""
 
-import contextlib
 import functools
-import logging
 import os
-from collections.abc import Callable, Iterator
 
 from lm import malloc
 from lm.errors import UserError
@@ -102,29 +99,3 @@ def _why_missing(platform: str) -> str:
         if "failed to initialize" in str(error):
             return str(error)
     return "no such device was found, or its plugin is not installed"
-
-
-class _Saying(logging.Handler):
-    """A handler that passes the text of each record to a function."""
-
-    def __init__(self, say: Callable[[str], None]):
-        super().__init__()
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
-
-
-@contextlib.contextmanager
-def log_to(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass every record of the logger "lm", such as automatic choices, to `say` while the context lasts."""
-    handler = _Saying(say)
-    logger = logging.getLogger("lm")
-    before = logger.handlers, logger.propagate, logger.level
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before[:2]
-        logger.setLevel(before[2])

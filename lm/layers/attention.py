@@ -1,8 +1,6 @@
 """Causal attention for training and for cached decoding, with several implementations behind one function."""
 
 import dataclasses
-import functools
-import logging
 import math
 from typing import Any, NamedTuple
 
@@ -105,7 +103,7 @@ def causal_attention(
     """
     _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
     d_head = q_BTHK.shape[-1]
-    chosen, reason = choose_implementation(
+    chosen, _ = choose_implementation(
         implementation, platform=platform.target(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
         window=mask.window, segments=mask.q_segments is not None, contiguous=mask.contiguous,
         n_queries=q_BTHK.shape[-3], more_scores=bias_BSH is not None or sink_H is not None,
@@ -115,8 +113,6 @@ def causal_attention(
     scoring = Scoring(scale, softcap, bias_BHTS, None if sink_H is None else sink_H[:, None])
     if tap is not None:
         return _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap)
-    if implementation == "auto":
-        _log_once(f"attention: {chosen}; {reason}")
     return IMPLEMENTATIONS[chosen](q_BTHK, k_BSGK, v_BSGK, mask, scoring)
 
 
@@ -222,8 +218,3 @@ def _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask):
         raise ValueError(f"causal_attention: key heads must divide query heads: {shapes}")
     if mask.contiguous and q_BTHK.shape[-3] != k_BSGK.shape[-3]:
         raise ValueError(f"causal_attention: contiguous positions need as many queries as keys: {shapes}")
-
-
-@functools.cache
-def _log_once(message):
-    logging.getLogger("lm").info(message)

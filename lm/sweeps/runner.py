@@ -18,7 +18,6 @@ import jax
 from lm.cost.units import duration
 from lm.errors import TemporaryError
 from lm.files import lock, read_bytes, to_json, write_text
-from lm.runtime import log_to
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
 from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
@@ -72,7 +71,7 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
-    with log_to(progress.say), Signals(progress.say, "stopping") as signals:
+    with Signals(progress.say, "stopping") as signals:
         return _Runner(variants, record, workdir, together, progress.say, signals).run()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from lm import parameters, runtime
+from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
 from lm.cost.units import si
@@ -26,7 +26,7 @@ from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
 from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
-from lm.training.run import Run, describe_parameters, prepare
+from lm.training.run import Run, describe_parameters, prepare, training_attention
 from lm.training.signals import Signals
 from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
@@ -62,7 +62,6 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
         closing(workdir),
         jax.disable_jit(config.train.debug),
         use_mesh(run.mesh_sizes),
-        runtime.log_to(progress.say),
     ):
         devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": device_kind()}
         for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices):
@@ -140,6 +139,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))
+    if run.config.model.attention == "auto":
+        progress.say("attention: {}; {}".format(*training_attention(run.config, run.corpus, run.mesh_sizes)))
 
 
 def device_kind() -> str:

@@ -147,8 +147,13 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     ]
 
 
-def training_attention(config: Resolved, corpus: Corpus) -> tuple[str, str]:
-    """Return the implementation of attention that training uses, and why.
+def training_attention(config: Resolved, corpus: Corpus, mesh_sizes: dict[str, int] | None = None) -> tuple[str, str]:
+    """Return the implementation of attention that training uses in the first layer, and why.
+
+    Args:
+        config: a resolved config.
+        corpus: its data.
+        mesh_sizes: the number of devices along each mesh axis; None: one device.
 
     Raises:
         ValueError: if the configured implementation is not available for this model on this device.
@@ -162,8 +167,9 @@ def training_attention(config: Resolved, corpus: Corpus) -> tuple[str, str]:
         softcap=m.attn_softcap,
         window=m.window_pattern[0] or None,
         segments=corpus.packed,
-        contiguous=not corpus.packed,
+        contiguous=not corpus.packed and (mesh_sizes or {}).get("sequence", 1) == 1,
         n_queries=config.train.seq_len,
+        more_scores=m.attn_sink or m.attn_forget,
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 
 import jax
 import jax.numpy as jnp
@@ -378,16 +377,6 @@ def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
         choose_implementation("flash", **GPU)
     with pytest.raises(ValueError, match="needs bfloat16 or float16 inputs"):
         attention_with(*inputs(), implementation="cudnn", **PLAIN)
-
-
-def test_auto_logs_its_choice_once(caplog):
-    attention._log_once.cache_clear()
-    q, k, v = inputs()
-    with caplog.at_level(logging.INFO, logger="lm"):
-        for implementation in ("einsum", "auto", "auto"):
-            jax.eval_shape(lambda q, i=implementation: attention_with(q, k, v, implementation=i, **PLAIN), q)
-    assert len(caplog.messages) == 1
-    assert "attention: einsum; cudnn needs" in caplog.text
 
 
 @pytest.mark.parametrize(
