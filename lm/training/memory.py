@@ -23,16 +23,14 @@ from lm.errors import UserError, first_line
 # smaller batch is suggested only if it needs at most SURE times the available memory.
 MARGIN, SURE = 1.25, 0.5
 _MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
+STATE = "parameters, gradients and optimizer state"
 _KEYS = {
-    "parameters, gradients and optimizer state": _MODEL,
-    "embeddings and head with gradients and optimizer state": "config.model.{vocab_size, d_model}",
-    "positions with gradients and optimizer state": "config.model.{max_positions, d_model}, config.train.seq_len",
+    STATE: "config.model.{vocab_size, d_model, n_layers, d_ff, n_heads, max_positions}",
     "activations": "config.train.{batch_size, seq_len}, " + _MODEL,
     "logits": "config.train.{batch_size, seq_len}, config.model.vocab_size",
     "evaluation": "config.eval.batch_size, config.train.{batch_size, seq_len}",
     "the windows of a dispatch": "config.train.{steps_per_dispatch, batch_size}",
 }
-_OF_BATCHES = ("activations", "logits", "evaluation", "the windows of a dispatch")
 
 
 def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
@@ -47,8 +45,8 @@ def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
     if available is None:
         return
     limit = MARGIN * available
-    needed = least_state_bytes(config, sizes)
-    if sum(needed.values()) <= limit:  # for larger parameters JAX may refuse the shapes
+    needed = {STATE: least_state_bytes(config, sizes)}
+    if needed[STATE] <= limit:  # for larger parameters JAX may refuse the shapes
         needed = needed_bytes(config, device, sizes)
     if sum(needed.values()) <= limit:
         return
@@ -56,27 +54,22 @@ def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
     raise UserError(
         f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, which has "
         f"{si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce {_KEYS[use]}"
-        + (_smaller_batches(config, device, sizes, available) if use in _OF_BATCHES else "")
+        + (_smaller_batches(config, device, sizes, available) if use != STATE else "")
     )
 
 
-def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> dict[str, float]:
-    """Return a lower bound of the bytes of parameters and gradients on one device, by use (a key of _KEYS)."""
-    uses = [use for use in _KEYS if use not in _OF_BATCHES]
-    found = dict.fromkeys(uses, 0.0)
-    itemsize, n_shards = jnp.dtype(config.model.param_dtype).itemsize, sizes["fsdp"] * sizes["tensor"]
-    for path, p in parameters.parameter_table(config.model).items():
-        use = uses[2 if path == "positions" else 1 if p.outer else 0]
-        found[use] += (2 if config.train.steps else 1) * p.size * itemsize / n_shards
-    return found
+def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> float:
+    """Return a lower bound of the bytes of parameters and gradients on one device."""
+    n_copies, itemsize = 2 if config.train.steps else 1, jnp.dtype(config.model.param_dtype).itemsize
+    n = parameters.count(parameters.parameter_table(config.model))
+    return n_copies * n * itemsize / (sizes["fsdp"] * sizes["tensor"])
 
 
 def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:
     """Return the bytes on one device by use (a key of _KEYS): of training or of evaluation, whichever has more."""
     m, t = config.model, config.train
-    memory, least = memory_per_device(config, device, sizes), least_state_bytes(config, sizes)
-    state = memory.parameters + memory.optimizer + (memory.gradients + memory.gathered if t.steps else 0)
-    found = {use: state * n / sum(least.values()) for use, n in least.items()}
+    memory = memory_per_device(config, device, sizes)
+    found = {STATE: memory.parameters + memory.optimizer + (memory.gradients + memory.gathered if t.steps else 0)}
     found["the windows of a dispatch"] = 12.0 * max(2, t.steps_per_dispatch) * t.batch_size  # int64 and int32
     evaluated = dataclasses.replace(
         config,

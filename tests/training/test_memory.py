@@ -30,8 +30,8 @@ def small_device(monkeypatch):
 
 TOO_LARGE = {
     "batch_size": ({"train": {"batch_size": 10**6, "seq_len": 1024}}, ["activations", "config.train.{batch_size,"]),
-    "vocab_size": ({"model": {"vocab_size": 2 * 10**9}}, ["config.model.{vocab_size, d_model}"]),
-    "n_layers": ({"model": {"n_layers": 10**5, "d_model": 512}}, ["config.model.{d_model, n_layers"]),
+    "vocab_size": ({"model": {"vocab_size": 2 * 10**9}}, ["config.model.{vocab_size, d_model,"]),
+    "n_layers": ({"model": {"n_layers": 10**5, "d_model": 512}}, ["state: reduce config.model.{", "n_layers"]),
     "d_model": ({"model": {"d_model": LARGEST - 1, "d_head": 8}}, ["config.model.{"]),
     "all sizes": ({"model": dict.fromkeys(("d_model", "n_layers", "d_ff", "vocab_size"), LARGEST)}, ["config.model.{"]),
     "seq_len": ({"train": {"seq_len": 10**9}}, ["activations", "seq_len"]),
