@@ -17,7 +17,7 @@ from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus, batches
 from lm.errors import UserError, first_line
-from lm.step import eval_step, init_state, train_steps
+from lm.step import init_state, train_steps
 from lm.sweeps.declare import Match
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.stacked import split_config, with_values
@@ -94,7 +94,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         if planned.length:
             (config, corpus), (target, _) = resolved[name], resolved[planned.length.of]
             resolved[name] = trained_on(config, planned.length.ratio * _n_params(target)), corpus
-    _check_computed(plan, resolved)
+    _check(plan, resolved)
     variants = {}
     for name, planned in plan.variants.items():
         config, corpus = resolved[name]
@@ -116,7 +116,6 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
             corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         try:
             resolved[name] = resolve_config(config, corpora[key]), corpora[key]
-            check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
         if config.train.ema is not None:
@@ -128,17 +127,17 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
     return resolved
 
 
-def _check_computed(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
-    """Raise UserError with the mistakes in the configs whose width or length was computed."""
+def _check(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
+    """Raise UserError with the mistakes in the configs, some of whose widths and lengths were computed."""
     problems = []
-    for name, planned in plan.variants.items():
-        matches = {"model.d_ff": planned.width, "train.steps": planned.length}
-        if computed := " and ".join(f"{key} from {match}" for key, match in matches.items() if match):
-            try:
-                check_config(resolved[name][0])
-                check_memory(resolved[name][0], dict.fromkeys(MESH_AXES, 1))
-            except UserError as error:
-                problems += [f"variant {name!r}, with {computed}: {problem}" for problem in error.problems]
+    for name, (config, _) in resolved.items():
+        matches = {"model.d_ff": plan.variants[name].width, "train.steps": plan.variants[name].length}
+        computed = "".join(f", with {key} from {match}" for key, match in matches.items() if match)
+        try:
+            check_config(config)
+            check_memory(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
+        except UserError as error:
+            problems += [f"variant {name!r}{computed}: {problem}" for problem in error.problems]
     if problems:
         raise UserError(*problems)
 
@@ -253,9 +252,9 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
 
     Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:
-    the hash covers the lowered StableHLO of initialization, train step and evaluation step, the seed, the number of
-    steps, the corpus and its tokenizer, the starts of the windows of the first and the last thousand steps, and the
-    parameters of a warm start.
+    the hash covers the lowered StableHLO of initialization and train step, the seed, the number of steps, the corpus
+    and its tokenizer, the starts of the windows of the first and the last thousand steps, and the parameters of a warm
+    start.
 
     Args:
         config: a resolved config.
@@ -267,19 +266,12 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
-    inputs, evaluation = source.train(0, 1), next(source.evaluation())
     init = jax.jit(functools.partial(init_state, program))
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
     training = jax.jit(lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program))
-    evaluating = jax.jit(lambda params, resident, inputs: eval_step(params, resident, inputs, program))
-    found = hashlib.sha256()
-    for lowered in (
-        init.lower(jnp.uint32(0)),
-        training.lower(state, source.resident, inputs, jnp.int32(1)),
-        evaluating.lower(state.params, source.resident, evaluation),
-    ):
-        found.update(lowered.as_text().encode())
+    steps = training.lower(state, source.resident, source.train(0, 1), jnp.int32(1))
+    found = hashlib.sha256((init.lower(jnp.uint32(0)).as_text() + steps.as_text()).encode())
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
     found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
     found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
