@@ -15,6 +15,15 @@ from lm import sweep
 from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
+# Each evaluation takes a second more, so that a signal comes while runs train.
+SLOW = """
+import sys, time
+from lm import sweep
+from lm.sweeps.stacked import StackedRuns
+evaluate = StackedRuns._evaluate
+StackedRuns._evaluate = lambda self, *arguments: time.sleep(1) or evaluate(self, *arguments)
+sys.exit(sweep.main(sys.argv[1:]))
+"""
 CHANGED = """
 import dataclasses
 import runpy
@@ -52,8 +61,8 @@ def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
 
 
 def command(workdir, config=SWEEP) -> list[str]:
-    """Return the command of a sweep, for a process that is killed."""
-    return [sys.executable, "-m", "lm.sweep", f"--config={config}", f"--workdir={workdir}"]
+    """Return the command of a sweep that takes some seconds, for a process that is killed."""
+    return [sys.executable, "-c", SLOW, f"--config={config}", f"--workdir={workdir}"]
 
 
 def results(workdir) -> dict:
