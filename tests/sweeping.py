@@ -15,11 +15,14 @@ from lm import sweep
 from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
-# Each evaluation takes a second more, so that a signal comes while runs train.
+# A checkpoint after every dispatch, so that a kill at any moment finds one, and a second more for each evaluation, so
+# that a signal comes while runs train.
 SLOW = """
 import sys, time
 from lm import sweep
+from lm.sweeps import stacked
 from lm.sweeps.stacked import StackedRuns
+stacked.SAVE_EVERY = 0
 evaluate = StackedRuns._evaluate
 StackedRuns._evaluate = lambda self, *arguments: time.sleep(1) or evaluate(self, *arguments)
 sys.exit(sweep.main(sys.argv[1:]))
@@ -61,7 +64,7 @@ def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
 
 
 def command(workdir, config=SWEEP) -> list[str]:
-    """Return the command of a sweep that takes some seconds, for a process that is killed."""
+    """Return the command of a sweep that takes some seconds and saves every dispatch, for a process that is killed."""
     return [sys.executable, "-c", SLOW, f"--config={config}", f"--workdir={workdir}"]
 
 

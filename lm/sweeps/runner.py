@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.errors import TemporaryError
-from lm.files import lock, read_bytes, to_json, write_text
+from lm.errors import TemporaryError, UserError
+from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
 from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
@@ -28,6 +28,7 @@ from lm.text_tables import plural
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
+from lm.workdir.saved_run import newest_checkpoint
 
 MAX_DEATHS = 3  # a group of runs with so many counts as failed
 
@@ -71,7 +72,7 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
-    with Signals(progress.say, "stopping") as signals:
+    with Signals(progress.say) as signals:
         return _Runner(variants, record, workdir, together, progress.say, signals).run()
 
 
@@ -88,7 +89,7 @@ def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
     """Estimate the time of all training from a short measurement of the baseline's speed."""
     base = next(v for v in reversed(variants.values()) if v.plan.arm == plan.sweep.baseline)
     configs = [base.run_config(base.first_point, seed) for seed in range(together * jax.device_count())]
-    runs = StackedRuns(configs, base.corpus, runs_per_device=together, stream=io.StringIO())
+    runs = StackedRuns(configs, base.corpus, Path(), runs_per_device=together, stream=io.StringIO())
     speed = base.flops * runs.tokens_per_second()
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
     return (
@@ -129,7 +130,8 @@ class _Runner:
             self.say(f"{plural(len(self.failed), 'group')} of runs failed; rerun the same command to try them again")
             self.say(f"report without them: python -m lm.report {self.workdir}")
             return 1
-        shutil.rmtree(self.workdir / "failed", ignore_errors=True)
+        for name in ("unfinished", "failed"):
+            shutil.rmtree(self.workdir / name, ignore_errors=True)
         self.say(f"finished; next: python -m lm.report {self.workdir}")
         return 0
 
@@ -173,8 +175,10 @@ class _Runner:
         began, n_trained, waited = time.monotonic(), 0, False
         while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
             n_before = n_trained + len(self.failed)
-            for place, group in enumerate(sorted(todo, key=lambda group: n_deaths(self._directory(group)))):
-                with self._claim(group) as claimed:
+            for place, group in enumerate(
+                sorted(todo, key=lambda group: n_deaths(self._directory(self._missing(group))))
+            ):
+                with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
                     missing = self._missing(group)
@@ -198,8 +202,7 @@ class _Runner:
         """Train the missing runs of a group; return False if they fail, which must not stop the others."""
         failure = self.workdir / "failed" / f"{_digest(group)}.json"
         try:
-            with counting_deaths(self._directory(group)):
-                self._train_group(missing)
+            self._train_group(missing)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
@@ -214,16 +217,25 @@ class _Runner:
 
     def _train_group(self, keys: list[Key]) -> None:
         """Train runs that share a program, and save their results unless a signal stops them."""
-        variants = [self.variants[name] for _, name, _, _ in keys]
-        found = StackedRuns(
-            [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)],
-            variants[0].corpus,
-            runs_per_device=-(-len(keys) // jax.device_count()),
-            stream=sys.stdout,
-            warm_starts=[v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts],
-        ).train(self.signals)
-        if found is None:
-            return
+        variants, directory = [self.variants[name] for _, name, _, _ in keys], self._directory(keys)
+        configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
+        warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
+        share = -(-len(keys) // jax.device_count())
+        try:
+            with attempt(directory):
+                found = StackedRuns(
+                    configs,
+                    variants[0].corpus,
+                    directory,
+                    runs_per_device=share,
+                    stream=sys.stdout,
+                    warm_starts=warm_starts,
+                ).train(self.signals)
+            if found is None:
+                return
+        except Exception:
+            shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
+            raise
         start = self.record["starts"][-1]
         git = start["git"] or {"commit": "", "dirty": False}
         about = {
@@ -238,6 +250,7 @@ class _Runner:
         with wait_for_lock(self.workdir):
             append_runs(self.workdir, finished)
         self.runs |= {run.key: run for run in finished}
+        shutil.rmtree(directory, ignore_errors=True)
 
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
@@ -247,9 +260,9 @@ class _Runner:
         self.runs |= {run.key: run for run in read_runs(self.workdir, lambda warning: None)}
 
     @contextlib.contextmanager
-    def _claim(self, group: list[Key]) -> Iterator[bool]:
-        """Try to lock a group; yields whether it succeeded, with the runs reloaded if so."""
-        directory = self._directory(group)
+    def _claim(self, name: str) -> Iterator[bool]:
+        """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded if so."""
+        directory = self.workdir / ".claims" / name  # never deleted: that would break the lock of another process
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)
@@ -260,21 +273,29 @@ class _Runner:
             self._reload()
             yield True
 
-    def _directory(self, group: list[Key]) -> Path:
-        """Return the directory of a group's lock. It is never deleted: that would break the lock of another process."""
-        return self.workdir / ".claims" / _digest(group)
+    def _directory(self, keys: list[Key]) -> Path:
+        """Return the directory of the checkpoints of unfinished runs that share a program.
+
+        Its name depends on all that a checkpoint depends on, so with another number of devices the runs start anew.
+        """
+        n = jax.device_count()
+        return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
 
 
 def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained a group. One that trains it now is counted."""
+    """Return how many processes have died while they trained the runs of a directory.
+
+    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
+    """
     try:
-        return int(read_bytes(directory / "deaths"))
-    except (FileNotFoundError, ValueError):  # none, or a damaged count
+        found = read_json(directory / "attempts.json", {"attempts": COUNT, "step": (COUNT, None)})
+    except (FileNotFoundError, UserError):  # none, or a damaged count
         return 0
+    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
 
 
 @contextlib.contextmanager
-def counting_deaths(directory: Path) -> Iterator[None]:
+def attempt(directory: Path) -> Iterator[None]:
     """Count a death if this process dies in the block: killed for lack of memory, for example.
 
     Without the count, every start of a sweep would begin with the same group and die again.
@@ -282,14 +303,15 @@ def counting_deaths(directory: Path) -> Iterator[None]:
     Raises:
         RuntimeError: there were MAX_DEATHS before.
     """
-    deaths = n_deaths(directory)
+    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
+        raise RuntimeError(f"{deaths} processes died while they trained these runs; do they fit in memory?")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "attempts.json"
+    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
     try:
-        if deaths >= MAX_DEATHS:
-            raise RuntimeError(f"{deaths} processes died while they trained these runs; do they fit in memory?")
-        write_text(directory / "deaths", f"{deaths + 1}")
         yield
     finally:
-        (directory / "deaths").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _digest(value) -> str:

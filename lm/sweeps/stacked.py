@@ -13,7 +13,8 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,9 +32,11 @@ from lm.training.evaluation import mean_losses, weighted_mean
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.training.warm_start import WarmStart
+from lm.workdir.checkpoints import Checkpoints
 
 # Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
+SAVE_EVERY = 120.0  # seconds between two checkpoints
 
 
 def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
@@ -128,11 +131,12 @@ def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None
 
 
 class StackedRuns:
-    """Runs of one program. They take minutes, so that nothing is saved of them before they have finished.
+    """Runs of one program, which continue from the newest checkpoint in their directory.
 
     Args:
         configs: the resolved config of each run.
         corpus: their data.
+        directory: where their checkpoints are.
         runs_per_device: how many runs each device vectorizes.
         stream: where progress is shown.
         warm_starts: the initial parameters of each run; empty: random.
@@ -145,6 +149,7 @@ class StackedRuns:
         self,
         configs: list[Resolved],
         corpus: Corpus,
+        directory: Path,
         *,
         runs_per_device: int,
         stream,
@@ -154,7 +159,7 @@ class StackedRuns:
         self.config, _ = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self._warm_starts = configs, corpus, warm_starts or []
+        self.configs, self.corpus, self.directory, self._warm_starts = configs, corpus, directory, warm_starts or []
         self._progress = Progress(self.config.train.steps, stream)
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
@@ -178,18 +183,28 @@ class StackedRuns:
         """Train to the last step.
 
         Returns:
-            The result of each run (see `_result`), or None if a signal stopped them.
+            The result of each run (see `_result`), or None if a signal stopped them; they are then saved.
         """
-        with closing(self._progress):
-            return self._train(self._first_states(), signals)
+        with (
+            closing(self._progress),
+            closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as checkpoints,
+        ):
+            return self._train(*self._first_states(checkpoints), checkpoints, signals)
 
-    def _first_states(self):
-        states = self._programs.init(self._put(self._seeds))
+    def _first_states(self, checkpoints: Checkpoints) -> tuple[int, Any, dict]:
+        """Return (step, states, record) of the newest intact checkpoint, else (0, the states of step 0, {})."""
+        seeds, by_run = self._put(self._seeds), self._programs.by_run
+        if checkpoints.steps():
+            abstract = jax.eval_shape(self._programs.init, seeds)
+            abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
+            if found := checkpoints.restore(abstract):
+                return found
+        states = self._programs.init(seeds)
         if self._warm_starts:
             params = self._warm_started(states.params)
-            start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=self._programs.by_run)
+            start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=by_run)
             states = states.replace(params=params, opt_state=start(params))
-        return states
+        return 0, states, {}
 
     def _warm_started(self, params):
         """Return the stacked parameters with those that each warm start loads in place of the initial ones."""
@@ -199,36 +214,51 @@ class StackedRuns:
         runs = [start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
 
-    def _train(self, states, signals: Signals) -> list[dict] | None:
+    def _train(self, first: int, states, record: dict, checkpoints: Checkpoints, signals: Signals) -> list[dict] | None:
         steps, every, n_runs = self.config.train.steps, self.config.eval.every, len(self.configs)
-        halted_at_R = np.zeros(n_runs, int)  # the step of each run's first update that was not finite; 0: none
-        evaluations: list[dict] = []
-        began, speed = time.monotonic(), _Speed(self.config, n_runs)
+        # The step of each run's first update that was not finite; 0: none.
+        halted_at_R = np.array(record.get("halted_at", [0] * n_runs))
+        evaluations = record.get("evaluations", [])
+        began = saved = time.monotonic()
+        speed = _Speed(self.config, n_runs)
 
         def eval_due(step: int) -> bool:
             return bool(every) and step % every == 0 and step < steps
 
+        def save_due(step: int) -> bool:
+            return step < steps and time.monotonic() - saved > SAVE_EVERY
+
+        def seconds() -> float:
+            return record.get("seconds", 0.0) + time.monotonic() - began
+
+        def save() -> None:
+            about = {"halted_at": halted_at_R.tolist(), "evaluations": evaluations, "seconds": seconds()}
+            checkpoints.save(step, states, about)
+
+        step = first
         for done in pipeline(
             lambda states, inputs, n: self._programs.steps(states, self._resident, inputs, self._values, n),
             states,
-            dispatches(0, self.config),
+            dispatches(first, self.config),
             self._inputs,
-            pause=lambda dispatch: eval_due(dispatch.end),
+            pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
             stop=lambda: signals.received is not None,
         ):
             self._show_losses(done, halted_at_R, speed)
             if done.state is None:
                 continue
-            states = done.state
-            if eval_due(done.dispatch.end):
-                max_batches = self.config.eval.max_batches
-                evaluations.append(self._evaluate(states, done.dispatch.end, "validation", max_batches))
+            states, step = done.state, done.dispatch.end
+            if eval_due(step):
+                evaluations.append(self._evaluate(states, step, "validation", self.config.eval.max_batches))
+            if save_due(step):
+                save()
+                saved = time.monotonic()
             speed.restart()
         if signals.received:
+            save()
             return None
         evaluations += [self._evaluate(states, steps, split, 0) for split in ("validation", "test")]
-        seconds = time.monotonic() - began
-        about = {"seconds": seconds / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
+        about = {"seconds": seconds() / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
         return [self._result(i, int(halted_at), evaluations) | about for i, halted_at in enumerate(halted_at_R)]
 
     def tokens_per_second(self) -> float:
@@ -289,7 +319,8 @@ class StackedRuns:
         for found in evaluations:
             if halted_at and found["step"] >= halted_at:
                 continue
-            split, sums = self.corpus.split(found["split"]), list(zip(found["sums"][i], found["counts"], strict=True))
+            split = self.corpus.split(found["split"])
+            sums = [(float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)]  # "NaN" if restored
             if found["step"] == steps:
                 losses, _ = mean_losses(split, self.config, sums)
                 final[found["split"]] = weighted_mean(split, losses)

@@ -16,17 +16,13 @@ class Signals:
 
     The signals are SIGTERM, Ctrl-C, and SIGHUP unless the process ignores it, as under nohup.
 
-    Args:
-        say: called with a line about the signal.
-        response: what the line says.
-
     Attributes:
         received: the number of the recorded signal, or None.
     """
 
-    def __init__(self, say: Callable[[str], None], response: str = "saving, then stopping"):
+    def __init__(self, say: Callable[[str], None]):
         self.received: int | None = None
-        self._say, self._response, self._n_polls = say, response, 0
+        self._say, self._n_polls = say, 0
         self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -47,7 +43,7 @@ class Signals:
         self._n_polls += 1
         if self.received is None and processes.agreed_to_stop(self._n_polls):
             self.received = signal.SIGTERM
-            self._say(f"SIGTERM: {self._response}")
+            self._say("SIGTERM: saving, then stopping")
         return self.received is not None
 
     def __exit__(self, *_) -> None:
@@ -62,4 +58,4 @@ class Signals:
         self.received = number
         again = f"; press Ctrl-C {'again ' * (number == signal.SIGINT)}to stop at once"
         with contextlib.suppress(RuntimeError):  # the signal came while this very stream was being written to
-            self._say(f"{signal.Signals(number).name}: {self._response}{again}")
+            self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")

@@ -15,7 +15,7 @@ from lm.errors import UserError
 from lm.sweeps import runner as module
 from lm.sweeps.record import read_failures
 from lm.sweeps.results import append_runs, read_runs
-from lm.sweeps.runner import _Runner, n_deaths
+from lm.sweeps.runner import _Runner
 from lm.sweeps.tuning import LEARNING_RATE
 
 RATES, SEEDS, TUNING_SEEDS = (1e-3, 2e-3, 4e-3), tuple(range(16)), (100, 101)
@@ -43,7 +43,7 @@ class Fake:
 
     trained = []
 
-    def __init__(self, configs, corpus, **options):
+    def __init__(self, configs, corpus, directory, **options):
         self.configs = configs
 
     def train(self, signals):
@@ -174,14 +174,13 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
             return [result(config) for config in self.configs]
 
     monkeypatch.setattr(module, "StackedRuns", Deadly)
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process removes no file
     keys = [("final", name, (1e-3,), seed) for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS)) for seed in seeds]
     starts, size = [], 2 * jax.device_count()
-    for number in range(4):
+    for _ in range(4):
         order, lines = [], []
         sweep = start(tmp_path, lines=lines)
-        with contextlib.suppress(Killed), monkeypatch.context() as patch:
-            if number < 3:
-                patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process removes no file
+        with contextlib.suppress(Killed):
             sweep.train(keys)
         starts.append(order)
     rms = [("rms", seed) for seed in range(0, len(SEEDS), size)]
@@ -189,7 +188,7 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
     error = "RuntimeError: 3 processes died while they trained these runs; do they fit in memory?"
     assert any(error in line for line in lines)
     assert "3 processes died" in read_failures(tmp_path)["layer"]
-    assert n_deaths(sweep._directory(keys[:1])) == 0  # the next start tries again
+    assert not list(tmp_path.glob("unfinished/*"))  # the next start tries again
 
 
 def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
@@ -216,10 +215,9 @@ def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
 
 
 def test_a_linked_lock_of_a_group_is_an_error_and_not_another_process(tmp_path):
-    sweep, group = start(tmp_path), [("final", "rms", (1e-3,), 0)]
-    sweep._directory(group).mkdir(parents=True)
-    (sweep._directory(group) / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="not a file but a link"), sweep._claim(group):
+    (tmp_path / ".claims" / "group").mkdir(parents=True)
+    (tmp_path / ".claims" / "group" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="not a file but a link"), start(tmp_path)._claim("group"):
         pass
 
 
