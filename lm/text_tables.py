@@ -47,6 +47,15 @@ def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
+def some(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first names, and how many there are beside them.
+
+    >>> some(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table; a "|" in a cell is escaped.
 

@@ -51,7 +51,7 @@ def sweep(cells: dict[str, tuple[int, float]] | None = None, axis: str | None = 
     pairs = [[full[arm, cell], full["plain", cell]] for arm in ("gated", "wide") for cell in cells]
     record = {
         "name": "gates", "budget": budget, "question": "Do gates help?", "background": "One line.\n\n    code",
-        "base": "configs/x.py", "baseline": "plain", "arms": list(GAPS), "axis": axis, "cells": list(cells),
+        "base": "configs/x.py", "baseline": "plain", "axis": axis, "cells": list(cells),
         "comparisons": pairs, "placebos": [[full["placebo", cell], full["plain", cell]] for cell in cells],
         "margin": 0.005, "tune": [RATE], "values": {}, "variants": variants, "starts": [START],
     }  # fmt: skip

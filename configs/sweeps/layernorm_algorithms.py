@@ -43,9 +43,7 @@ def get_sweep():
         comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
         budgets={
-            "quick": Budget(
-                tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20}, learning_rates=(8e-3,)
-            ),
+            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20}),
             "full": Budget(tuning_seeds=2, seeds=10),
         },
     )

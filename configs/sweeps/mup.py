@@ -40,7 +40,6 @@ def get_sweep():
                 tuning_seeds=1,
                 seeds=2,
                 values={"train.steps": 20, "optimizer.warmup_steps": 2, "eval.every": 10, "eval.max_batches": 2},
-                learning_rates=(8e-3,),
             ),
             "full": Budget(tuning_seeds=2, seeds=10, values={"train.steps": 200, "train.batch_size": 16}),
         },

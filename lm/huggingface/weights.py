@@ -16,8 +16,9 @@ from lm.huggingface.families import Family
 from lm.huggingface.folding import fold
 from lm.huggingface.safetensors_files import Planned, TensorFiles
 from lm.parameters import Parameter
+from lm.text_tables import some
 
-MAX_SHOWN = 5  # names in an error message
+MAX_SHOWN = 5  # problems in an error message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +149,10 @@ def _match(directory: str | Path, family: Family, c: ResolvedModel, files: Tenso
     names = {name: short.get(name.removeprefix(family.prefix)) for name in wanted}
     problems = []
     if missing := [name for name, found in names.items() if found is None]:
-        problems.append(f"tensors are missing: {_some(missing)}")
+        problems.append(f"tensors are missing: {some(missing)}")
     known = {*names.values(), *([] if not c.tie_embeddings else _tied_copies(directory, family, files))}
     if unexpected := [name for name in files.shapes if name not in known and not name.endswith(family.ignored)]:
-        problems.append(f"tensors that no part of the model uses: {_some(unexpected)}")
+        problems.append(f"tensors that no part of the model uses: {some(unexpected)}")
     for name, found in names.items():
         if found is not None and files.shapes[found] != wanted[name]:
             problems.append(f"{found} has shape {files.shapes[found]}; config.json implies {wanted[name]}")
@@ -177,10 +178,6 @@ def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> l
     return [head]
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
-
-
 # ---- Export ------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +194,7 @@ def planned_tensors(family: Family, c: ResolvedModel) -> list[Planned]:
         unclaimed -= set(place.paths)
     if unclaimed:
         raise UserError(
-            f"the model cannot be exported: {family.model_type} has no tensor for {_some(sorted(unclaimed))}"
+            f"the model cannot be exported: {family.model_type} has no tensor for {some(sorted(unclaimed))}"
         )
     return found
 

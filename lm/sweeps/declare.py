@@ -26,18 +26,11 @@ class Budget:
         tuning_seeds: seeds per point of the tuned lists.
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
         values: config values for all runs of this budget (`train.steps`, for example).
-        learning_rates, tune: lists of this budget, instead of the sweep's.
     """
 
     tuning_seeds: int
     seeds: int
     values: Values = dataclasses.field(default_factory=dict)
-    learning_rates: tuple[float, ...] | None = None
-    tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
-
-    @property
-    def lists(self) -> dict[str, Any]:
-        return lists_of(self)
 
 
 QUICK = Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20})
@@ -85,7 +78,9 @@ class Sweep:
 
     @property
     def lists(self) -> dict[str, Any]:
-        return lists_of(self)
+        """Return the lists by config key, the learning rate first."""
+        rates = {} if self.learning_rates is None else {LEARNING_RATE: self.learning_rates}
+        return {**rates, **self.tune}
 
     @property
     def cells(self) -> Variants:
@@ -94,12 +89,6 @@ class Sweep:
             return self.sizes or self.texts or {"": {}}
         pairs = itertools.product(self.texts.items(), self.sizes.items())
         return {f"{text}, {size}": of_text | of_size for (text, of_text), (size, of_size) in pairs}
-
-
-def lists_of(declared: Sweep | Budget) -> dict[str, Any]:
-    """Return the lists of a sweep or budget by config key, the learning rate first."""
-    rates = {} if declared.learning_rates is None else {LEARNING_RATE: declared.learning_rates}
-    return {**rates, **declared.tune}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -138,9 +138,8 @@ def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVaria
     problems: list[str] = []
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
         name, changes = in_cell(arm, cell), of_cell | of_arm
-        tuned = sweep.lists | budget.lists
-        lists = {key: as_list(key, changes.get(key, values)) for key, values in tuned.items()}
-        values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in tuned}
+        lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
+        values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in lists}
         matches = {key: values.pop(key) for key in list(values) if isinstance(values[key], Match)}
         first = {key: found[0] for key, found in lists.items() if found}
         points = [first, *({**first, key: value} for key, found in lists.items() for value in found[1:])]
@@ -259,7 +258,7 @@ def _wrong_values(sweep: Sweep) -> Iterator[str]:
     sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
     texts = {f"text {name!r}": values for name, values in sweep.texts.items()}
     variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
-    tuned = {LEARNING_RATE, *sweep.tune, *(key for b in sweep.budgets.values() for key in b.tune)}
+    tuned = {LEARNING_RATE, *sweep.tune}
     for place, values in (shared | sizes | texts | variants).items():
         if "train.seed" in values:
             yield f"{place}: train.seed is set by the sweep; remove it"
@@ -281,19 +280,16 @@ def _wrong_values(sweep: Sweep) -> Iterator[str]:
 
 def _wrong_lists(sweep: Sweep) -> Iterator[str]:
     """Yield the tuned keys that cannot be tuned, and the lists that are empty, unordered or have duplicates."""
-    declared = {"": sweep} | {f"budget {name!r}: ": b for name, b in sweep.budgets.items()}
     if LEARNING_RATE not in sweep.lists:
         yield "learning_rates is missing: give a tuple of numbers, in ascending order"
-    for place, found in declared.items():
-        if found.learning_rates is not None and LEARNING_RATE in found.tune:
-            yield f"{place}learning_rates and tune both have {LEARNING_RATE}; remove one of them"
-        for key in found.tune:
-            if not key.startswith("optimizer."):
-                yield f"{place}tune: {key}: only keys of the optimizer are tuned; declare variants instead"
-    tuned = {key for found in declared.values() for key in found.lists}
-    given = {(place, key): values for place, found in declared.items() for key, values in found.lists.items()}
+    if sweep.learning_rates is not None and LEARNING_RATE in sweep.tune:
+        yield f"learning_rates and tune both have {LEARNING_RATE}; remove one of them"
+    for key in sweep.tune:
+        if not key.startswith("optimizer."):
+            yield f"tune: {key}: only keys of the optimizer are tuned; declare variants instead"
+    given = {("", key): values for key, values in sweep.lists.items()}
     for kind, tables in (("size", sweep.sizes), ("text", sweep.texts), ("variant", sweep.variants)):
-        given |= {(f"{kind} {n!r}: ", key): v[key] for n, v in tables.items() for key in tuned & v.keys()}
+        given |= {(f"{kind} {n!r}: ", key): v[key] for n, v in tables.items() for key in sweep.lists.keys() & v.keys()}
     for (place, key), found in given.items():
         values = as_list(key, found)
         numbers = all(_fits(value, float) for value in values)

@@ -9,7 +9,7 @@ from lm.config import Config, to_dict
 from lm.config.values import short
 from lm.errors import TemporaryError, UserError
 from lm.files import is_file_name, lock, read_json, to_json, write_text
-from lm.sweeps.declare import PLACEBO, Sweep
+from lm.sweeps.declare import Sweep
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
@@ -58,13 +58,12 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "background": plan.background,
         "base": sweep.base,
         "baseline": sweep.baseline,
-        "arms": [*sweep.variants, *([PLACEBO] if sweep.placebo else [])],
         "axis": _axis(sweep),
         "cells": list(sweep.cells),
         "comparisons": [list(pair) for pair in plan.comparisons],
         "placebos": [list(pair) for pair in plan.placebos],
         "margin": float(sweep.margin),
-        "tune": list(sweep.lists | plan.budget.lists),
+        "tune": list(sweep.lists),
         "values": {key: str(value) for key, value in (sweep.values | plan.budget.values).items()},
         "variants": described,
         "starts": [start],

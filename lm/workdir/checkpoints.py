@@ -27,6 +27,7 @@ from lm.files import COUNT, appears, check_files, parse_json, read_bytes, read_j
 from lm.optimizers import average_of
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
+from lm.text_tables import some
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
@@ -401,7 +402,7 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     leaves = {path: by_path[path] for path in wanted}
     changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
     if changed:
-        raise Corrupted("checksums differ: " + _enumerate(changed))
+        raise Corrupted("checksums differ: " + some(changed))
     return leaves
 
 
@@ -463,7 +464,3 @@ def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: boo
             if then[key] != now[key]:
                 problems.append(f"  {path}: {key} is {then[key]} in the checkpoint and {now[key]} in the model")
     return problems
-
-
-def _enumerate(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

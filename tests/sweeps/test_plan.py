@@ -83,18 +83,16 @@ def test_sizes_and_texts_together_give_a_cell_for_each_pair(planned):
     assert (config.model.d_model, config.data.source) == (32, "python_docs")
 
 
-def test_tuned_keys_are_a_product_of_lists_that_a_budget_and_a_variant_may_replace(planned):
-    budgets = {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=5, tune={DECAY: [0.1, 1]})}
+def test_tuned_keys_are_a_product_of_lists_that_a_variant_may_replace(planned):
     variants = {"a": {LEARNING_RATE: 1e-3, DECAY: 0}, "b": {}, "c": {LEARNING_RATE: np.array([1e-3, 2e-3]).tolist()}}
     tuned = {"tune": {DECAY: (0, 0.1, 0.2)}, "learning_rates": tuple(np.array([1e-3, 1e-2]))}
-    changes = tuned | {"variants": variants, "baseline": "b", "comparisons": [["c", "b"]], "budgets": budgets}
+    changes = tuned | {"variants": variants, "baseline": "b", "comparisons": [["c", "b"]]}
     lists = {name: tuple(v.lists.values()) for name, v in planned(**changes).variants.items()}
     assert lists["a"] == ((1e-3,), (0.0,))
     assert lists["b"] == ((1e-3, 1e-2), (0.0, 0.1, 0.2))
     assert lists["c"] == ((1e-3, 2e-3), (0.0, 0.1, 0.2))
-    full = planned("full", **changes).variants["b"]
-    assert tuple(full.lists.values()) == ((1e-3, 1e-2), (0.1, 1.0))
-    assert (full.n_points, full.config.optimizer.weight_decay) == (4, 0.1)
+    b = planned("full", **changes).variants["b"]
+    assert (b.n_points, b.config.optimizer.weight_decay) == (6, 0.0)
 
 
 def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned):
