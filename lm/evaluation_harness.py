@@ -13,17 +13,21 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import lm_eval
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 import lm
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts
 from lm.log_probabilities import Score, score, windows
+from lm.trained_model import TrainedModel
 
 WINDOWS = ("training", "harness")
 SUPPORTED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p"}
@@ -39,7 +43,7 @@ class HarnessModel(TemplateLM):
     the first token of such a text has no probability.
 
     Args:
-        workdir: the directory of a run or of a Hugging Face checkpoint.
+        workdir: the directory of a run or of a Hugging Face checkpoint; or a model that is loaded.
         step: a step, "latest", or "best" by validation loss.
         batch_size: number of texts that are computed at once; "auto": as many as fit the memory of most machines.
         windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) split a text that is longer than
@@ -55,7 +59,7 @@ class HarnessModel(TemplateLM):
 
     def __init__(
         self,
-        workdir: str | Path,
+        workdir: str | Path | TrainedModel,
         step: int | str = "best",
         batch_size: int | str = "auto",
         windows: str = "training",
@@ -67,7 +71,7 @@ class HarnessModel(TemplateLM):
             raise UserError(f"windows: {windows!r} is not one of {', '.join(WINDOWS)}")
         if batch_size != "auto" and (not str(batch_size).isdigit() or int(batch_size) < 1):
             raise UserError(f"batch_size: {batch_size!r} is not auto or an integer of at least 1")
-        self.trained = lm.load(workdir, step)
+        self.trained: Any = workdir if isinstance(workdir, TrainedModel) else lm.load(workdir, step)
         if self.trained.tokenizer is None:
             raise UserError(f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs one")
         self.windows, self.batch_size = windows, None if batch_size == "auto" else int(batch_size)
@@ -207,3 +211,45 @@ class HarnessModel(TemplateLM):
         temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
         filters = {name: options.get(name) for name in ("top_k", "top_p", "min_p")}
         return options["max_gen_toks"], [s for s in options["until"] if s], Sampling(temperature, **filters)
+
+
+# ---- Tasks during a run ---------------------------------------------------------------------------------------------
+
+
+def load_tasks(names: Sequence[str]) -> dict:
+    """Load tasks and groups by name, or by the path of a YAML file, with their data.
+
+    Raises:
+        UserError: the harness cannot load one of them.
+    """
+    try:
+        loaded = TaskManager().load(list(names))
+    except Exception as error:  # of the harness, of the task's own code, or of what downloads its data
+        raise UserError(
+            f"config.eval.harness_tasks: {', '.join(names)} cannot be loaded ({first_line(error)}); `lm_eval ls tasks` "
+            "lists the tasks, and a YAML file's path is one, too"
+        ) from error
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+    return loaded
+
+
+def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[str, float]:
+    """Return the metrics of tasks and groups by TASK/METRIC.
+
+    Args:
+        trained: the model.
+        tasks: as returned by `load_tasks`.
+        limit: how many examples of each task to use; None: all.
+    """
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(seed=1234)  # the harness's own; so each evaluation has the same examples in its prompts
+    # simple_evaluate does the same, and then describes the machine, which takes seconds.
+    found = lm_eval.evaluate(HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False)
+    return {
+        f"{task}/{metric.removesuffix(',none')}": float(value)
+        for task, metrics in found["results"].items()
+        for metric, value in metrics.items()
+        if isinstance(value, float) and "_stderr" not in metric
+    }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import metrics_of, summary_of
 from tiny import redrawn, tiny
 
 import lm
@@ -98,6 +99,27 @@ def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
         text = run.generate(("the cat " + question["context"])[-11:], 5, temperature=0, stop=["t"])
         assert sample["filtered_resps"] == [text]
     assert found["config"]["model_step"] == 7
+
+
+def test_a_run_scores_local_tasks_and_refuses_others_before_it_compiles(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    data, task = tmp_path / "data.json", tmp_path / "local.yaml"
+    texts = ["the cat sat on a mat", "home and far"]
+    data.write_text(json.dumps([{"text": text} for text in texts]))
+    task.write_text(TASK.format(name="local", data=data) + KINDS["perplexity"])
+    keys = "--config.eval.harness_every=5", "--config.checkpoint.every=5", f"--config.eval.harness_tasks={task}"
+    assert train(tmp_path / "run", *keys)[0] == 0
+    lines = [line for line in metrics_of(tmp_path / "run") if "scores" in line]
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    for line in lines[1:]:  # the checkpoints that are kept
+        run = lm.load(tmp_path / "run", line["step"])
+        nats = sum(run.loss(text) * len(text) for text in texts)
+        expected = nats / math.log(2) / sum(map(len, texts))
+        assert line["scores"] == {"task/local/bits_per_byte": pytest.approx(expected, abs=1e-6)}
+    assert summary_of(tmp_path / "run")["scores"] == lines[-1]["scores"]
+    code, output = train(tmp_path / "other", *keys[:2], "--config.eval.harness_tasks=no_such_task")
+    assert (code, "config.eval.harness_tasks: no_such_task" in output) == (2, True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_results_are_those_of_the_harness_for_the_same_weights(adapt):

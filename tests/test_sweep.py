@@ -232,7 +232,8 @@ def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_pat
     config = changed(
         tmp_path / "mixed.py",
         f"variants={{{fields}}}, baseline='even', comparisons=(('more', 'even'),), placebo={{}}, sizes={{}}, "
-        "learning_rates=(0.1,), values=tiny.values | {'data.order': 'epochs'}",
+        "learning_rates=(0.1,), values=tiny.values | {'data.order': 'epochs', "
+        "'eval.probes': ('recall',)}",
     )
     code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
     assert code == 0, output
@@ -242,7 +243,8 @@ def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_pat
         share = {"even": 0.5, "more": 0.75}[found.variant]
         expected = share * found.sources["a"] + (1 - share) * found.sources["b"]
         assert found.test_loss == pytest.approx(expected, rel=1e-9)
+        assert found.sources["probe/recall"] > 0
     assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
     text = (tmp_path / "sweep" / "report.md").read_text()
     assert "different data or tokens" in text
-    assert text.count("| more − even |") >= 2
+    assert text.count("| more − even |") >= 3  # on each source, and on the probe

@@ -395,6 +395,13 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
         if unknown := [part for part in name.split("+") if part not in SPLITS]:
             hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b joins two"
             yield problem("eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}")
+    if config.eval.probes and config.train.seq_len < 3:
+        yield problem("eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes")
+    if bool(config.eval.harness_every) != bool(config.eval.harness_tasks):
+        yield problem(
+            "eval.harness_every eval.harness_tasks",
+            "the steps between scores and the tasks belong together; set both, such as harness_tasks=hellaswag",
+        )
     if config.eval.sample_tokens and not config.eval.sample_prompt:
         yield problem(
             "eval.sample_prompt eval.sample_tokens",
@@ -413,6 +420,8 @@ def packages(config: Config) -> Iterator[Problem]:
         yield problem(
             "log.wandb", "true, but the package wandb is not installed; pip install -e '.[wandb]', or use false"
         )
+    if config.eval.harness_every and config.eval.harness_tasks and importlib.util.find_spec("lm_eval") is None:
+        yield problem("eval.harness_every", "the package lm-eval is not installed; pip install -e '.[eval]', or use 0")
 
 
 CHECKS = (

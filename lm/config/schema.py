@@ -418,6 +418,18 @@ class EvalConfig:
     )
     max_batches: int = key(0, "batches per evaluation during training; 0: the full split", low=0, execution=True)
     batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
+    probes: tuple[str, ...] | None = key(
+        None, "generated sequences whose loss is evaluated, too: a repeated random sequence, values of keys; none: no "
+        "probes", choices=("repeat", "recall"), execution=True,
+    )  # fmt: skip
+    harness_every: int = key(
+        0, "steps between scores on harness_tasks, which are also computed at the end (needs the extra [eval]); 0: "
+        "never", low=0, execution=True,
+    )  # fmt: skip
+    harness_tasks: tuple[str, ...] | None = key(
+        None, "tasks of lm-evaluation-harness, by name or YAML file", execution=True
+    )
+    harness_limit: int = key(0, "first examples of each task to use; 0: all", low=0, execution=True)
     final_splits: tuple[str, ...] = key(
         ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
     )

@@ -44,7 +44,7 @@ class Run:
         tokens_per_second: of all runs that trained at once, without compilation and evaluation; None if not measured.
         at_once: how many trained at once.
         processor, device, commit: where it was trained, and with which code; "" if not known.
-        sources: the test loss on each source of a mixture.
+        sources: the test loss on each source of a mixture, and the loss of each probe as probe/NAME.
     """
 
     phase: str

@@ -26,6 +26,7 @@ from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps import cpu_memory
+from lm.training import probes
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
 from lm.training.evaluation import mean_losses, weighted_mean
@@ -257,7 +258,8 @@ class StackedRuns:
         if signals.received:
             save()
             return None
-        evaluations += [self._evaluate(states, steps, split, 0) for split in ("validation", "test")]
+        splits = "validation", "test", *(f"probe/{name}" for name in self.config.eval.probes or ())
+        evaluations += [self._evaluate(states, steps, split, 0) for split in splits]
         about = {"seconds": seconds() / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
         return [self._result(i, int(halted_at), evaluations) | about for i, halted_at in enumerate(halted_at_R)]
 
@@ -291,22 +293,28 @@ class StackedRuns:
             self._progress.update(line | {"tokens": done.dispatch.end * speed.tokens_per_step})
 
     def _evaluate(self, states, step: int, split: str, max_batches: int) -> dict:
-        """Return for each run the sums of nats, and the numbers of tokens, of each evaluation batch.
+        """Return for each run the sums of nats, and the numbers of tokens, of each batch of a split or probe.
 
         Raises:
             BelowEntropy: the loss of a run is below that of the best possible model.
         """
         if (split, max_batches) not in self._evaluated:
-            source = BatchSource(self.corpus.split(split), self.config)
-            inputs = jax.tree.map(lambda *a: np.stack(a), *source.evaluation(max_batches))
-            self._evaluated[split, max_batches] = jax.device_put((source.resident, inputs), self._programs.replicated)
+            kind, _, name = split.partition("/")
+            if kind == "probe":
+                resident, batches = None, probes.batches(name, self.config, self.corpus)
+            else:
+                source = BatchSource(self.corpus.split(split), self.config)
+                resident, batches = source.resident, source.evaluation(max_batches)
+            inputs = jax.tree.map(lambda *a: np.stack(a), *batches)
+            self._evaluated[split, max_batches] = jax.device_put((resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
         params = evaluated_params(states, self.config)
         sums, counts = jax.device_get(self._programs.evaluate(params, resident, inputs))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         counts = [int(n) for n in counts[0]]
-        lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
-        check_loss(self.corpus.split(split), lowest, sum(counts))
+        if split in self.corpus.splits:
+            lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
+            check_loss(self.corpus.split(split), lowest, sum(counts))
         return {"step": step, "split": split, "sums": sums, "counts": counts}
 
     def _result(self, i: int, halted_at: int, evaluations: list[dict]) -> dict:
@@ -319,13 +327,16 @@ class StackedRuns:
         for found in evaluations:
             if halted_at and found["step"] >= halted_at:
                 continue
-            split = self.corpus.split(found["split"])
             sums = [(float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)]  # "NaN" if restored
+            if found["split"].startswith("probe/"):
+                sources[found["split"]] = math.fsum(s for s, _ in sums) / sum(found["counts"])
+                continue
+            split = self.corpus.split(found["split"])
             if found["step"] == steps:
                 losses, _ = mean_losses(split, self.config, sums)
                 final[found["split"]] = weighted_mean(split, losses)
                 if split.parts and found["split"] == "test":
-                    sources = losses
+                    sources |= losses
             if found["split"] == "validation":  # so that every point of the curve is over the same windows
                 losses, _ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
                 curve.append((found["step"], weighted_mean(split, losses)))

@@ -50,7 +50,7 @@ def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     [(0, 4), (4, 5), (5, 9), (9, 10)]
     """
     t = config.train
-    periods = (config.eval.every, config.checkpoint.every, config.log.detail_every)
+    periods = (config.eval.every, config.eval.harness_every, config.checkpoint.every, config.log.detail_every)
     marks = (t.steps, *((t.profile[0] - 1, t.profile[1]) if t.profile else ()))
     step = first
     while step < t.steps:

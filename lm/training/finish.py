@@ -14,7 +14,7 @@ from lm.step import TrainState, evaluated_params
 from lm.text_tables import for_terminal
 from lm.training.diagnostics_figure import diagnostics_png
 from lm.training.loop import Loop
-from lm.training.loss_curve import loss_curve_png
+from lm.training.loss_curve import loss_curve_png, scores_png
 from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 
@@ -37,11 +37,16 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
             lines[name] = line
         else:
             return "interrupted"
+    for kind in loop.scorers:
+        loop.write_scores(kind, state, step)
     loop.save(state, step)
     loop.wait_for_checkpoint()
     write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
+    if loop.scorers:
+        workdir.write_bytes("scores.png", lambda: scores_png(workdir.path / "metrics.jsonl"))
+        say(f"scores: {workdir.path / 'scores.png'}")
     if config.eval.sample_tokens and corpus.tokenizer is not None:
         try:
             text = sample_text(loop, state, corpus.tokenizer)
@@ -127,6 +132,8 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         val_loss=losses.get("validation"),
         test_loss=losses.get("test"),
         losses=losses,
+        ema_losses={name: line["ema_loss"] for name, line in lines.items() if "ema_loss" in line},
+        scores={name: x for line in loop.outputs.writer.lines_of(step) for name, x in line.get("scores", {}).items()},
         losses_by_source={name: line["losses"] for name, line in lines.items() if "losses" in line},
         val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
         wall_seconds=round(seconds, 1),

@@ -27,6 +27,7 @@ from lm.training.loop import Loop, Outputs, compile_steps
 from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare, training_attention
+from lm.training.scores import scorers
 from lm.training.signals import Signals
 from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
@@ -55,6 +56,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
     check_memory(run.config, run.mesh_sizes)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
     resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
+    scoring = scorers(run, workdir.path)
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     with (
@@ -97,6 +99,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                     sources={"train": source},
                     diagnostics=Diagnostics(run, source, workdir.path, progress),
                     record=record | describe_run(run),
+                    scorers=scoring,
                     clock=clock,
                 )
                 state, status = loop.train(state)

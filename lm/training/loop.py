@@ -18,6 +18,7 @@ from lm.training.dispatch import Dispatch, dispatches, pipeline
 from lm.training.evaluation import evaluate
 from lm.training.progress import Progress
 from lm.training.run import Run
+from lm.training.scores import Scorer
 from lm.training.signals import Signals
 from lm.training.standstill import Standstill
 from lm.training.step_log import StepLog
@@ -44,6 +45,7 @@ class Loop:
         program: the compiled (state, inputs, n_steps) -> (state, metrics).
         sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
+        scorers: by kind, "probe" and "task"; see lm/training/scores.py.
         clock: counts the seconds of this run, over all of its starts.
     """
 
@@ -53,6 +55,7 @@ class Loop:
     sources: dict[str, BatchSource]
     diagnostics: Diagnostics
     record: dict
+    scorers: dict[str, Scorer]
     clock: WallTime
 
     def train(self, state: TrainState) -> tuple[TrainState, str]:
@@ -91,8 +94,9 @@ class Loop:
         """Return which tasks of the host are due after `step` steps."""
         c = self.run.config
         periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
+        periods |= {"tasks": c.eval.harness_every}
         due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
-        return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint")}
+        return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint", "tasks")}
 
     def _between_dispatches(self, state: TrainState, step: int) -> str | None:
         """Do what is due after `step` steps and was not done before; returns a status if the run ends here."""
@@ -110,6 +114,9 @@ class Loop:
                 return "interrupted"
             self.outputs.checkpoints.val_losses = writer.validation_losses()
             is_best = self.outputs.checkpoints.is_best(step)
+            self.write_scores("probe", state, step)
+        if due["tasks"]:
+            self.write_scores("task", state, step)
         if due["checkpoint"] or is_best:
             self.save(state, step)
         if due["eval"] and is_out_of_patience(writer.validation_losses(), self.run.config.eval.patience):
@@ -149,6 +156,19 @@ class Loop:
             self.outputs.writer.write(line)
             self.outputs.progress.evaluation(line)
         return line
+
+    def write_scores(self, kind: str, state: TrainState, step: int) -> None:
+        """Write and show the scores of a kind, also of the parameters' average, unless that was done before."""
+        writer, scorer = self.outputs.writer, self.scorers.get(kind)
+        known = [name for line in writer.lines_of(step) for name in line.get("scores", {})]
+        if scorer is None or any(name.startswith(f"{kind}/") for name in known):
+            return
+        with self.clock.during("evaluation"):
+            scores = {f"{kind}/{name}": x for name, x in scorer(evaluated_params(state, self.run.config)).items()}
+            if state.ema is not None:
+                scores |= {f"{kind}/{name}/ema": x for name, x in scorer(ema_params(state)).items()}
+        writer.write({"step": step, "scores": scores})
+        self.outputs.progress.evaluation({"step": step, "split": "scores", **scores})
 
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""

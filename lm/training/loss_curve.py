@@ -42,6 +42,29 @@ def loss_curves(runs: dict[str, list[dict]]):
     return _finished(axes)
 
 
+def scores_png(metrics: Path) -> bytes:
+    """Draw the scores of probes and tasks in a metrics.jsonl as a PNG, a panel for each; dashed: of an average."""
+    from matplotlib.figure import Figure
+
+    scores: dict[str, list[tuple[int, float]]] = {}
+    for line in read_metrics(metrics):
+        for name, value in line.get("scores", {}).items():
+            scores.setdefault(name, []).append((line["step"], value))
+    names = [name for name in scores if not name.endswith("/ema")]
+    n_rows = max(1, -(-len(names) // 2))
+    figure = Figure((SIZE_INCHES[0], 2.2 * n_rows), DPI, layout="constrained")
+    for axes, name in zip(figure.subplots(n_rows, 2, squeeze=False).flat, names, strict=False):
+        for which, style, label in ((name, "o-", ""), (f"{name}/ema", "--", "averaged parameters")):
+            if which in scores:
+                points = zip(*scores[which], strict=True)
+                axes.plot(*points, style, color="#D55E00", markersize=3, linewidth=1, label=label)
+        axes.set_title(name, loc="left", fontsize=9, parse_math=False)
+        _finished(axes, "loss (nats)" if name.startswith("probe/") else "")
+    for axes in figure.axes[len(names) :]:
+        axes.remove()
+    return to_png(figure)
+
+
 def _axes():
     from matplotlib.figure import Figure
 
@@ -51,18 +74,22 @@ def _axes():
 def _draw(axes, lines: list[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1) -> None:
     training = [(line["step"], line["loss"]) for line in lines if "split" not in line and "loss" in line]
     validation = sorted(validation_losses(lines).items())
+    average = validation_losses(line | {"loss": line["ema_loss"]} for line in lines if "ema_loss" in line)
     if training:
         few = "." if len(training) <= FEW else None  # a line of one point is invisible
         style = {"color": training_color, "linewidth": 1, "marker": few, "alpha": alpha}
         axes.plot(*zip(*training, strict=True), **style, label=labels[0])
     if validation:
         axes.plot(*zip(*validation, strict=True), "o-", color=color, markersize=4, label=labels[1])
+    if average:
+        label = f"{labels[1]}, averaged parameters"
+        axes.plot(*zip(*sorted(average.items()), strict=True), "--", color=color, linewidth=1, label=label)
 
 
-def _finished(axes):
+def _finished(axes, unit: str = "loss (nats per token)"):
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", integer=True)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set(xlabel="step", ylabel=unit)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:

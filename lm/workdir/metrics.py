@@ -2,7 +2,8 @@
 
 A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens, tokens_per_second, mfu;
 evaluation lines have step, split, windows (how many were evaluated, the first ones of the split), loss and the other
-metrics of that split. In the file each line ends with its own checksum, "crc32", which is verified when it is read.
+metrics of that split; lines of scores have step and scores, by name. In the file each line ends with its own checksum,
+"crc32", which is verified when it is read.
 
 The best step follows from these lines, and from nothing else: see `validation_losses`.
 """
@@ -34,6 +35,7 @@ from lm.workdir.tensorboard import EventFile
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
 _TRAINING, _EVALUATION, _DETAILS = {"loss": NUMBER}, {"loss": NUMBER, "split": str}, {"detail": dict}  # shapes of lines
+_SCORES = {"scores": {str: NUMBER}}
 _CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -89,7 +91,9 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
 
 
 def _shape_of(line: dict) -> dict:
-    return _EVALUATION if "split" in line else _DETAILS if "detail" in line else _TRAINING
+    if "split" in line:
+        return _EVALUATION
+    return _DETAILS if "detail" in line else _SCORES if "scores" in line else _TRAINING
 
 
 def to_line(line: dict) -> str:
@@ -233,6 +237,8 @@ def _scalars(line: dict):
     for key, value in line.items():
         if key == "detail":
             yield from _detail_scalars(value)
+        elif key == "scores":
+            yield from value.items()
         elif key == "losses":  # by source of a mixture
             yield from ((f"{prefix}/loss/{name}", loss) for name, loss in value.items())
         elif key != "step" and isinstance(value, int | float) and not isinstance(value, bool):

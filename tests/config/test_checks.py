@@ -78,6 +78,9 @@ CONTRADICTIONS = [
     ("train.profile=5", "train.profile: (5,)"),
     ("eval.sample_prompt=", "eval.sample_prompt: empty"),
     ("eval.patience=3", "eval.patience: 3 counts evaluations during training; set eval.every"),
+    ("eval.probes=repeat train.seq_len=2", "eval.probes: a probe has 4 tokens; use train.seq_len = 3"),
+    ("eval.harness_every=5", "eval.harness_every: the steps between scores and the tasks belong together"),
+    ("eval.harness_tasks=arc_easy", "eval.harness_every: the steps between scores and the tasks belong together"),
     ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
     ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
     ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
@@ -110,9 +113,11 @@ def test_keys_that_go_together_are_accepted(config_file):
         load(path, overrides.split())
 
 
-def test_wandb_that_is_not_installed_is_reported_before_the_run(config_file, the_problem, monkeypatch):
+def test_packages_that_are_not_installed_are_reported_before_the_run(config_file, the_problem, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install -e '.[wandb]'" in the_problem(config_file(), "log.wandb=true")
+    tasks = "eval.harness_every=5", "eval.harness_tasks=arc_easy"
+    assert "pip install -e '.[eval]'" in the_problem(config_file(), *tasks)
 
 
 def test_no_contradiction_is_reported_for_a_value_that_was_refused(config_file, the_problem):

@@ -160,7 +160,7 @@ def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
         losses = [[run.sources[source] for run in a.variants[name].runs.values()] for name in (variant, "plain")]
         assert difference.p == pytest.approx(stats.ttest_rel(*losses).pvalue, rel=1e-9)
     text = report.to_markdown(a, {})
-    assert "## By source" in text
+    assert "## By source or probe" in text
     assert text.count("| code |") == len(found) / 2
     record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"sources": {"web": "3", "code": "2"}}
     assert {variant for variant, *_ in analyze(record, runs).by_source()} == {"gated"}
