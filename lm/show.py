@@ -14,20 +14,13 @@ from lm.parser import Parser
 from lm.text_tables import for_terminal
 from lm.workdir.saved_run import read_run
 
-EPILOG = """\
-The steps are those of metrics.jsonl: step 1 is the first one. The batch of a step is a function of the text, the config
-and the step, and is computed again, so any step can be shown, also one that a run has not reached.
-
-exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments, or other data than the run's.
-"""
-
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = Parser("show", "Print the examples that a run trained on in a step.", EPILOG)
+    parser = Parser("show", "Print the examples of a step of a run, which are computed again from its text and config.")
     parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help="directory of the run")
-    parser.add_argument("--step", required=True, type=int, metavar="N", help="the step, from 1 on")
+    parser.add_argument("--step", required=True, type=int, metavar="N", help="as in metrics.jsonl, from 1 on")
     a = parser.parse_args(argv)
     saved = read_run(Path(a.workdir))
     config = from_dict(saved.config)
