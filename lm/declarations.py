@@ -66,6 +66,11 @@ class Parameter:
         return math.prod(self.shape[i] for i in self.rows)
 
     @property
+    def n_matrices(self) -> int:
+        """Return how many independent matrices it is a batch of."""
+        return math.prod(self.shape[self.axes.index(letter)] for letter in self.batch)
+
+    @property
     def matmul_size(self) -> int:
         """Return how many of its elements take part in products of one token."""
         return round(self.used * self.size) if self.contract else 0

@@ -14,7 +14,9 @@ from lm import parameters
 from lm.config import Resolved, ResolvedModel
 from lm.cost.devices import Device
 from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
+from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
+from lm.update_rules.matrices import split_sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Transfer:
 
     Attributes:
         what: what is sent.
-        kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter".
+        kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all".
         axes: the mesh axes that take part.
         n: devices that take part.
         payload: bytes of the full array that a device starts or ends with, whichever is larger.
@@ -105,6 +107,7 @@ def transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     yield from _fsdp_transfers(config, sizes)
     yield from _tensor_transfers(config, sizes)
     yield from _sequence_transfers(config, sizes)
+    yield from _matrix_transfers(config, sizes)
 
 
 def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
@@ -190,3 +193,16 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Tra
         ("gradients of keys and values", "reduce-scatter", n * 2 * m.n_layers),
     ):
         yield from _transfer(sizes, ["sequence"], what, kind, payload, times)
+
+
+def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no other state."""
+    rule, payloads = MATRIX_RULES.get(config.optimizer.name), Counter()
+    for p in parameters.parameter_table(config.model).values():
+        if rule and rule.takes(p):
+            axes = split_sides(p, sizes).values()
+            n, n_devices = p.n_matrices, math.prod(sizes[axis] for axis in axes)
+            per_device = math.ceil(n / n_devices) * p.size / n  # some devices have none where they are not divisible
+            payloads.update(dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize))
+    for axis, payload in payloads.items():
+        yield from _transfer(sizes, [axis], f"matrices of {config.optimizer.name}", "all-to-all", payload, 2)

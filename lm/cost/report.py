@@ -12,7 +12,6 @@ from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search
 from lm.cost.memory import attention_implementation, micro_batches_per_step
 from lm.cost.units import duration, si
 from lm.kernels.platform import compiler_options
-from lm.optimizers import MATRIX_RULES
 
 SHOWN = 5  # meshes
 
@@ -116,8 +115,8 @@ def _communication_lines(e: Estimate) -> list[str]:
         time = seconds(s, e.device, e.sizes)
         how = f"{s.kind} over {' x '.join(s.axes)}"
         lines.append(f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {time:.3g} s at {si(s.sent / time, 'B/s')}")
-    if e.config.optimizer.name in MATRIX_RULES and e.n_devices > 1:
-        lines.append(f"  The communication of {e.config.optimizer.name}'s matrices is not counted.")
+    if e.config.optimizer.name == "soap" and e.n_devices > 1:
+        lines.append("  The communication of soap's state is not counted.")
     return lines or ["  nothing"]
 
 

@@ -1,5 +1,6 @@
 """Apply an update rule of matrices to the weights between hidden features, and Adam to all other parameters."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,10 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from lm import parameters
 from lm.config import OptimizerConfig
 from lm.declarations import Parameter, Table
+from lm.parallel.mesh import traced_mesh
+from lm.parallel.sharding import parameter_spec
 
 
 class MatrixRule(NamedTuple):
@@ -33,10 +37,17 @@ class MatrixRule(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rule knows of a step: the learning rate, and how many updates were made before it."""
+    """What a rule knows of a step.
+
+    Attributes:
+        rate: the learning rate.
+        count: how many updates were made before it.
+        whole: (f) -> f for matrices that are sharded, see `on_whole_matrices`.
+    """
 
     rate: jax.Array
     count: jax.Array  # type: ignore[assignment]  # tuples have a method of this name
+    whole: Callable = lambda f: f
 
 
 class State(NamedTuple):
@@ -80,9 +91,10 @@ def for_matrices(
         g, w = parameters.flat(grads), parameters.flat(params)
         by_name = {name: parameters.flat(tree) for name, tree in state.matrices.items()}
         changes, adam_state = adam.update(others(grads), state.adam, others(params))
-        changes, states, step = parameters.flat(changes), {}, Step(schedule(state.count), state.count)
+        changes, states, rate = parameters.flat(changes), {}, schedule(state.count)
         for path, p in hidden.items():
             own = {name: as_matrices(p, values[path]) for name, values in by_name.items()}
+            step = Step(rate, state.count, functools.partial(on_whole_matrices, p))
             change, states[path] = rule.update(o, as_matrices(p, g[path]), own, as_matrices(p, w[path]), step)
             changes[path] = from_matrices(p, change)
         return parameters.nest(changes), State(state.count + 1, _by_name(states, hidden), adam_state)
@@ -104,12 +116,66 @@ def _axes(p: Parameter) -> tuple[int, ...]:
     return (*(i for i in range(len(p.shape)) if i not in others), *p.rows, *p.columns)
 
 
+def _sides(p: Parameter) -> tuple[int, ...]:
+    """Return (I, O)."""
+    return tuple(math.prod(p.shape[i] for i in axes) for axes in (p.rows, p.columns))
+
+
 def as_matrices(p: Parameter, x):
     """Return an array with the size of a parameter as matrices x_NIO; any other array as it is."""
     if x.size != p.size:
         return x
-    n_in, n_out = (math.prod(p.shape[i] for i in axes) for axes in (p.rows, p.columns))
-    return x.transpose(_axes(p)).reshape(-1, n_in, n_out)
+    return x.transpose(_axes(p)).reshape(-1, *_sides(p))
+
+
+def split_sides(p: Parameter, sizes: dict[str, int]) -> dict[int, str]:
+    """Return the mesh axis that splits dimension 1 or 2 of matrices x_NIO, without axes of one device."""
+    side = {i: 1 for i in p.rows} | {i: 2 for i in p.columns}
+    spec = enumerate(parameter_spec(p, sizes))
+    return dict(sorted((side[i], axis) for i, axis in spec if axis and sizes[axis] > 1 and i in side))
+
+
+def on_whole_matrices(p: Parameter, f: Callable) -> Callable:
+    """Return f computed on whole matrices, each by one of the devices that hold a part of it.
+
+    The devices exchange parts of all matrices for some whole ones, and the results for the parts. Without that XLA
+    would gather all matrices for each product of f.
+
+    Args:
+        p: the parameter of the matrices. If they are not sharded, the result is f itself.
+        f: a function of trees of arrays (N, ...) and scalars, with a tree of arrays (N, ...) as its result. Those with
+            the shape of the matrices are sharded like the parameter, all others replicated.
+    """
+    mesh = traced_mesh()
+    split = {} if mesh is None else split_sides(p, dict(mesh.shape))
+    if not split:
+        return f
+    parts, some = PartitionSpec(None, split.get(1), split.get(2)), PartitionSpec(tuple(split.values()))
+    n_devices = math.prod(mesh.shape[axis] for axis in split.values())
+
+    def exchange(x, to_whole):
+        if x.shape[1:] != _sides(p):
+            return x
+
+        def on_device(x):
+            for dimension, axis in split.items() if to_whole else reversed(split.items()):
+                split_and_joined = (0, dimension) if to_whole else (dimension, 0)
+                x = jax.lax.all_to_all(x, axis, *split_and_joined, tiled=True)
+            return x
+
+        before, after = (parts, some) if to_whole else (some, parts)
+        return jax.shard_map(on_device, in_specs=before, out_specs=after, check_vma=False)(x)
+
+    def mapped(*arrays):
+        n = next(len(x) for x in jax.tree.leaves(arrays) if x.ndim)
+        padding = -n % n_devices
+        pad = lambda x: jnp.pad(x, [(0, padding), *[(0, 0)] * (x.ndim - 1)]) if x.ndim else x  # noqa: E731
+        arrays = jax.tree.map(lambda x: exchange(pad(x), to_whole=True), arrays)
+        specs = jax.tree.map(lambda x: some if x.ndim else PartitionSpec(), arrays)
+        found = jax.shard_map(f, in_specs=specs, out_specs=some, check_vma=False)(*arrays)
+        return jax.tree.map(lambda x: exchange(x, to_whole=False)[:n], found)
+
+    return mapped
 
 
 def norm(x_NIO):

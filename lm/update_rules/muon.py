@@ -34,17 +34,17 @@ def init(w_NIO) -> dict:
     return {"momentum": jnp.zeros_like(w_NIO)}
 
 
-def direction(o: OptimizerConfig, g_NIO, state: dict):
+def direction(o: OptimizerConfig, g_NIO, state: dict, step: Step):
     """Return the orthogonalized momentum, and the state."""
     beta = o.muon_beta
     m_NIO = beta * state["momentum"] + (1 - beta) * g_NIO
     u_NIO = (1 - beta) * g_NIO + beta * m_NIO if o.nesterov else m_NIO
-    return orthogonalize(u_NIO), {"momentum": m_NIO}
+    return step.whole(orthogonalize)(u_NIO), {"momentum": m_NIO}
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
     """Return the change of w_NIO, and the state."""
-    u_NIO, state = direction(o, g_NIO, state)
+    u_NIO, state = direction(o, g_NIO, state, step)
     n_in, n_out = w_NIO.shape[-2:]
     return -step.rate * max(1, n_out / n_in) ** 0.5 * u_NIO, state
 

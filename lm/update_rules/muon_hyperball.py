@@ -19,7 +19,7 @@ def init(w_NIO) -> dict:
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
     """Return the change of w_NIO, and the state."""
-    u_NIO, momentum = muon.direction(o, g_NIO, state)
+    u_NIO, momentum = muon.direction(o, g_NIO, state, step)
     radius_N11 = state["radius"]
     moved_NIO = w_NIO - step.rate * radius_N11 * u_NIO / (norm(u_NIO) + muon.EPS)
     return radius_N11 * moved_NIO / norm(moved_NIO) - w_NIO, state | momentum

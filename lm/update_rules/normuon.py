@@ -22,7 +22,7 @@ def init(w_NIO) -> dict:
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
     """Return the change of w_NIO, and the state."""
     m_NIO = o.muon_beta * state["momentum"] + (1 - o.muon_beta) * g_NIO
-    u_NIO = orthogonalize(m_NIO)
+    u_NIO = step.whole(orthogonalize)(m_NIO)
     mean_square_N1O = jnp.mean(u_NIO**2, axis=1, keepdims=True)
     v_N1O = o.b2 * state["mean_square"] + (1 - o.b2) * mean_square_N1O
     d_NIO = u_NIO / (jnp.sqrt(v_N1O) + o.eps)

@@ -13,6 +13,8 @@ The basis of directions without any gradient is arbitrary, so results depend on 
 matrix does not have full rank. A matrix has 2 I^2 + 2 O^2 numbers of state beside Adam's 2 I O, which all devices hold.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -31,19 +33,23 @@ def init(w_NIO) -> dict:
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
     """Return the change of w_NIO, and the state."""
+    return step.whole(functools.partial(_update, o))(g_NIO, state, step.rate, step.count)
+
+
+def _update(o: OptimizerConfig, g_NIO, state: dict, rate, count):
     g_NIO, q_l, q_r = g_NIO.astype(state["momentum"].dtype), state["q_left"], state["q_right"]
-    first = step.count == 0
+    first = count == 0
     m_NIO = o.b1 * state["momentum"] + (1 - o.b1) * g_NIO
     v_NIO = o.b2 * state["mean_square"] + (1 - o.b2) * (q_l.mT @ g_NIO @ q_r) ** 2
-    n_before = jnp.maximum(step.count, 1)  # updates of the moments; the first step is not counted
+    n_before = jnp.maximum(count, 1)  # updates of the moments; the first step is not counted
     m_hat, v_hat = (q_l.mT @ m_NIO @ q_r) / (1 - o.b1**n_before), v_NIO / (1 - o.b2**n_before)
     u_NIO = q_l @ (m_hat / (jnp.sqrt(v_hat) + o.eps)) @ q_r.mT
     new = {"momentum": m_NIO, "mean_square": v_NIO}
     new = jax.tree.map(lambda x: jnp.where(first, 0, x), new)
     for name, gram in (("left", g_NIO @ g_NIO.mT), ("right", g_NIO.mT @ g_NIO)):
         new[name] = o.b2 * state[name] + (1 - o.b2) * gram
-        new[f"q_{name}"] = rotated(new[name], state[f"q_{name}"], first, step.count % o.soap_every == 0)
-    return jnp.where(first, 0, -step.rate * u_NIO), new
+        new[f"q_{name}"] = rotated(new[name], state[f"q_{name}"], first, count % o.soap_every == 0)
+    return jnp.where(first, 0, -rate * u_NIO), new
 
 
 def rotated(l_NII, q_NII, first, due):

@@ -126,7 +126,7 @@ def test_the_plan_says_what_it_omits_and_what_would_be_better():
     cases = [  # the text of a plan, what it says, what it does not say
         (one_mesh[0], "mesh replica 1 x fsdp 2 x tensor 8 x sequence 1", "Meshes:"),
         (plan(seven_billion(model={"d_ff": 10**7}), "h100", 16)[0], "meshes fits; this one needs the least", "Fits"),
-        (plan(tiny(optimizer={"name": "muon"}, model=bf16), "h100", 2)[0], "of muon's matrices", "Meshes: 0"),
+        (plan(tiny(optimizer={"name": "soap"}, model=bf16), "h100", 2)[0], "soap's state is not counted", "Meshes: 0"),
         (plan(tiny(**unrolled), "h100", 2)[0], "unrolled layers", "muon"),
         (plan(tiny(model=bf16, train={"batch_size": 48, "seq_len": 16}), "v5p", 32)[0],
          "--config.train.batch_size=32 or --config.train.batch_size=64 none needs to", "muon"),
