@@ -65,9 +65,10 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
     return arguments.config
 
 
-def compile_step(argv: list[str], device: str) -> int:
+def compile_step(argv: list[str], device: str, n_slices: int = 1) -> int:
     """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled; return the exit code."""
-    command = [sys.executable, "-m", "lm.train", *argv, "--plan", "--compiled", "--device", device]
+    devices = ["--device", device, "--slices", str(n_slices)]
+    command = [sys.executable, "-m", "lm.train", *argv, "--plan", "--compiled", *devices]
     return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # stdout may be for kubectl
 
 

@@ -50,7 +50,7 @@ def print_manifest(args: argparse.Namespace) -> int:
     manifest = jobset(args)
     if args.check:
         kind = (args.tpu or args.gpu).partition(":")[0]
-        if code := compile_step(after_dashes(args.train), f"{kind}:{n_devices(manifest) // args.slices}"):
+        if code := compile_step(after_dashes(args.train), f"{kind}:{n_devices(manifest)}", args.slices):
             return code
     print(yaml.safe_dump(manifest, sort_keys=False), end="")
     return 0
@@ -125,11 +125,7 @@ def jobset(args: argparse.Namespace) -> dict:
     if args.slices > 1:
         if not args.tpu or n_pods == 1:
             raise UserError(f"--slices {args.slices}: several slices need TPU slices of more than one host")
-        if (replica := check_mesh(config, total)["replica"]) % args.slices:
-            raise UserError(
-                f"config.mesh.replica: {replica} is not a multiple of --slices {args.slices}; other axes would cross "
-                "the network between slices"
-            )
+        check_mesh(config, total, args.slices)
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",

@@ -27,7 +27,7 @@ def run(a: argparse.Namespace, config: Config) -> int:
     if not a.plan and not a.print_config:
         with lasting_output():
             return train(a, config)
-    name, n_devices = parse_device(a.device) if a.plan else ("", 0)
+    name, n_devices = parse_device(a.device, a.slices) if a.plan else ("", 0)
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
     from lm.cost.compiled import compile_step
     from lm.cost.report import describe_compiled, plan
@@ -37,13 +37,14 @@ def run(a: argparse.Namespace, config: Config) -> int:
     if a.print_config:
         print(to_json(to_dict(resolved), indent=2))
         return 0
-    text, chosen = plan(resolved, name, n_devices)
+    text, chosen = plan(resolved, name, n_devices, a.slices)
     print(text, flush=True)
     fits = chosen.fits
     if a.config.startswith("hf:"):
         print("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
     if a.compiled:
-        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, code=a.compiled == "time")
+        code = a.compiled == "time"
+        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, code=code, n_slices=a.slices)
         print(f"\n{describe_compiled(chosen, compiled)}")
         fits = compiled.peak <= chosen.device.memory
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory

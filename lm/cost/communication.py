@@ -26,7 +26,7 @@ class Transfer:
     Attributes:
         what: what is sent.
         kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all".
-        axes: the mesh axes that take part.
+        axes: the mesh axes that take part; "slices" for one device of each TPU slice.
         n: devices that take part.
         payload: bytes of the full array that a device starts or ends with, whichever is larger.
         times: number of times that the payload is sent per step.
@@ -73,6 +73,8 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
         device: the kind of device.
         sizes: the size of each mesh axis.
     """
+    if transfer.axes == ("slices",):
+        return transfer.sent / device.network
     local = devices_per_group(device.group, sizes, transfer.axes)
     within = transfer.sent / device.link if local > 1 else 0.0
     beyond = transfer.sent / (local * device.network) if local < transfer.n else 0.0
@@ -102,9 +104,15 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
     return min(Counter(number // group for number in numbers).values())
 
 
-def transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """Yield what a step sends (see lm/parallel/sharding.py). Scalars, gains and biases are left out."""
-    yield from _fsdp_transfers(config, sizes)
+def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Iterator[Transfer]:
+    """Yield what a step sends (see lm/parallel/sharding.py). Scalars, gains and biases are left out.
+
+    Args:
+        config: a resolved config.
+        sizes: the size of each mesh axis.
+        n_slices: the number of TPU slices, of which replica is a multiple.
+    """
+    yield from _fsdp_transfers(config, sizes, n_slices)
     yield from _tensor_transfers(config, sizes)
     yield from _sequence_transfers(config, sizes)
     yield from _matrix_transfers(config, sizes)
@@ -116,8 +124,11 @@ def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
         yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
 
 
-def _fsdp_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes."""
+def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[Transfer]:
+    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes.
+
+    Over several slices XLA scatters gradients within a slice, sums parts over the slices, and gathers the sums.
+    """
     m, n = config.model, micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
     param, compute = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
@@ -133,13 +144,19 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfe
     total = sum(size(p) for p in sharded.values())
     outer = embeddings * param + head * compute
     gradients = (layers + embeddings + head) * 4
+    summed, rest = total / sizes["fsdp"] * 4, ["replica", "sequence"]
+    in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
+    part = summed / (in_slice["replica"] * sizes["sequence"])
     for axes, what, kind, payload, times in (
         (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n),
         (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n),
         (["fsdp"], "gradients of these parameters", "reduce-scatter", gradients, n),
-        (["replica", "sequence"], "gradients, once per step", "all-reduce", total / sizes["fsdp"] * 4, 1),
+        (rest, "gradients, once per step", "all-reduce", summed, int(n_slices == 1)),
+        (rest, "gradients, once per step, within a slice", "reduce-scatter", summed, int(n_slices > 1)),
+        (["slices"], "their sum over the slices", "all-reduce", part, 1),
+        (rest, "their sum, within a slice", "all-gather", summed, int(n_slices > 1)),
     ):
-        yield from _transfer(sizes, axes, what, kind, payload, times)
+        yield from _transfer(in_slice, axes, what, kind, payload, times)
 
 
 def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:

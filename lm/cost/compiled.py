@@ -93,8 +93,9 @@ class Compiled:
 
 
 def compile_step(
-    config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None, *, code: bool = False
-) -> Compiled:
+    config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None, *, code: bool = False,
+    n_slices: int = 1,
+) -> Compiled:  # fmt: skip
     """Compile the training step of a config for a mesh of devices, which this machine need not have.
 
     Args:
@@ -104,19 +105,20 @@ def compile_step(
         dump: a directory for the compiler's texts; None: they are not kept.
         code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a tenth of the time,
             and `compute` is not known.
+        n_slices: the number of TPU slices that the devices are.
 
     Raises:
         UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
             compiler's own text is then in a file that the message names.
     """
-    topology, platform = slice_of(device_name, math.prod(sizes.values())), DEVICES[device_name].platform
+    platform, topology = DEVICES[device_name].platform, slice_of(device_name, math.prod(sizes.values()) // n_slices)
     module, extra = PLUGINS[platform]
     if importlib.util.find_spec(module) is None:
         raise UserError(f"--compiled: the compiler for {device_name} is not installed; pip install -e '.[{extra}]'")
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="lm-compiler-", dir=dump))
-    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology}
+    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "n_slices": n_slices}
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
     flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
@@ -226,6 +228,7 @@ def _compile(job: dict) -> None:
     if platform == "tpu":
         family = job["device"]
         options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)} if family == "v4" else {}
+        options |= {"num_slices": job["n_slices"]} if job["n_slices"] > 1 else {}
         topology = topologies.get_topology_desc(platform="tpu", topology_name=job["topology"], **options)
     else:
         description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}

@@ -117,11 +117,11 @@ DEVICES = {
 }
 
 
-def parse_device(text: str) -> tuple[str, int]:
-    """Split "NAME:COUNT" into a name of DEVICES and a number of devices.
+def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
+    """Split "NAME:COUNT" into a name of DEVICES and a number of devices, in a number of TPU slices.
 
     Raises:
-        UserError: the name is unknown or the count is not between 1 and 99,999.
+        UserError: the name is unknown, the count is not between 1 and 99,999, or there are no such slices.
 
     >>> parse_device("h100:64")
     ('h100', 64)
@@ -132,6 +132,8 @@ def parse_device(text: str) -> tuple[str, int]:
             f"--device: {text[:100]!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}, and the "
             "count is 1 to 99999"
         )
+    if n_slices != 1 and (n_slices < 1 or int(count) % n_slices or DEVICES[name].platform != "tpu"):
+        raise UserError(f"--slices: {n_slices} does not divide {text} into TPU slices; COUNT counts all their chips")
     return name, int(count)
 
 

@@ -32,6 +32,7 @@ class Estimate:
         memory: bytes per device.
         sent: the communication of a step.
         seconds: per step.
+        n_slices: the number of TPU slices that the devices are.
     """
 
     config: Resolved
@@ -40,6 +41,7 @@ class Estimate:
     memory: Memory
     sent: tuple[Transfer, ...]
     seconds: float
+    n_slices: int = 1
 
     @property
     def device(self) -> Device:
@@ -62,23 +64,25 @@ class Estimate:
         return self.config.train.batch_size * self.config.train.seq_len
 
 
-def estimate(config: Resolved, device_name: str, n_devices: int) -> Estimate:
+def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> Estimate:
     """Estimate memory, communication and step time with the mesh of the config.
 
     Args:
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
         n_devices: the number of devices. They need not exist on this machine.
+        n_slices: the number of TPU slices that they are.
 
     Raises:
         UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in
             config.model.compute_dtype is not published.
     """
-    device, sizes, dtype = DEVICES[device_name], check_mesh(config, n_devices), config.model.compute_dtype
+    sizes, dtype = check_mesh(config, n_devices, n_slices), config.model.compute_dtype
+    device = DEVICES[device_name]
     if dtype not in device.peak:
         published = " or ".join(device.peak)
         raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use {published}")
-    memory, sent = memory_per_device(config, device, sizes), tuple(transfers(config, sizes))
+    memory, sent = memory_per_device(config, device, sizes), tuple(transfers(config, sizes, n_slices))
     update = 2 * memory.parameters + 2 * memory.optimizer + memory.gradients  # bytes that the optimizer moves
     moved = moved_activation_bytes(config, sizes)
     overlapping = sum(seconds(t, device, sizes) for t in sent if set(t.axes) & set(OVERLAPPING))
@@ -87,7 +91,7 @@ def estimate(config: Resolved, device_name: str, n_devices: int) -> Estimate:
     # On TPUs it runs at the same time as the products, on GPUs it does not, as in published runs (docs/plan.md).
     exposed = {"tpu": max(0.0, overlapping - products), "gpu": overlapping}[device.platform]
     time = products + exposed + others + update / device.bandwidth
-    return Estimate(config, device_name, sizes, memory, sent, time)
+    return Estimate(config, device_name, sizes, memory, sent, time, n_slices)
 
 
 def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
@@ -98,7 +102,7 @@ def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
     return needed / n_devices / device.peak[m.compute_dtype] / device.attained
 
 
-def search_meshes(config: Resolved, device_name: str, n_devices: int) -> list[Estimate]:
+def search_meshes(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> list[Estimate]:
     """Estimate all meshes that the config can be sharded over. Arguments as for `estimate`.
 
     Returns:
@@ -111,7 +115,8 @@ def search_meshes(config: Resolved, device_name: str, n_devices: int) -> list[Es
     first_error: UserError | None = None
     for sizes in factorizations(n_devices, len(MESH_AXES)):
         try:
-            found.append(estimate(dataclasses.replace(config, mesh=MeshConfig(*sizes)), device_name, n_devices))
+            on_mesh = dataclasses.replace(config, mesh=MeshConfig(*sizes))
+            found.append(estimate(on_mesh, device_name, n_devices, n_slices))
         except UserError as error:
             first_error = first_error or error
     if first_error and not found:

@@ -10,6 +10,10 @@ from lm.cost.communication import ring_bytes
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _INSTRUCTION = re.compile(rf"= (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_OVER_SLICES = re.compile(
+    r"= \((?P<type>.*?), u32.* send\(.*"
+    r'_megascale_target="\{(?P<slices>[\d,]+)\}x.*_megascale_transfer_type="(?P<kind>\w+)"'
+)
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _CONTROLLED = re.compile(r"(?:body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -26,10 +30,11 @@ class Collective:
     Attributes:
         kind: one of KINDS.
         shapes: (dtype, shape) of each result on one device.
-        group: numbers of the devices of one group, in the order of the mesh.
+        group: numbers of the devices of one group, in the order of the mesh; of TPU slices, if it is over slices.
         times: how often one run of the program executes the instruction.
         where: JAX's name of the operation that it was compiled from.
         overlapped: whether other operations run at the same time.
+        over_slices: whether one device of each TPU slice takes part. XLA:TPU writes these as transfers of the host.
     """
 
     kind: str
@@ -38,6 +43,7 @@ class Collective:
     times: int
     where: str
     overlapped: bool
+    over_slices: bool = False
 
     @property
     def n(self) -> int:
@@ -56,7 +62,9 @@ class Collective:
         return ring_bytes(self.kind, self.n, self.payload) * self.times
 
     def axes(self, sizes: dict[str, int]) -> tuple[str, ...]:
-        """Return the axes of a mesh of these sizes along which the devices of a group differ."""
+        """Return the axes of a mesh of these sizes along which the devices of a group differ, or "slices"."""
+        if self.over_slices:
+            return ("slices",)
         places = np.unravel_index(np.array(self.group), tuple(sizes.values()))
         return tuple(axis for axis, at in zip(sizes, places, strict=True) if len(set(at.tolist())) > 1)
 
@@ -86,6 +94,9 @@ def parse_collectives(hlo: str) -> list[Collective]:
                 overlapped = bool(copied or match["start"]) or name in asynchronous
                 collective = _collective(match, line, times[name], overlapped)
                 found.append(_scattered(collective) if "all-reduce-scatter" in name else collective)
+            elif (match := _OVER_SLICES.search(line)) and times[name]:
+                kind, slices = match["kind"].lower().replace("_", "-"), tuple(map(int, match["slices"].split(",")))
+                found.append(Collective(kind, tuple(_arrays(match["type"])), slices, times[name], "", False, True))
     return found
 
 

@@ -16,13 +16,14 @@ from lm.kernels.platform import compiler_options
 SHOWN = 5  # meshes
 
 
-def plan(config: Resolved, device_name: str, n_devices: int) -> tuple[str, Estimate]:
+def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> tuple[str, Estimate]:
     """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
 
     Args:
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
         n_devices: number of devices.
+        n_slices: the number of TPU slices that they are.
 
     Returns:
         The text and the estimate that it describes.
@@ -31,9 +32,9 @@ def plan(config: Resolved, device_name: str, n_devices: int) -> tuple[str, Estim
         UserError: see `estimate` and `search_meshes`.
     """
     if config.mesh != MeshConfig() or n_devices == 1:
-        chosen = estimate(config, device_name, n_devices)
+        chosen = estimate(config, device_name, n_devices, n_slices)
         return describe(chosen), chosen
-    found = search_meshes(config, device_name, n_devices)
+    found = search_meshes(config, device_name, n_devices, n_slices)
     return f"{describe(found[0])}\n\n{_mesh_table(found)}{_batch_advice(config, n_devices)}", found[0]
 
 
@@ -69,7 +70,8 @@ def _devices(e: Estimate) -> str:
     if e.device.platform == "gpu":
         return f"{e.n_devices} x {e.device_name}"
     google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
-    return f"{e.n_devices} {e.device_name} chips{google}"
+    slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
+    return f"{e.n_devices} {e.device_name} chips{slices}{google}"
 
 
 def _mesh(e: Estimate) -> str:
@@ -177,7 +179,7 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
         sums[1] += n_bytes * overlapped
     in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
     lines = [
-        f"Compiled for {_devices(e)} in {c.seconds:.0f} s{'':<21}{'compiler':>10}{'plan':>10}",
+        f"{f'Compiled for {_devices(e)} in {c.seconds:.0f} s':<56}{'compiler':>10}{'plan':>10}",
         f"  {'largest use of memory per device':<54}{si(c.peak, 'B'):>10}{si(e.memory.total, 'B'):>10}",
         f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}",
     ]

@@ -54,12 +54,13 @@ def _listed(numbers: list[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
+def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, int]:
     """Check that a config can be sharded over its mesh, and return the size of each axis.
 
     Args:
         config: the config, resolved or not. Keys that are unset in an unresolved config are not checked.
         n_devices: the number of devices of all processes.
+        n_slices: the number of TPU slices that they are.
 
     Returns:
         The sizes by axis, as from `mesh_sizes`.
@@ -86,6 +87,11 @@ def check_mesh(config: Config, n_devices: int) -> dict[str, int]:
                 f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, or a config.mesh "
                 f"with {what} = {_listed([n for n in divisors(n_devices) if value % n == 0])}"
             )
+    if sizes["replica"] % n_slices:
+        found.append(
+            f"config.mesh.replica: {sizes['replica']} is not a multiple of the {n_slices} TPU slices; the other axes "
+            "would cross the network between them"
+        )
     if m.dropout and sizes["sequence"] > 1:
         found.append("config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use dropout 0")
     if t.debug and n_devices > 1:

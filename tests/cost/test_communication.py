@@ -46,6 +46,24 @@ def test_times_of_rings_by_hand():
     assert time(pcie, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(450 / 32)  # the link is slower than 8 ports
 
 
+def test_over_slices_each_device_sends_its_part_of_the_sum_of_its_slice():
+    """Gradients of 1000 bytes per device are scattered over 4 replicas of a slice, so that 250 of them cross."""
+    config = tiny()
+    (once,) = (t for t in transfers(config, sizes(8, 2, 1, 1)) if t.axes == ("replica",))
+    scattered, crossing, gathered = (
+        t for t in transfers(config, sizes(8, 2, 1, 1), n_slices=2) if t.axes in (("replica",), ("slices",))
+    )
+    assert (once.kind, scattered.kind, crossing.kind, gathered.kind) == (
+        "all-reduce", "reduce-scatter", "all-reduce", "all-gather"
+    )  # fmt: skip
+    assert (scattered.payload, gathered.payload, crossing.payload) == (once.payload, once.payload, once.payload / 4)
+    assert (scattered.n, crossing.n, crossing.sent) == (4, 2, once.payload / 4)
+    v5e = DEVICES["v5e"]
+    assert seconds(crossing, v5e, sizes(8, 2, 1, 1)) == pytest.approx(once.payload / 4 / v5e.network)
+    (alone,) = (t for t in transfers(config, sizes(2, 8, 1, 1), n_slices=2) if {"replica", "slices"} & {*t.axes})
+    assert (alone.axes, alone.kind) == (("slices",), "all-reduce")
+
+
 @pytest.mark.parametrize(("remat", "per_layer"), [("none", 4), ("block", 6)])
 def test_qk_norm_over_all_heads_sums_one_number_per_token_over_tensor(remat, per_layer):
     """As in the program that jax 0.10.2 compiles for two CPU devices: float32 of shape (4, 24) in each of 3 layers."""

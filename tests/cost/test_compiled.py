@@ -9,7 +9,7 @@ import pytest
 from running import ROOT
 from tiny import tiny
 
-from lm.config import MESH_AXES, Config, checks
+from lm.config import MESH_AXES, Config, MeshConfig, checks
 from lm.config.schema import TrainConfig
 from lm.cost import compiled, hlo
 from lm.cost.compiled import compile_step, slice_of
@@ -102,6 +102,16 @@ def test_an_all_reduce_that_a_tpu_fuses_with_a_slice_is_a_reduce_scatter():
     text = TPU_HLO.replace("%body", "%all-reduce-scatter.1")
     (found,) = [c for c in parse_collectives(text) if c.times == 3 and c.kind == "reduce-scatter"]
     assert (found.payload, found.axes(SIZES)) == (64, ("tensor",))
+
+
+def test_what_crosses_slices_is_a_transfer_of_the_host_on_tpus():
+    send = (
+        "  %send.1 = (f32[2,8]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%a, %b), is_host_transfer=true, "
+        'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation='
+        '"SUM",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}\n'
+    )
+    (found,) = [c for c in parse_collectives(TPU_HLO.replace("  %s =", send + "  %s =")) if c.over_slices]
+    assert (found.kind, found.axes(SIZES), found.sent) == ("all-reduce", ("slices",), 64)
 
 
 def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_the_config():
@@ -223,6 +233,25 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
         planned[transfer.kind, transfer.axes] = planned.get((transfer.kind, transfer.axes), 0) + transfer.sent
     for collective in (("all-gather", ("fsdp",)), ("all-reduce", ("tensor",))):
         assert sent[collective] == pytest.approx(planned[collective], rel=0.1), collective
+
+
+@pytest.mark.slow
+@installed("v5e")
+def test_several_slices_compile_and_what_crosses_them_was_planned():
+    """Two slices of 4 chips: replica 4 is 2 x 2. Muon's matrices are exchanged within a slice."""
+    sizes, muon = SIZES | {"replica": 4, "fsdp": 2, "tensor": 1}, dataclasses.replace(CONFIG.optimizer, name="muon")
+    config = dataclasses.replace(CONFIG, mesh=MeshConfig(**sizes), optimizer=muon)
+    e, c = estimate(config, "v5e", 8, n_slices=2), compile_step(config, "v5e", sizes, n_slices=2)
+    assert c.aliased >= c.state
+    planned = {(t.kind, t.axes): t.sent for t in e.sent}
+    sent = Counter()
+    for (kind, axes, _), n_bytes in c.sent.items():
+        sent[kind, axes] += n_bytes
+    assert sent["all-to-all", ("fsdp",)] == planned["all-to-all", ("fsdp",)]
+    # Small parameters are not scattered over the replicas of a slice first.
+    assert sent["all-reduce", ("slices",)] == pytest.approx(planned["all-reduce", ("slices",)], rel=0.15)
+    with pytest.raises(UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"):
+        estimate(CONFIG, "v5e", 8, n_slices=2)
 
 
 MESHES = factorizations(8, 4)

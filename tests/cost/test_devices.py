@@ -16,7 +16,10 @@ def test_peaks_are_exact_and_dense():
 
 
 def test_parse_device():
-    assert parse_device("v5p:256") == ("v5p", 256)
+    assert parse_device("v5p:256") == parse_device("v5p:256", 2) == ("v5p", 256)
+    for text, n_slices in (("v5p:256", 3), ("v5p:256", 0), ("h100:16", 2)):
+        with pytest.raises(UserError, match=rf"--slices: {n_slices} does not divide {text}"):
+            parse_device(text, n_slices)
     for text in ("h100", "h900:8", "h100:0", "h100:x", "", "h100:²", "h100:" + "9" * 5000, "h100:100000"):
         with pytest.raises(UserError, match=r"is not NAME:COUNT.*h100"):
             parse_device(text)

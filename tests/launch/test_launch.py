@@ -191,10 +191,11 @@ def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch,
         result = subprocess.CompletedProcess([], code)
         monkeypatch.setattr(subprocess, "run", lambda command, result=result, **_: ran.append(command) or result)
         gpus = ("--nodes", "2", "--gpus-per-node", "8", "--dry-run", "--workdir", "/none/x", "--check", "h100")
-        for name, arguments, device in (("gke", (*TPUS, "--check"), "v5e:32"), ("slurm", gpus, "h100:16")):
+        tpus = (*TPUS, "--slices", "2", "--check")
+        for name, arguments, *devices in (("gke", tpus, "v5e:64", "2"), ("slurm", gpus, "h100:16", "1")):
             done = launch(name, *arguments, *CONFIG)
             assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-            assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", device]
+            assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
 
 
 def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monkeypatch):
@@ -249,7 +250,7 @@ MISTAKES = {
         "--slices must be at least 1": (*TPUS, "--slices", "0", *CONFIG),
         "--slices 2: several slices need TPU": (*GPUS, "--slices", "2", *CONFIG),
         "--slices 2: several slices need": (*JOB, "--tpu", "v5e:2x2", "--slices", "2", *CONFIG),
-        "1 is not a multiple of --slices 2": (*TPUS, "--slices", "2", *CONFIG, "--config.mesh.fsdp=64"),
+        "1 is not a multiple of the 2 TPU slices": (*TPUS, "--slices", "2", *CONFIG, "--config.mesh.fsdp=64"),
         "--pod: launch/none.yaml cannot be read": (*GPUS, "--pod", "launch/none.yaml", *CONFIG),
         "--pod: launch/skypilot.yaml must have": (*GPUS, "--pod", "launch/skypilot.yaml", *CONFIG),
         "--cpu must be at least 1": (*GPUS, "--cpu", "0", *CONFIG),
