@@ -189,7 +189,11 @@ def global_seq_len(n_local: int) -> int:
 def local_positions(n_local: int):
     """Return the positions of this device's tokens: 0 .. n_local-1 unless a sequence is sharded."""
     index = jnp.arange(n_local)
-    return index + jax.lax.axis_index("sequence") * n_local if _is_mapped("sequence") else index
+    if not _is_mapped("sequence"):
+        return index
+    # XLA:TPU's partitioner would divide them over tensor, and gather them, tables and masks wherever they are used.
+    whole = _map_over_tensor(lambda index: index + jax.lax.axis_index("sequence") * n_local, PartitionSpec())
+    return whole(index)
 
 
 def gathers_parameters() -> bool:
