@@ -48,7 +48,7 @@ def test_times_of_rings_by_hand():
 
 def test_over_slices_each_device_sends_its_part_of_the_sum_of_its_slice():
     """Gradients of 1000 bytes per device are scattered over 4 replicas of a slice, so that 250 of them cross."""
-    config = tiny()
+    config = tiny(train={"batch_size": 16})
     (once,) = (t for t in transfers(config, sizes(8, 2, 1, 1)) if t.axes == ("replica",))
     scattered, crossing, gathered = (
         t for t in transfers(config, sizes(8, 2, 1, 1), n_slices=2) if t.axes in (("replica",), ("slices",))

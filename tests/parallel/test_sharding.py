@@ -96,8 +96,8 @@ def meshes_of(model: str) -> list[list[int]]:
     """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads", else one."""
     few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_sharded
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
-    found = {"modern": few, "eight heads": many, "dropout": no_sequence, "muon": [[1, 8, 1, 1], [1, 4, 2, 1]]}
-    return found.get(model, [[1, 2, 2, 2]])
+    found = {"modern": few, "eight heads": many, "dropout": no_sequence, "normuon": no_sequence}
+    return (found | {"muon": [[1, 8, 1, 1], [1, 4, 2, 1]]}).get(model, [[1, 2, 2, 2]])
 
 
 @pytest.mark.parametrize("model", [m if m == "scanned" else slow(m) for m in MODELS])
