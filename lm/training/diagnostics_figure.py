@@ -1,6 +1,7 @@
-"""Plot the diagnostics of a run by layer: attention, activations, gradients, parameters and updates over the steps."""
+"""Plot the diagnostics of a run by layer (attention, activations, gradients, parameters, updates), and its scores."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from lm.training.loss_curve import to_png
 from lm.workdir.metrics import read_metrics
 
-SIZE_INCHES, DPI = (10.0, 12.0), 100
+WIDTH, HEIGHT_OF_ROW, DPI = 10.0, 3.0, 100  # inches
 ALL_LAYERS_LABELED = 4  # deeper models label the first and the last layer only
 LOG_FROM = 10  # ratio of the largest to the smallest value from which an axis is logarithmic
 
@@ -46,15 +47,32 @@ def diagnostics_png(metrics: Path) -> bytes:
     Curves of layers are dark for the first layer and light for the last. Values that are not finite, and those that
     are not positive on a logarithmic axis, are left out.
     """
+    details = [(line["step"], line["detail"]) for line in read_metrics(metrics) if "detail" in line]
+    return _panels_png(details, PANELS)
+
+
+def scores_png(metrics: Path) -> bytes:
+    """Draw the scores of probes and tasks in a metrics.jsonl as a PNG, one panel for each."""
+    details = [(line["step"], line) for line in read_metrics(metrics) if "scores" in line]
+    names = {name.removesuffix("/ema"): None for _, line in details for name in line["scores"]}
+    both = ("", "-", "parameters"), ("/ema", "--", "average")
+    panels = [
+        (name, "nats" if name.startswith("probe/") else "", [("scores", name + end, *look) for end, *look in both])
+        for name in names
+    ]
+    return _panels_png(details, panels)
+
+
+def _panels_png(details: list[tuple[int, dict]], panels: Sequence[tuple]) -> bytes:
+    """Draw panels, given as in PANELS, in two columns."""
     from matplotlib.figure import Figure
 
-    details = [(line["step"], line["detail"]) for line in read_metrics(metrics) if "detail" in line]
-    figure = Figure(SIZE_INCHES, DPI, layout="constrained")
-    panels = figure.subplots(math.ceil(len(PANELS) / 2), 2).flat
-    for axes, (title, unit, sources) in zip(panels, PANELS, strict=True):
-        curves = [curve for source in sources for curve in curves_of(details, *source)]
-        _draw(axes, curves)
-        axes.set_title(title, loc="left", fontsize=10)
+    n_rows = math.ceil(len(panels) / 2)
+    figure = Figure((WIDTH, HEIGHT_OF_ROW * n_rows), DPI, layout="constrained")
+    for i, (title, unit, sources) in enumerate(panels):
+        axes = figure.add_subplot(n_rows, 2, i + 1)
+        _draw(axes, [curve for source in sources for curve in curves_of(details, *source)])
+        axes.set_title(title, loc="left", fontsize=10, parse_math=False)
         axes.set(xlabel="step", ylabel=unit)
     return to_png(figure)
 

@@ -12,9 +12,9 @@ from lm.generation.filters import Sampling
 from lm.generation.text import generate_texts, known_prompt
 from lm.step import TrainState, evaluated_params
 from lm.text_tables import for_terminal
-from lm.training.diagnostics_figure import diagnostics_png
+from lm.training.diagnostics_figure import diagnostics_png, scores_png
 from lm.training.loop import Loop
-from lm.training.loss_curve import loss_curve_png, scores_png
+from lm.training.loss_curve import loss_curve_png
 from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 

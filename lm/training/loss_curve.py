@@ -42,29 +42,6 @@ def loss_curves(runs: dict[str, list[dict]]):
     return _finished(axes)
 
 
-def scores_png(metrics: Path) -> bytes:
-    """Draw the scores of probes and tasks in a metrics.jsonl as a PNG, a panel for each; dashed: of an average."""
-    from matplotlib.figure import Figure
-
-    scores: dict[str, list[tuple[int, float]]] = {}
-    for line in read_metrics(metrics):
-        for name, value in line.get("scores", {}).items():
-            scores.setdefault(name, []).append((line["step"], value))
-    names = [name for name in scores if not name.endswith("/ema")]
-    n_rows = max(1, -(-len(names) // 2))
-    figure = Figure((SIZE_INCHES[0], 2.2 * n_rows), DPI, layout="constrained")
-    for axes, name in zip(figure.subplots(n_rows, 2, squeeze=False).flat, names, strict=False):
-        for which, style, label in ((name, "o-", ""), (f"{name}/ema", "--", "averaged parameters")):
-            if which in scores:
-                points = zip(*scores[which], strict=True)
-                axes.plot(*points, style, color="#D55E00", markersize=3, linewidth=1, label=label)
-        axes.set_title(name, loc="left", fontsize=9, parse_math=False)
-        _finished(axes, "loss (nats)" if name.startswith("probe/") else "")
-    for axes in figure.axes[len(names) :]:
-        axes.remove()
-    return to_png(figure)
-
-
 def _axes():
     from matplotlib.figure import Figure
 
@@ -86,10 +63,10 @@ def _draw(axes, lines: list[dict], training_color: str, color: str, labels: tupl
         axes.plot(*zip(*sorted(average.items()), strict=True), "--", color=color, linewidth=1, label=label)
 
 
-def _finished(axes, unit: str = "loss (nats per token)"):
+def _finished(axes):
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", integer=True)
-    axes.set(xlabel="step", ylabel=unit)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:

@@ -49,17 +49,18 @@ class StepLog:
         Returns:
             The first step whose loss, gradients or update were not finite if the run must stop there, else None.
         """
-        t, now, logged = self._run.config.train, self._training_seconds(), False
+        config, train, now, logged = self._run.config, self._run.corpus.split("train"), self._training_seconds(), False
         self._n_steps += done.dispatch.n_steps
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
         for i in range(done.dispatch.n_steps):
             step, finite = done.dispatch.step + i + 1, bool(done.metrics["finite"][i])
             values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
             spike = max(values.get("loss_z", 0.0), values.get("grad_norm_z", 0.0)) > LIMIT
-            if step % self._run.config.log.every == 0 or step == t.steps or spike or not finite:
-                self._write_line(step, values | (self._place(step) if spike else {}), speed)
+            if step % config.log.every == 0 or step == config.train.steps or spike or not finite:
+                place = {"window_starts": batches.window_starts(train, config, step - 1).tolist()} if spike else {}
+                self._write_line(step, values | place, speed)
                 logged = True
-            if not finite and t.on_nonfinite == "stop":
+            if not finite and config.train.on_nonfinite == "stop":
                 return step
             if not finite:
                 self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
@@ -73,11 +74,6 @@ class StepLog:
         """Return the seconds of training up to now, without those in which the host evaluated or saved."""
         seconds = self._clock.seconds()
         return seconds["steps"] + seconds["data_wait"]
-
-    def _place(self, step: int) -> dict[str, list[int]]:
-        """Return where the batch of a step is in the tokens of the train split."""
-        split = self._run.corpus.split("train")
-        return {"window_starts": batches.window_starts(split, self._run.config, step - 1).tolist()}
 
     def _spike_warning(self, step: int, values: dict[str, float]) -> str:
         loss, norm = (f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm"))
