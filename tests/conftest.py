@@ -1,6 +1,8 @@
 """Settings and fixtures of the whole suite."""
 
+import atexit
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -8,34 +10,55 @@ import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
-import hypothesis
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
-from running import Bench
-
-from lm.command_line.loading import load
-from lm.errors import UserError
 
 # XLA reads this when it starts. A training step of the tiny config compiles in 0.4 CPU seconds instead of 3.9: without
 # LLVM's optimizations, with the older and simpler code of fusions, and without splitting a program into parts that are
 # compiled in parallel. To test the programs that users run, set XLA_FLAGS, for example to an empty string.
 FAST_TO_COMPILE = "backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in FAST_TO_COMPILE))
-# Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
-jax.config.update("jax_default_matmul_precision", "highest")
-# Disable the persistent compilation cache, so that a test never runs a program that another version of the code or of
-# jax compiled.
-jax.config.update("jax_compilation_cache_dir", None)
-
-# On a shared machine a deadline would test the machine's load.
-hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
 
 
-def pytest_sessionfinish():
+def pytest_configure(config):
+    """Set up a process that runs tests; with pytest -n the first process only hands them out."""
+    if config.getoption("numprocesses", None):
+        return
+    import hypothesis
+    import jax
+
+    # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    # Disable the persistent compilation cache, so that a test never runs a program that another version of the code or
+    # of jax compiled.
+    jax.config.update("jax_compilation_cache_dir", None)
+    # On a shared machine a deadline would test the machine's load.
+    hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "lm"))
+    atexit.register(leave)  # runs before what JAX registered
+
+
+def pytest_collection_finish():
+    """Look for garbage among new objects only, and rarely: most are modules, tests and the caches of JAX."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+
+exit_status = []
+
+
+def pytest_sessionfinish(exitstatus):
     """End the process that commands were forked from."""
     forkserver._forkserver._stop()
+    gc.freeze()  # pytest collects garbage several times
+    exit_status.append(int(exitstatus))
+
+
+def leave():
+    """End the process without freeing each compiled program and object, which takes seconds."""
+    if exit_status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_status[0])
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -54,6 +77,8 @@ def few_programs():
     A program takes hundreds. Linux allows 65,530 in a process (vm.max_map_count), and beyond that XLA crashes.
     """
     yield
+    import jax
+
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
@@ -62,6 +87,8 @@ def few_programs():
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory, worker_id):
     """Return the `Bench` that all workers of the session share."""
+    from running import Bench
+
     base = tmp_path_factory.getbasetemp()
     return Bench((base if worker_id == "master" else base.parent) / "bench")
 
@@ -69,6 +96,9 @@ def bench(tmp_path_factory, worker_id):
 @contextlib.contextmanager
 def fresh_process_state():
     """Undo what a command changes in its process: the environment, the log, the settings of JAX and of Python."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
     environment, argv = dict(os.environ), sys.argv
     logger = logging.getLogger("lm")
     log = logger.handlers, logger.propagate, logger.level
@@ -140,6 +170,8 @@ def config_file(tmp_path):
 @pytest.fixture
 def problems():
     """Return problems(path, *overrides), which returns the messages with which a config is refused."""
+    from lm.command_line.loading import load
+    from lm.errors import UserError
 
     def of(path, *overrides):
         with pytest.raises(UserError) as caught:
