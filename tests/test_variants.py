@@ -1,7 +1,7 @@
 """Every idea of lm/layers/variants keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
 
-A new idea adds a row, and its keys to some of the configs of PAIRS. Fast tests run each promise for the few configs of
-PAIRS, in which each two ideas meet; the slow ones for each idea alone, and on meshes of 8 devices.
+A new idea adds a row, and its keys to some of the configs of PAIRS, in which each two ideas meet. Fast tests run each
+promise for two of these configs; the slow ones for all, for each idea alone, and on meshes of 8 devices.
 """
 
 import dataclasses
@@ -96,13 +96,13 @@ BOTH |= {"value_embeddings": True, "multi_token_prediction": True, "norm": "dyt"
 DEPTH = BOTH | {"residual_scalars": True, "conv_stream": True, "residual": "depth_attention"}
 HYPER = BOTH | {"residual": "hyper_connections"}
 FORGET, PATTERN = {"attn_forget": True, "positions": "none"}, {"rope_pattern": (1, 0)}
-LATER = {"moe_first_layer": 1, "shared_expert": True, "normalize_experts": False}
-LATER |= {"n_layers": 5}  # a pattern repeats after the first layer
-PAIRS = [  # Each two ideas that go together meet in one of these.
-    DEPTH | FORGET | {"attn_gate": "head", "attn_exclusive": "full", "value_residual": "half"},
+LATER = {"moe_first_layer": 1, "shared_expert": True, "normalize_experts": False, "n_layers": 5}
+PAIRS = [  # Each two ideas that go together meet in one of these; the first and the third are fast and have all ideas.
+    # After the first layer a scan over periods of the pattern.
     DEPTH | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "learned", "value_residual": "learned"},
-    HYPER | PATTERN | {"attn_gate": "head_identity", "attn_exclusive": "full", "value_residual": "learned"},
-    HYPER | FORGET | LATER | {"attn_gate": "element_identity", "attn_exclusive": "learned", "value_residual": "half"},
+    DEPTH | FORGET | LATER | {"attn_gate": "head", "attn_exclusive": "learned", "value_residual": "half"},
+    HYPER | FORGET | {"attn_gate": "head_identity", "attn_exclusive": "full", "value_residual": "half", "n_layers": 2},
+    HYPER | PATTERN | LATER | {"attn_gate": "element_identity", "attn_exclusive": "full", "value_residual": "learned"},
 ]
 APART = [  # these do not go together
     {("attn_forget", True), ("rope_pattern", (1, 0))},
@@ -123,9 +123,9 @@ def with_many_tokens(row: Row):
     return config_of(row, vocab_size=T * T).model
 
 
-TOGETHER = [pytest.param(Row(keys), id=f"pairs {i}") for i, keys in enumerate(PAIRS)]
-ALONE = [pytest.param(row, id=name, marks=pytest.mark.slow) for name, row in VARIANTS.items()]
-SLOW_PAIRS = [pytest.param(Row(keys), marks=pytest.mark.slow) for keys in PAIRS[1::2]]
+SLOW = pytest.mark.slow
+TOGETHER = [pytest.param(Row(keys), id=f"pairs {i}", marks=[SLOW] * (i % 2)) for i, keys in enumerate(PAIRS)]
+ALONE = [pytest.param(row, id=name, marks=SLOW) for name, row in VARIANTS.items()]
 ROWS = pytest.mark.parametrize("row", TOGETHER + ALONE)
 IDENTITY = {key: value for row in VARIANTS.values() if row.identity for key, value in row.keys.items()}
 IDENTITY |= {"residual": "sum"}  # hyper-connections replace the stream of some of them
@@ -209,16 +209,14 @@ def test_it_starts_as_the_model_without_it_or_says_that_it_does_not(row):
     assert (np.abs(first - baseline).max() < 1e-5) == row.identity
 
 
-@pytest.mark.parametrize("row", [*TOGETHER[::2], *SLOW_PAIRS, *ALONE])
+@ROWS
 def test_cached_decoding_equals_the_full_forward_pass(row):
     """For prompts of different lengths, with a window in every second layer."""
-    c = config_of(row, window_pattern=(0, 3), scan_layers=False).model
+    c = config_of(row, n_layers=2, window_pattern=(0, 3), scan_layers=False).model
     params = redrawn(c)
     decoder = decoding.make_decoder(params, c, seq_len=T)
     expected = jitted(c)(params, TOKENS, np.ones((B, T), int))
-    without_batch = jax.eval_shape(
-        lambda params: model.hidden(params, c, TOKENS[0]), params
-    )  # as lm.interpret calls it
+    without_batch = jax.eval_shape(lambda params: model.hidden(params, c, TOKENS[0]), params)  # as in lm.interpret
     assert without_batch.shape == expected.shape[1:]
     lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
     h_BTD, cache = jax.jit(
@@ -255,18 +253,17 @@ def test_experts_that_do_not_exist_are_refused(key, value):
         config_of(VARIANTS["experts"], **{key: value})
 
 
-def test_all_resume_from_the_same_bits(tmp_path):
+@ROWS
+def test_it_resumes_from_the_same_bits(tmp_path, row):
     """A restored state is the saved one; each later step is a function of it (tests/training/test_resume.py)."""
-    for i, keys in enumerate(PAIRS):
-        state = state_of(tiny(model=BASE | keys))
-        draw = np.random.default_rng(0)
-        state = jax.tree.map(lambda x, draw=draw: jnp.asarray(draw.integers(0, 9, jnp.shape(x)), x.dtype), state)
-        checkpoints = Checkpoints(tmp_path / str(i))
-        checkpoints.save(1, state, {})
-        checkpoints.wait()
-        _, restored, _ = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
-        checkpoints.close()
-        chex.assert_trees_all_equal(restored, state, strict=True)
+    shapes, draw = jax.eval_shape(lambda: state_of(config_of(row))), np.random.default_rng(0)
+    state = jax.tree.map(lambda x: jnp.asarray(draw.integers(0, 9, x.shape).astype(x.dtype)), shapes)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    _, restored, _ = checkpoints.restore(shapes)
+    checkpoints.close()
+    chex.assert_trees_all_equal(restored, state, strict=True)
 
 
 def test_loss_terms_of_packed_rows_add_up_over_micro_batches():
@@ -324,7 +321,8 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
     inputs = {name: fields[name] for name in ("segments", "positions")}
     chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=5))
     (_, terms), (_, in_chunks) = (jax.jit(lambda p, c=c: _sums(p, fields, c, 0.25))(params) for c in (config, chunked))
-    log_p = jax.nn.log_softmax(model.logits(params, config.model, fields["inputs"], **inputs))
+    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.logits(p, config.model, fields["inputs"], **inputs)))(params)
+    log_p = np.asarray(log_p)
     for distance, weight in ((2, 0.5 * 0.75), (3, 0.25 * 0.75)):
         found = [
             -log_p[b, t, tokens[b, t + distance]]
@@ -379,14 +377,14 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("layers", "groups"),
+    ("n_layers", "layers", "groups"),
     [
-        ((1, 3, 5), ((0, 2, 3),)),  # every second layer: a scan over the periods
-        pytest.param(range(1, 6), ((0, 1, 1), (1, 1, 5)), marks=pytest.mark.slow),  # all but the first
-        pytest.param((0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1)), marks=pytest.mark.slow),
+        (4, (1, 3), ((0, 2, 2),)),  # every second layer: a scan over the periods
+        pytest.param(6, range(1, 6), ((0, 1, 1), (1, 1, 5)), marks=SLOW),  # all but the first
+        pytest.param(6, (0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1)), marks=SLOW),
     ],
 )
-def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
+def test_layers_may_differ(n_layers, layers, groups, monkeypatch, fresh_tables):
     """Scanned equals unrolled, with gradients; parameters that are in all layers have their usual initial values."""
 
     class Some:
@@ -396,7 +394,7 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
         def apply(here, stream, v_BTGK):
             return stream, v_BTGK * (1 + here.p["some_scale_GK"])
 
-    scanned = tiny(model={"n_layers": 6, "scan_layers": True}).model
+    scanned = tiny(model={"n_layers": n_layers, "scan_layers": True}).model
     unrolled = dataclasses.replace(scanned, scan_layers=False)
     plain = parameters.flat(parameters.init_params(scanned, 0))
     Some.layers = lambda c: layers
@@ -413,6 +411,7 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
     ]
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-4)
     assert np.abs(found[0][1]["layers"]["attention"]["some_scale_GK"]).min(axis=(1, 2)).min() > 0
+    params = jax.device_get(params)
     split = layer_stack.split_layers(params, scanned)
     chex.assert_trees_all_equal(layer_stack.merge_layers(split, scanned), params)
 

@@ -37,14 +37,19 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
     def draw(path, p):
         x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
         fan_in = 1 if p.kind == "embedding" else p.fan_in
-        return jnp.asarray((p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5), jnp.float32)
+        values = (p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5)
+        return jnp.asarray(values.astype(np.float32).astype(jnp.dtype(c.param_dtype)))  # compiles nothing
 
     table = parameters.parameter_table(c)
-    return parameters.nest({path: draw(path, p).astype(c.param_dtype) for path, p in table.items()})
+    return parameters.nest({path: draw(path, p) for path, p in table.items()})
 
 
 def unstack_layers(params: dict) -> dict:
-    """Return parameters with layers_0, layers_1, ... in place of the stack of layers, which are all equal."""
+    """Return parameters with layers_0, layers_1, ... in place of the stack of layers, which are all equal.
+
+    The arrays are those of NumPy: JAX would compile a slice for each shape.
+    """
+    params = jax.device_get(params)
     n = len(jax.tree.leaves(params["layers"])[0])
     others = {name: value for name, value in params.items() if name != "layers"}
     return others | {f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(n)}
