@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from references import numpy_model
 from running import slow
-from tiny import redrawn, state_of, tiny, unstack_layers
+from tiny import jit_gradients, redrawn, state_of, tiny, unstack_layers
 
-from lm import model, parameters, step
+from lm import model, parameters
 from lm.config import ModelConfig
 from lm.layers import norms, variants
 from lm.layers.losses import head_logits
@@ -121,7 +121,6 @@ CHOICES = {
 
 
 BASE = {"vocab_size": OTHER + 1, "norm": "layer", "attn_bias": True, "window_pattern": (0, 3)}
-jit_gradients = jax.jit(step.gradients, static_argnames="config")
 SAME = {
     "scan_welford": ({"scan_layers": True, "norm_algorithm": "welford"}, {}),
     "scan_remat_block_chan": ({"scan_layers": True, "remat": "block", "norm_algorithm": "chan"}, {}),

@@ -52,18 +52,26 @@ def table_of(config):
 
 
 def parameters_of(config, seed=0):
-    return nest({path: x for path, x in flat(redrawn(config.model, seed)).items() if path.endswith(KEPT)})
+    kept = {path: x for path, x in flat(redrawn(config.model, seed)).items() if path.endswith(KEPT)}
+    return jax.device_get(nest(kept))
+
+
+def updated(tx, grads_by_step, params):
+    """Return the parameters after one update for each of these gradients."""
+
+    @jax.jit
+    def step(grads, state, params):
+        change, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, change), state
+
+    state = tx.init(params)
+    for grads in grads_by_step:
+        params, state = step(grads, state, params)
+    return jax.device_get(params)
 
 
 def updates(o, config, grads_by_step, params):
-    """Return the parameters after one update for each of these gradients."""
-    tx = make_optimizer(o, 100, table_of(config))
-    state = tx.init(params)
-    step = jax.jit(tx.update)
-    for grads in grads_by_step:
-        change, state = step(grads, state, params)
-        params = optax.apply_updates(params, change)
-    return params
+    return updated(make_optimizer(o, 100, table_of(config)), grads_by_step, params)
 
 
 def gradients(config, n=3, scale=1.0):
@@ -78,12 +86,8 @@ def test_adamw_equals_optax_adamw_with_the_decay_mask():
     mask |= {"embedding": False, "positions": False}
     ours = updates(o, config, gradients(config), parameters_of(config))
     theirs = optax.adamw(learning_rate_schedule(o, 100), b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.3, mask=mask)
-    params = parameters_of(config)
-    state = theirs.init(params)
-    for grads in gradients(config):
-        change, state = jax.jit(theirs.update)(grads, state, params)
-        params = optax.apply_updates(params, change)
-    chex.assert_trees_all_close(ours, params, rtol=1e-6, atol=1e-6)
+    expected = updated(theirs, gradients(config), parameters_of(config))
+    chex.assert_trees_all_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["norm", "bias", "embedding"])
@@ -176,12 +180,7 @@ def test_muon_updates_a_stack_as_separate_layers():
             apart[path] = p
         for i in p.layers or ():
             apart[path.replace("layers/", f"layers_{i}/")] = p.of_one_layer()
-    tx = make_optimizer(MUON, 100, apart)
-    each = unstack_layers(params)
-    state = tx.init(each)
-    for g in grads:
-        change, state = jax.jit(tx.update)(unstack_layers(g), state, each)
-        each = optax.apply_updates(each, change)
+    each = updated(make_optimizer(MUON, 100, apart), map(unstack_layers, grads), unstack_layers(params))
     chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
@@ -236,14 +235,14 @@ def test_schedule_free_follows_its_paper():
     """It trains at y, and `averaged` returns x; the gradient is that of a parabola for each number."""
     table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
     o = OptimizerConfig(name="schedule_free", learning_rate=0.1, schedule="constant", weight_decay=0.3, clip_norm=None)
-    tx, params = make_optimizer(o, 100, table), {"w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)}
+    tx, params = make_optimizer(o, 100, table), {"w": np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)}
     y, x = update_rules.schedule_free_adam(
         np.float64(params["w"]), [lambda y, i=i: 2 * y - i for i in range(5)], 0.1, decay=0.3
     )
     state = tx.init(params)
     for i in range(5):
-        change, state = jax.jit(tx.update)({"w": 2 * params["w"] - i}, state, params)
-        params = optax.apply_updates(params, change)
+        change, state = jax.device_get(jax.jit(tx.update)({"w": 2 * params["w"] - i}, state, params))
+        params = {"w": params["w"] + change["w"]}
     np.testing.assert_allclose(params["w"], y, atol=1e-5)
     np.testing.assert_allclose(averaged(params, state, o)["w"], x, atol=1e-5)
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from running import slow
-from tiny import jit_eval, redrawn, state_of, tiny
+from tiny import jit_eval, jit_gradients, redrawn, state_of, tiny
 
 from lm import model, step
 from lm.data import Split
@@ -20,14 +20,14 @@ from lm.training.batch_source import BatchSource
 ONE = {"n_layers": 1}
 TEXT = np.random.default_rng(0).integers(0, 19, 500).astype(np.uint16)
 SPLIT = Split("train", TEXT, len(TEXT), None)
-jit_gradients = jax.jit(step.gradients, static_argnames="config")
+jit_loss_sum = jax.jit(step.loss_sum, static_argnames="config")
 jit_steps = jax.jit(step.train_steps, static_argnames="config")
 
 
 def batch_of(config, seed=0, **arrays):
     shape = (config.train.batch_size, config.train.seq_len + 1)
-    tokens = jnp.asarray(np.random.default_rng(seed).integers(0, 19, shape))
-    return {"tokens": tokens, "weights": jnp.ones((shape[0], shape[1] - 1))} | arrays
+    tokens = np.random.default_rng(seed).integers(0, 19, shape, np.int32)
+    return {"tokens": tokens, "weights": np.ones((shape[0], shape[1] - 1), np.float32)} | arrays
 
 
 def on_host(config):
@@ -67,16 +67,17 @@ def test_the_z_loss_is_a_term_of_its_own():
     batch = batch_of(tiny(), weights=np.random.default_rng(1).uniform(size=(4, 8)).astype(np.float32))
     trains = [{"z_loss": 0.1}, {"z_loss": 0.1, "loss_chunk": 8, "micro_batch_size": 2}, {}]
     (losses, grads), (parts, part_grads), (plain, plain_grads) = (
-        jit_gradients(state_of(config), batch, config) for config in (tiny(model=ONE, train=t) for t in trains)
+        jax.device_get(jit_gradients(state_of(config), batch, config))
+        for config in (tiny(model=ONE, train=t) for t in trains)
     )
     config = tiny(model=ONE, train=trains[0])
     total, n = jit_eval(redrawn(config.model), None, batch, config)
     assert set(losses) == {"loss", "loss/z_loss"}
     assert set(plain) == {"loss"}
-    np.testing.assert_allclose([losses["loss"], plain["loss"]], total / n, rtol=1e-6)
+    np.testing.assert_allclose([losses["loss"], plain["loss"]], np.divide(total, n), rtol=1e-6)
     chex.assert_trees_all_close(losses, parts, rtol=1e-6)
     chex.assert_trees_all_close(grads, part_grads, rtol=1e-4, atol=1e-6)
-    logits = model.logits(redrawn(config.model), config.model, batch["tokens"][:, :-1])
+    logits = jax.jit(lambda p: model.logits(p, config.model, batch["tokens"][:, :-1]))(redrawn(config.model))
     log_z = np.log(np.exp(np.float64(logits)).sum(-1))
     np.testing.assert_allclose(losses["loss/z_loss"], np.sum(batch["weights"] * log_z**2) / n, rtol=1e-5)
     assert np.abs(grads["head"]["w_DV"] - plain_grads["head"]["w_DV"]).max() > 1e-4
@@ -111,12 +112,12 @@ def test_steps_without_jit_equal_compiled_steps():
 
 def batches_with_nan(config, bad_step, k=4):
     batches = [batch_of(config, seed) for seed in range(k)]
-    batches[bad_step]["weights"] = batches[bad_step]["weights"].at[1, 2].set(jnp.nan)
+    batches[bad_step]["weights"][1, 2] = np.nan
     return batches
 
 
 def stacked(batches):
-    return jax.tree.map(lambda *a: jnp.stack(a), *batches)
+    return jax.tree.map(lambda *a: np.stack(a), *batches)
 
 
 HALTING = {"model": ONE, "train": {"steps_per_dispatch": 4, "steps": 80}, "optimizer": {"learning_rate": 0.02}}
@@ -214,26 +215,23 @@ def test_packed_documents_have_the_same_loss_as_in_separate_rows(keys):
     config = tiny(model=ONE | keys)
     params, tokens = redrawn(config.model), batch_of(config)["tokens"]
     packed = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1] * 9])
-    loss_sum = jax.jit(step.loss_sum, static_argnames="config")
-    together, n = loss_sum(params, {"tokens": tokens[:2], "segments": jnp.asarray(packed, jnp.uint16)}, config)
+    together, n = jit_loss_sum(params, {"tokens": tokens[:2], "segments": packed.astype(np.uint16)}, config)
     # The same documents, each in its own row. Later tokens are no targets, and a causal model does not see them.
-    documents = jnp.stack([tokens[0], jnp.roll(tokens[0], -3), tokens[1]])
+    documents = np.stack([tokens[0], np.roll(tokens[0], -3), tokens[1]])
     weights = (np.arange(8) < np.array([[2], [3], [8]])).astype(np.float32)
-    alone, n_alone = loss_sum(params, {"tokens": documents, "weights": weights}, config)
+    alone, n_alone = jit_loss_sum(params, {"tokens": documents, "weights": weights}, config)
     assert int(n) == int(n_alone) == 2 + 3 + 8
     np.testing.assert_allclose(together, alone, rtol=1e-6)
     weights = step.target_weights({"tokens": tokens[:2], "segments": packed})
-    mixed, _ = loss_sum(params, {"tokens": tokens[:2], "weights": weights}, config)
+    mixed, _ = jit_loss_sum(params, {"tokens": tokens[:2], "weights": weights}, config)
     assert abs(mixed - together) > 1e-3  # without segments, documents attend to each other
 
 
 def test_eval_step_has_no_dropout_and_counts_weights():
     config = tiny(model=ONE | {"dropout": 0.5}, train={"z_loss": 0.1})
-    params, batch = redrawn(config.model), batch_of(config, weights=jnp.ones((4, 8)).at[:, 5:].set(0))
-    loss, count = jax.jit(step.eval_step, static_argnames="config")(params, None, batch, config)
-    plain, _ = jax.jit(step.loss_sum, static_argnames="config")(
-        params, batch, tiny(model=ONE)
-    )  # no z-loss, so that validation losses stay comparable
+    params, batch = redrawn(config.model), batch_of(config, weights=np.repeat(np.float32([[1, 0]] * 4), [5, 3], axis=1))
+    loss, count = jit_eval(params, None, batch, config)
+    plain, _ = jit_loss_sum(params, batch, tiny(model=ONE))  # no z-loss, so that validation losses stay comparable
     assert float(count) == 20
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
@@ -246,10 +244,9 @@ def test_dropout_depends_on_example_step_and_seed_only():
     losses = [float(jit_gradients(s, batch, config)[0]["loss"]) for s in states]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
-    same = jnp.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights select one
-    chosen = [
-        jit_gradients(state, {"tokens": same, "weights": jnp.zeros((4, 8)).at[i].set(1)}, config) for i in range(4)
-    ]
+    same = np.tile(batch["tokens"][:1], (4, 1))  # four copies of one example; the weights select one
+    rows = np.eye(4, dtype=np.float32)
+    chosen = [jit_gradients(state, {"tokens": same, "weights": np.tile(row[:, None], 8)}, config) for row in rows]
     assert len({float(losses["loss"]) for losses, _ in chosen}) == 4
 
 
