@@ -37,7 +37,7 @@ CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 # ---- Processes -------------------------------------------------------------------------------------------------------
 
 # Imported once per worker, by the process that all others are forked from. That halves the CPU time of a short run.
-PRELOADED = ["lm.train", "lm.training.job", "lm.training.branch", "lm.sweep", "matplotlib.pyplot", "scipy.stats"]
+PRELOADED = ["lm.train", "lm.training.job", "lm.training.branch", "matplotlib.pyplot"]
 
 
 class Command:

@@ -285,7 +285,7 @@ def test_cudnn_equals_einsum(window):
 @pytest.mark.parametrize(
     ("n_kv_heads", "window", "softcap", "documents"),
     [
-        (4, None, None, False),
+        slow(4, None, None, False),
         (2, 100, 5.0, True),
         slow(1, 1, None, True),
         slow(2, None, 5.0, False),

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from running import slow
 from tiny import tiny
 
 from lm import parameters
@@ -170,11 +171,6 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
     assert "10 runs at the tuned values" in described
 
 
-@pytest.fixture(scope="module")
-def base():
-    return fingerprint(tiny(), CORPUS)
-
-
 DIFFERENT = [
     {"model": {"rope_theta": 500.0}},
     {"model": {"window_pattern": (7,)}},
@@ -210,14 +206,22 @@ EQUAL_TOO = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("different", "equal"), [(DIFFERENT, EQUAL), pytest.param(DIFFERENT_TOO, EQUAL_TOO, marks=pytest.mark.slow)]
-)
-def test_fingerprints_differ_if_and_only_if_the_results_may(base, different, equal):
+@pytest.mark.parametrize(("n_layers", "different", "equal"), [(1, DIFFERENT, EQUAL), slow(2, DIFFERENT_TOO, EQUAL_TOO)])
+def test_fingerprints_differ_if_and_only_if_the_results_may(n_layers, different, equal):
     """Equal: windows as long as the sequence, options of LayerNorm under RMSNorm, ..."""
-    assert [c for c in different if fingerprint(tiny(**c), CORPUS) == base] == []
-    assert [c for c in equal if fingerprint(tiny(**c), CORPUS) != base] == []
-    assert fingerprint(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != base
+
+    def of(sections):
+        model = {"n_layers": n_layers} | sections.get("model", {})
+        return fingerprint(tiny(**sections | {"model": model}), CORPUS)
+
+    base = of({})
+    assert [c for c in different if of(c) == base] == []
+    assert [c for c in equal if of(c) != base] == []
+
+
+@pytest.mark.slow
+def test_another_corpus_is_another_experiment():
+    assert fingerprint(tiny(), dataclasses.replace(CORPUS, fingerprint="other")) != fingerprint(tiny(), CORPUS)
 
 
 @pytest.mark.slow

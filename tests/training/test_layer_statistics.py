@@ -8,7 +8,6 @@ import sys
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import numpy_model
@@ -20,7 +19,7 @@ from lm.parameters import flat
 from lm.training import layer_statistics
 
 T = 8
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, T + 1)))
+TOKENS = np.random.default_rng(0).integers(0, 19, (4, T + 1), np.int32)
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -73,12 +72,14 @@ def test_padding_and_sequences_beyond_the_first_are_not_measured(monkeypatch):
     config = tiny(model={"n_layers": 1})
     params = redrawn(config.model)
     monkeypatch.setattr(layer_statistics, "N_EXAMPLES", 3)
-    segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0, 0, 0]] * 4)
-    other = jnp.where(segments > 0, TOKENS, (TOKENS + 5) % 19).at[3].set(0)
+    segments = np.array([[1, 1, 1, 2, 2, 2, 0, 0, 0]] * 4)
+    other = np.where(segments > 0, TOKENS, (TOKENS + 5) % 19)
+    other[3] = 0
     first, second = (measured(params, {"tokens": tokens, "segments": segments}, config) for tokens in (TOKENS, other))
     chex.assert_trees_all_close(first, second, rtol=1e-6)
     np.testing.assert_allclose(first["attention"]["layers/max_entropy"], [np.log([1, 2, 3]).mean()], rtol=1e-6)
-    third = measured(params, {"tokens": TOKENS.at[2, 0].add(1), "segments": segments}, config)
+    changed = TOKENS + np.eye(4, T + 1, k=-2, dtype=np.int32)  # the first of the third example
+    third = measured(params, {"tokens": changed, "segments": segments}, config)
     assert third["activations"]["layers/output"] != first["activations"]["layers/output"]
 
 

@@ -1,6 +1,7 @@
 """bfloat16 weights that an update does not change are reported once."""
 
 import jax.numpy as jnp
+import numpy as np
 from tiny import tiny
 
 from lm import parameters
@@ -11,12 +12,12 @@ def warnings(dtype: str, update: float, warmup_steps: int = 0) -> list[int]:
     """Return the steps with a warning, if every step adds this update to weights of 1."""
     config = tiny(model={"param_dtype": dtype}, optimizer={"warmup_steps": warmup_steps})
     table = parameters.parameter_table(config.model)
-    still, params = Standstill(config, table), {path: jnp.ones(p.shape, dtype) for path, p in table.items()}
+    still, params = Standstill(config, table), {path: np.ones(p.shape, jnp.dtype(dtype)) for path, p in table.items()}
     found = []
     for step in range(0, 60, 4):
         if still.warning(step, parameters.nest(params)):
             found.append(step)
-        params = {path: x + jnp.asarray(4 * update, dtype) for path, x in params.items()}
+        params = {path: x + np.asarray(4 * update, x.dtype) for path, x in params.items()}
     return found
 
 
