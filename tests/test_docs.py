@@ -1,5 +1,6 @@
 """README, docs/ and benchmarks/: links, keys, commands and paths exist, worked changes of the model work."""
 
+import functools
 import importlib.util
 import os
 import re
@@ -15,29 +16,17 @@ from running import ROOT
 from lm.config.schema import schema
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
-NAMES_OF_GUIDES = (
-    "README",
-    "AGENTS",
-    "CONTRIBUTING",
-    "docs/architecture",
-    "docs/getting-started",
-    "docs/troubleshooting",
-)
-GUIDES = [ROOT / f"{name}.md" for name in NAMES_OF_GUIDES]
 CHANGES = ROOT / "docs" / "changing-the-model.md"
 # Keys that pages name but the schema does not have: those of worked changes, and a misspelled one.
 NEW_KEYS = {"changing-the-model.md": {"model.head_scale", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
 NEW_PATHS = {"sweeps.md": {"configs/sweeps/qk_norm.py"}}  # files that a page tells the reader to write
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
@@ -48,34 +37,30 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_resolve(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
-        if re.match(r"\w+:", link):  # another site
-            continue
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), f"{link}: no such file"
-        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+def test_links_resolve():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+            if re.match(r"\w+:", link):  # another site
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page}: {link}: no such file"
+            assert not anchor or anchor in anchors(target), f"{page}: {link}: no such heading"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_keys_and_modules_exist(page):
-    text = page.read_text(encoding="utf-8")
-    known = set(schema()) | NEW_KEYS.get(page.name, set())
-    sections = {key.rpartition(".")[0] for key in known}
-    for key in re.findall(r"--config\.([a-z][a-z0-9_.]*[a-z0-9_])", text):
-        assert key in known | sections, f"--config.{key}: no such key"
-    for module in re.findall(r"python3? -m ((?:lm|launch|benchmarks)[\w.]*\w)", text):
-        assert importlib.util.find_spec(module), f"python3 -m {module}: no such module"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_paths_exist(page):
-    """Files and folders of the repository that a page names in backticks exist."""
-    named = re.findall(r"`((?:lm|configs|tests|docs|launch|benchmarks)/[\w./*-]*)`", page.read_text(encoding="utf-8"))
-    for path in set(named) - NEW_PATHS.get(page.name, set()):
-        assert list(ROOT.glob(path.rstrip("/"))), f"{path}: no such path"
+def test_keys_modules_and_paths_exist():
+    """Paths: files and folders of the repository that a page names in backticks."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        known = set(schema()) | NEW_KEYS.get(page.name, set())
+        sections = {key.rpartition(".")[0] for key in known}
+        for key in re.findall(r"--config\.([a-z][a-z0-9_.]*[a-z0-9_])", text):
+            assert key in known | sections, f"{page}: --config.{key}: no such key"
+        for module in re.findall(r"python3? -m ((?:lm|launch|benchmarks)[\w.]*\w)", text):
+            assert importlib.util.find_spec(module), f"{page}: python3 -m {module}: no such module"
+        named = re.findall(r"`((?:lm|configs|tests|docs|launch|benchmarks)/[\w./*-]*)`", text)
+        for path in set(named) - NEW_PATHS.get(page.name, set()):
+            assert list(ROOT.glob(path.rstrip("/"))), f"{page}: {path}: no such path"
 
 
 @pytest.mark.slow

@@ -86,13 +86,16 @@ def test_no_module_imports_a_private_name():
 
 WITHOUT_JAX = """
 import sys
+from pathlib import Path
 
 def check(*heavy):
     found = sorted(set(heavy) & set(sys.modules))
     assert not found, found
 
 import lm, lm.workdir.directory, lm.workdir.metrics
+from lm.workdir.tensorboard import EventFile
 check("jax", "flax", "numpy")
+EventFile(Path(sys.argv[-1]), 1).close()  # tensorboardX would import torch if it is installed
 import launch.gke, launch.slurm, lm.cost.devices, lm.cost.units
 from lm import hf, sweep, train
 from lm.config import DataConfig
@@ -116,8 +119,11 @@ check("jax", "flax", "optax", "tensorflow", "tensorflow_datasets", "tokenizers")
 
 def test_help_mistakes_launchers_and_text_need_neither_jax_nor_unused_libraries(bench, tmp_path):
     """They must not wait seconds for an import."""
+    (tmp_path / "cache").mkdir()
     arguments = [CONFIG, checkpoint(tmp_path / "model"), bench.text, tmp_path / "cache"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, *arguments], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "did you mean d_model?" in done.stderr
+    assert list((tmp_path / "cache" / "tensorboard").glob("events.out.tfevents.*"))

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import types
-from platform import libc_ver
 
 import pytest
 
@@ -23,47 +22,12 @@ def mallopt_calls(monkeypatch):
     return calls
 
 
-def _numbers_printed_by(program: str) -> list[int]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
-    environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
-    command = [sys.executable, "-c", program]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return [int(number) for number in output.split()]
-
-
-FAULTS_OF_SECOND_BLOCK = """
-import resource, threading
+MEASURED = """
+import ctypes, random, resource, threading
 import numpy as np
 from lm import malloc
 
 assert malloc.can_set_malloc()
-malloc.retain_freed_memory()
-found = []
-
-def allocate():  # 128 MiB, more than a thread's own arena can hold
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        np.empty(2**27, np.uint8).fill(1)
-        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-thread = threading.Thread(target=allocate)
-thread.start()
-thread.join()
-print(*found)
-"""
-
-
-@pytest.mark.skipif(libc_ver()[0] != "glibc", reason="needs glibc's malloc")
-def test_freed_memory_is_kept_for_the_next_block_of_a_thread():
-    first, second = _numbers_printed_by(FAULTS_OF_SECOND_BLOCK)
-    assert first > 1000
-    assert second < 100
-
-
-BYTES_OF_FRAGMENTS = """
-import ctypes, random
-from lm import malloc
-
 malloc.retain_freed_memory()
 c = ctypes.CDLL(None)
 c.mallinfo2.restype, c.malloc.restype = malloc.Heap, ctypes.c_void_p
@@ -80,14 +44,30 @@ def print_fragments():
 print_fragments()
 malloc.occupy_fragments()
 print_fragments()
+
+def print_faults():  # of 128 MiB, more than a thread's own arena can hold
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.empty(2**27, np.uint8).fill(1)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=print_faults)
+thread.start()
+thread.join()
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
-def test_free_blocks_between_others_are_occupied():
-    bytes_before, bytes_after = _numbers_printed_by(BYTES_OF_FRAGMENTS)
+def test_free_blocks_between_others_are_occupied_and_freed_memory_is_kept_for_the_next_block_of_a_thread():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
+    command = [sys.executable, "-c", MEASURED]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    bytes_before, bytes_after, first_faults, second_faults = map(int, output.split())
     assert bytes_before > 2000 * 2**15
     assert bytes_after < 0.05 * bytes_before  # what is left are blocks of less than 8 KiB
+    assert first_faults > 1000
+    assert second_faults < 100
 
 
 def test_the_environment_takes_precedence(mallopt_calls, monkeypatch):
