@@ -1,4 +1,4 @@
-"""Run training steps on simulated devices: python tests/on_devices.py JSON OUT
+"""Run training steps on simulated devices: main([JSON, OUT]), see `running.on_devices`
 
 JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: a single device.
 For case i, OUT.npz contains
@@ -14,7 +14,6 @@ first gradients, which it determines up to their clipped norm: another program f
 
 import functools
 import json
-import sys
 from pathlib import Path
 
 import jax
@@ -78,7 +77,8 @@ def run(case: dict, hlo: Path) -> dict:
     }
 
 
-def main(job: dict, out: Path) -> None:
+def main(arguments: list[str]) -> None:
+    job, out = json.loads(arguments[0]), Path(arguments[1])
     jax.config.update("jax_num_cpu_devices", job["devices"])
     results = {}
     for i, case in enumerate(job["cases"]):
@@ -87,7 +87,3 @@ def main(job: dict, out: Path) -> None:
             found = jax.device_get(run(case, out.with_suffix(f".{i}.hlo")))
         results |= {f"{i}/{name}": array for name, array in found.items()}
     np.savez(out, **results)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -19,6 +19,7 @@ import types
 from multiprocessing import forkserver, reduction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lm.files import write_text
@@ -134,6 +135,31 @@ def completed(module: str, arguments: list[str], *, cwd: Path, env=None) -> subp
         code = Command(module, arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr).wait(timeout=900)
         outputs = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
         return subprocess.CompletedProcess([module, *arguments], code, *outputs)
+
+
+def python(script: str, *arguments: object, **environment: str) -> str:
+    """Return the output of a Python script in a process of its own, on CPU devices, to its end."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"} | environment
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def on_devices(directory: Path, n: int, cases: list[dict], **environment: str) -> tuple[list[dict], list[str]]:
+    """Run the cases of tests/on_devices.py on n devices; returns a dict of arrays and an HLO text for each case."""
+    out = directory / f"on_{n}.npz"
+    job = json.dumps({"devices": n, "cases": cases})
+    env = os.environ | {"JAX_PLATFORMS": "cpu"} | environment
+    done = completed("on_devices", [job, out], cwd=directory, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [{} for _ in cases]
+    with np.load(out) as arrays:
+        for name, array in arrays.items():
+            i, _, rest = name.partition("/")
+            found[int(i)][rest] = array
+    texts = [out.with_suffix(f".{i}.hlo") for i in range(len(cases))]
+    return found, [text.read_text() if text.exists() else "" for text in texts]
 
 
 class Bench:

@@ -7,11 +7,6 @@ promise for two of these configs; the slow ones for all, for each idea alone, an
 import dataclasses
 import functools
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import chex
 import jax
@@ -19,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from products import forward_flops
+from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import layer_stack, model, parameters
@@ -284,8 +280,9 @@ def test_all_train_alike_on_8_devices(tmp_path):
         return {"mesh": mesh, "sections": {"model": BASE | row.keys | {"n_heads": 4}}}
 
     rows = list(VARIANTS.values())
-    one = run_on(1, [case(row, None) for row in rows], tmp_path)
-    eight = run_on(8, [case(row, [1, 2, 2, 2] if row.sequence else [2, 2, 2, 1]) for row in rows], tmp_path)
+    one = on_devices(tmp_path, 1, [case(row, None) for row in rows])[0]
+    meshes = ([1, 2, 2, 2] if row.sequence else [2, 2, 2, 1] for row in rows)
+    eight = on_devices(tmp_path, 8, [case(row, mesh) for row, mesh in zip(rows, meshes, strict=True)])[0]
     differ = {}
     for name, expected, found in zip(VARIANTS, one, eight, strict=True):
         worst = max(np.abs(found[key] - x).max() for key, x in expected.items())
@@ -298,19 +295,7 @@ def test_all_train_alike_on_8_devices(tmp_path):
 def test_those_that_need_whole_sequences_are_refused_on_parts(tmp_path):
     case = {"mesh": [1, 2, 2, 2], "sections": {"model": BASE | {"n_heads": 4, "conv_values": True}}}
     with pytest.raises(AssertionError, match=r"config.mesh.sequence: .* use sequence = 1"):
-        run_on(8, [case], tmp_path)
-
-
-def run_on(n: int, cases: list[dict], tmp_path: Path) -> list[dict]:
-    """Train each case on n simulated devices (tests/on_devices.py); returns arrays by name."""
-    here, out = Path(__file__).parent, tmp_path / f"{n}.npz"
-    command = [sys.executable, str(here / "on_devices.py"), json.dumps({"devices": n, "cases": cases}), str(out)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    with np.load(out) as arrays:
-        names = list(arrays)
-        return [{m.removeprefix(f"{i}/"): arrays[m] for m in names if m.startswith(f"{i}/")} for i in range(len(cases))]
+        on_devices(tmp_path, 8, [case])
 
 
 def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_document():

@@ -1,13 +1,9 @@
 """Bytes per device, against compiled programs and by hand."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
+from running import python
 from tiny import tiny
 
 from lm import parameters
@@ -16,8 +12,6 @@ from lm.cost.memory import activation_bytes, logit_bytes, moved_activation_bytes
 from lm.parameters import init_params
 from lm.step import loss_sum
 
-ROOT = Path(__file__).parents[2]
-ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
 MESHES = [[8, 1, 1, 1], [1, 8, 1, 1], [2, 2, 2, 1], [1, 2, 2, 2]]
 COMPILED = f"""
 import jax; jax.config.update("jax_num_cpu_devices", 8)
@@ -45,10 +39,8 @@ for mesh in {MESHES}:
 @pytest.mark.slow
 def test_train_state_bytes_match_compiled_programs():
     """The compiled step's arguments have the predicted size; parameters are divided by the axes that shard them."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], env=ENV, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
     table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
-    for (_, fsdp, tensor, _), line in zip(MESHES, done.stdout.splitlines(), strict=True):
+    for (_, fsdp, tensor, _), line in zip(MESHES, python(COMPILED).splitlines(), strict=True):
         params, optimizer, predicted, compiled = map(int, line.split())
         assert params == 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
         assert optimizer == 2 * params + 3 * 4  # two moments; the counters of Adam, the schedule and weight decay
@@ -90,10 +82,7 @@ print(compiled, m.gradients + m.gathered + m.activations + m.logits, layers)
 @pytest.mark.slow
 def test_unrolled_layers_are_not_gathered_at_once():
     """Temporary memory is within the estimate, and far less than the gathered parameters of all layers."""
-    command = [sys.executable, "-c", UNROLLED]
-    done = subprocess.run(command, env=ENV | {"XLA_FLAGS": FLAGS}, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compiled, estimated, layers = map(float, done.stdout.split())
+    compiled, estimated, layers = map(float, python(UNROLLED, XLA_FLAGS=FLAGS).split())
     assert compiled < estimated
     assert compiled < layers / 2
 

@@ -1,11 +1,7 @@
 """cuDNN's attention under a mesh whose other axes are mapped, with another implementation in its place on CPUs."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from running import ROOT
+from running import python
 
 SCRIPT = """
 import functools, jax, numpy as np
@@ -47,6 +43,4 @@ jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
 
 @pytest.mark.slow
 def test_each_device_attends_with_its_own_heads_to_the_same_values_and_gradients():
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python(SCRIPT)

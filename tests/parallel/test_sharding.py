@@ -1,20 +1,15 @@
 """Training on a mesh equals training on one device, and communicates exactly what it should."""
 
 import itertools
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from on_devices import config_of
-from running import slow
+from running import on_devices, python, slow
 from tiny import tiny
 
 from lm import parameters
@@ -26,8 +21,6 @@ from lm.errors import UserError
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, mesh_sizes, over_slices
 
-HERE = Path(__file__).parents[1]
-ENV = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu"}
 MODELS = {
     "modern": {},
     "eight heads": {"model": {"n_heads": 8, "n_kv_heads": 8}},
@@ -64,22 +57,6 @@ ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4)
 # XLA's CPU compiler removes the barriers of jax.checkpoint before it merges equal operations. The compilers for GPUs
 # and TPUs keep them, as does the CPU compiler without these passes.
 KEEP_BARRIERS = {"XLA_FLAGS": "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"}
-
-
-def on_devices(tmp_path, n: int, cases: list[dict], environment: dict | None = None):
-    """Run tests/on_devices.py; returns a dict of arrays and an HLO text for each case."""
-    out = tmp_path / f"on_{n}.npz"
-    job = json.dumps({"devices": n, "cases": cases})
-    command, env = [sys.executable, HERE / "on_devices.py", job, out], ENV | (environment or {})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    with np.load(out) as arrays:
-        found = [{} for _ in cases]
-        for name, array in arrays.items():
-            i, _, rest = name.partition("/")
-            found[int(i)][rest] = array
-    texts = [out.with_suffix(f".{i}.hlo") for i in range(len(cases))]
-    return found, [text.read_text() if text.exists() else "" for text in texts]
 
 
 def assert_equal(found: dict, reference: dict, tolerance: float = 1e-5, any_sign: str = "no name") -> None:
@@ -157,7 +134,7 @@ UNROLLED = [
 def test_estimated_communication_equals_that_of_the_compiled_program(tmp_path, counted, environment):
     """For each collective and group size, up to 1 % of all bytes (gains, scalars)."""
     cases = [{"mesh": mesh, "sections": sections, "hlo": True} for sections, mesh in counted]
-    for case, text in zip(cases, on_devices(tmp_path, 8, cases, environment)[1], strict=True):
+    for case, text in zip(cases, on_devices(tmp_path, 8, cases, **environment)[1], strict=True):
         sizes, config = dict(zip(MESH_AXES, case["mesh"], strict=True)), config_of(case)
         found = parse_collectives(text)
         check_sizes(found, config, sizes)
@@ -201,7 +178,7 @@ def test_parameters_are_gathered_twice_and_their_gradients_scattered_once(tmp_pa
     # At this length no activation has the shape of a weight.
     sections = {"model": SCANNED["model"] | {"scan_layers": scan_layers}, "train": {"seq_len": 11}}
     case = {"mesh": [1, 8, 1, 1], "sections": sections, "hlo": True}
-    text = on_devices(tmp_path, 8, [case], environment)[1][0]
+    text = on_devices(tmp_path, 8, [case], **environment)[1][0]
     found = parse_collectives(text)
     n_layers = SCANNED["model"]["n_layers"]
     copies = 1 if scan_layers else n_layers  # of each instruction, in the program's text
@@ -298,11 +275,9 @@ for mesh in ([1, 8, 1, 1], [1, 2, 2, 2]):
 
 
 @pytest.mark.slow
-def test_the_initial_state_is_computed_in_shards(tmp_path):
+def test_the_initial_state_is_computed_in_shards():
     """No array of the program is larger than a device's shard of the largest parameter."""
-    done = subprocess.run([sys.executable, "-c", INITIALIZE], env=ENV, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for line, n_shards in zip(done.stdout.splitlines(), (8, 4), strict=True):
+    for line, n_shards in zip(python(INITIALIZE).splitlines(), (8, 4), strict=True):
         largest, full = map(int, line.split())
         assert largest == full // n_shards
 

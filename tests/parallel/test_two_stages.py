@@ -1,11 +1,7 @@
 """Over all chips of a TPU slice parameters are gathered and gradients scattered in two stages, with equal results."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from running import ROOT
+from running import python
 
 SCRIPT = """
 import jax, numpy as np
@@ -44,6 +40,4 @@ for fsdp, tensor in ((16, 1), (8, 2)):
 
 @pytest.mark.slow
 def test_two_stages_gather_and_scatter_what_one_does():
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python(SCRIPT)

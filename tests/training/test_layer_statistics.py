@@ -2,16 +2,13 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import chex
 import jax
 import numpy as np
 import pytest
 from references import numpy_model
-from running import ROOT
+from running import python
 from tiny import redrawn, state_of, tiny
 
 from lm import model, parameters, step
@@ -136,11 +133,7 @@ def test_every_mesh_measures_the_same():
     """Packed documents, scanned layers, one of them with a window, and examples, heads or positions over devices."""
     sections = {"model": {"scan_layers": True, "window_pattern": [0, 3]}, "data": {"packing": "documents"}}
     cases = [{"mesh": mesh, "sections": sections} for mesh in (None, [2, 2, 2, 1], [2, 1, 1, 4])]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_MESHES, json.dumps(cases)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    one, *meshes = (json.loads(line) for line in done.stdout.splitlines())
+    one, *meshes = map(json.loads, python(ON_MESHES, json.dumps(cases)).splitlines())
     assert len(meshes) == 2
     for found in meshes:
         chex.assert_trees_all_close(found, one, rtol=2e-3, atol=1e-7)

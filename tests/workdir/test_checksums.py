@@ -1,15 +1,11 @@
 """Checksums of checkpoints detect every flipped bit and every exchange, and do not depend on the sharding."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import python
 
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
@@ -69,12 +65,10 @@ def test_any_exchange_of_two_unequal_elements_changes_the_checksum(i, j, words):
     assert checksum(there) != checksum(back)
 
 
-ROOT = Path(__file__).parents[2]
-ENV = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 ON_DEVICES = """
-import os, sys
-os.environ["JAX_PLATFORMS"], os.environ["JAX_NUM_CPU_DEVICES"] = "cpu", "8"
+import sys
 import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from lm.workdir.checkpoints import Checkpoints, restore_params
 from lm.workdir.checksums import _checksum, leaf_checksums
@@ -105,11 +99,8 @@ checkpoints.close()
 
 @pytest.mark.slow
 def test_1_2_and_8_devices_agree_and_restore_each_others_checkpoints(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", ON_DEVICES, str(tmp_path)], env=ENV, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed = python(ON_DEVICES, tmp_path)
     x = np.random.default_rng(0).standard_normal((8, 16, 3)).astype(np.float32)
-    assert f"sums {checksum(x)}\n" in done.stdout
+    assert f"sums {checksum(x)}\n" in printed
     _, params, _ = restore_params(tmp_path)  # written by eight devices, read by one
     assert np.array_equal(params["x"], x)
