@@ -54,11 +54,11 @@ def open_corpus(
     source, name = _find_source(config, cache_dir, warn, say)
     tokenizer = tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    row_len = None
+    row_len = {"none": None, "documents": seq_len}[config.packing]
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
-        fingerprint, row_len = cache.key_of(fingerprint, "packed", seq_len), seq_len
+        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
     splits = _tokenize(source, tokenizer, row_len, _entry(cache_dir, "tokens", fingerprint), warn, say)
     floor = None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):

@@ -23,18 +23,18 @@ def test_a_damaged_cache_that_the_code_does_not_notice_is_silent(faults, monkeyp
     """With the checks of the cache switched off, a flipped byte changes tokens, and the judge reports it."""
     settings = {"source": f"text:{faults.text}", "cache_dir": str(faults.base / "cache")}
     _, expected = caches.open_corpus(settings)
-    (path,) = (faults.base / "cache").glob("tokens/*/train.bin")
+    (path,) = (faults.base / "cache").glob("tokens/*/train.npy")
     monkeypatch.setattr(cache, "find_damage", lambda _: None)
     damage.damage(path, "one byte flipped", random.Random(0))
     outcome, found = caches.open_corpus(settings)
     assert outcome.code == 0
     changed = [] if found == expected else ["other tokens"]
-    assert judge("train.bin", outcome, changed) == ("train.bin", "silent", "other tokens")
+    assert judge("train.npy", outcome, changed) == ("train.npy", "silent", "other tokens")
     monkeypatch.undo()
     outcome, found = caches.open_corpus(settings)
     assert found == expected
-    assert "is corrupted (train.bin has changed" in outcome.output
-    assert judge("train.bin", outcome).verdict == "survived"
+    assert "is corrupted (train.npy has changed" in outcome.output
+    assert judge("train.npy", outcome).verdict == "survived"
 
 
 @pytest.mark.parametrize(
