@@ -10,7 +10,8 @@ from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
 from lm.files import to_json
-from lm.workdir.saved_run import check_init_from, check_workdir, is_branching
+from lm.workdir.mirror import Mirror
+from lm.workdir.saved_run import check_init_from, check_workdir, is_arriving
 
 
 @with_exit_code
@@ -53,12 +54,14 @@ def run(a: argparse.Namespace, config: Config) -> int:
 def train(a: argparse.Namespace, config: Config) -> int:
     """Train, unless the run is finished, and return the exit code."""
     # Check everything that does not need jax before importing it, which takes seconds.
-    branching = a.branch_from and is_branching(a.workdir)
-    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir and not branching else None
-    if saved and saved.finished_at == config.train.steps:
+    mirror = Mirror(a.mirror, a.workdir) if a.mirror else None
+    arriving = (a.branch_from or mirror) and is_arriving(a.workdir)
+    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir and not arriving else None
+    if saved and saved.finished_at == config.train.steps and not mirror:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
-    check_init_from(config, saved)
+    if not mirror:  # whose copy a resumption may start from, without the other run
+        check_init_from(config, saved)
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
     from lm.training import job
@@ -66,9 +69,12 @@ def train(a: argparse.Namespace, config: Config) -> int:
 
     processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
     runtime.require_platform(a.platform)
+    resume = a.resume or bool(a.branch_from)
+    if mirror:
+        resume = processes.from_first(mirror.fetch, config, say=print) or resume
     if a.branch_from:
         processes.from_first(branch, a.branch_from, a.workdir, config, say=print)
-    return job.train(config, a.workdir, resume=a.resume or bool(a.branch_from), verbose=a.verbose)
+    return job.train(config, a.workdir, resume=resume, verbose=a.verbose, mirror=mirror)
 
 
 if __name__ == "__main__":

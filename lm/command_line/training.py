@@ -9,6 +9,7 @@ from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
 from lm.parser import Parser
+from lm.urls import is_url
 
 EPILOG = """\
 examples:
@@ -20,7 +21,7 @@ examples:
 
 exit codes:
   0    the run finished, or was already finished
-  1    a disk, a lock or another process failed: the same command may succeed later
+  1    a disk, a lock, a mirror or another process failed: the same command may succeed later
   2    a mistake in the arguments, config or data, or a --plan that does not fit into memory: nothing was trained
   3    the loss, a gradient or the update was not finite, or the loss is below the entropy of synthetic text
   130  Ctrl-C, and 143 SIGTERM: saved and stopped; rerun with --resume to continue
@@ -99,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)",
     )
     parser.add_argument(
+        "--mirror",
+        metavar="URL",
+        help="copy each checkpoint and the metrics there in the background, through fsspec, and start an empty "
+        "--workdir from it: s3://BUCKET/RUN, gs://BUCKET/RUN, file:///DIR",
+    )
+    parser.add_argument(
         "--print_config",
         choices=("python", "json"),
         help="print the config and exit: as a config file with what differs from the defaults, or resolved, as JSON",
@@ -156,6 +163,8 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
         problems.append("--resume: name the run to resume with --workdir DIR")
     if arguments.branch_from and not arguments.workdir:
         problems.append("--branch_from: name the directory of the new run with --workdir DIR")
+    if arguments.mirror and not (is_url(arguments.mirror) and arguments.workdir):
+        problems.append("--mirror: give a URL, such as s3://BUCKET/RUN or file:///DIR, and --workdir DIR")
     if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
         problems.append(f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}")
     distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)

@@ -5,7 +5,6 @@ import contextlib
 import glob
 import gzip
 import hashlib
-import importlib
 import io
 import lzma
 import os
@@ -16,13 +15,9 @@ from typing import IO, Any
 
 from lm.data import cache
 from lm.errors import UserError, first_line
+from lm.urls import file_system, is_url, optional
 
 BLOCK = 2**20  # bytes
-
-
-def is_url(path: str) -> bool:
-    """Return whether a path has a scheme, such as gs://BUCKET/FILE."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
 
 
 @contextlib.contextmanager
@@ -46,7 +41,7 @@ def list_files(path: str) -> list[str]:
     """Return the file itself, or the files below a folder or of a pattern except hidden ones, in the order of paths."""
     if is_url(path):
         with readable(path):
-            system = _system(path)
+            system = file_system(path)[0]
             try:
                 if re.search(r"[*\[]", path):  # "?" begins the query of a URL
                     found = system.glob(path)
@@ -69,27 +64,9 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-def _system(url: str) -> Any:
-    """Return the fsspec file system of a URL; raises UserError if its driver is not installed."""
-    fsspec = optional("fsspec", url)
-    try:
-        return fsspec.core.url_to_fs(url)[0]
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{url}: there is no driver for it ({error})") from None
-
-
-def optional(module: str, path: str) -> Any:
-    """Import a module of the extra [data]; raises UserError, with the command, if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise UserError(f"{path}: reading it needs {package}; pip install -e '.[data]' installs it") from None
-
-
 def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
     """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed."""
-    file: Any = io.BufferedReader(_system(path).open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
+    file: Any = io.BufferedReader(file_system(path)[0].open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
     if not decompress:
         return file
     start = file.peek(4)[:4]

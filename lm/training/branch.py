@@ -13,13 +13,12 @@ import jax
 
 from lm.config import Config, to_dict
 from lm.errors import UserError
-from lm.files import COUNT, lock, read_json, to_json, write_text
+from lm.files import COUNT, read_json, to_json, write_text
 from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
+from lm.workdir.directory import complete_filling, fill
 from lm.workdir.metrics import cut_back
-from lm.workdir.saved_run import BRANCH_COMPLETE, holds_run, is_branching, is_step
-
-_COPYING = "branch.partial"  # where the copy is made, in the new directory
+from lm.workdir.saved_run import holds_run, is_step
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
@@ -37,22 +36,14 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
         UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.
         TemporaryError: if another process uses the new directory.
     """
-    target = Path(directory)
-    if not is_branching(target):
-        if holds_run(target):
-            return
-        step = _shared_step(Path(source), config)
-        if jax.process_count() == 1:  # several would have to read it together
-            verify(source, step)
-    target.mkdir(parents=True, exist_ok=True)
-    with lock(target):
-        if not is_branching(target):
-            _copy(Path(source), target / _COPYING, step, config)
-            (target / _COPYING).rename(target / BRANCH_COMPLETE)
-            say(f"branching from step {step} of {source}")
-        for path in sorted((target / BRANCH_COMPLETE).iterdir()):
-            path.replace(target / path.name)
-        (target / BRANCH_COMPLETE).rmdir()
+    complete_filling(Path(directory))
+    if holds_run(directory):
+        return
+    step = _shared_step(Path(source), config)
+    if jax.process_count() == 1:  # several would have to read it together
+        verify(source, step)
+    fill(Path(directory), lambda copy: _copy(Path(source), copy, step, config))
+    say(f"branching from step {step} of {source}")
 
 
 def _shared_step(source: Path, config: Config) -> int:
@@ -79,7 +70,6 @@ def _shared_step(source: Path, config: Config) -> int:
 
 def _copy(source: Path, copy: Path, step: int, config: Config) -> None:
     """Copy a checkpoint, and the metrics up to it."""
-    shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(source / "checkpoints" / f"{step}", copy / "checkpoints" / f"{step}")
     with contextlib.suppress(FileNotFoundError):  # a run can be resumed without these
         write_text(copy / "run.json", to_json(read_json(source / "run.json"), indent=2) + "\n")

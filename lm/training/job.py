@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import jax
@@ -34,10 +34,18 @@ from lm.training.warm_start import WarmStart, warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas
 from lm.workdir.directory import Workdir, default_workdir
 from lm.workdir.metrics import MetricsWriter
+from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import check_checkpoints, newest_checkpoint
 
 
-def train(config: Config, directory: str | None, *, resume: bool = False, verbose: bool = False) -> int:
+def train(
+    config: Config,
+    directory: str | None,
+    *,
+    resume: bool = False,
+    verbose: bool = False,
+    mirror: Mirror | None = None,
+) -> int:
     """Train a model, or resume its training, and return the exit code.
 
     Args:
@@ -45,6 +53,7 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
         directory: the run's directory; None: a new one, runs/NAME-TIME.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
+        mirror: where the directory is copied to.
 
     Raises:
         UserError: before anything is written, if the config does not fit the data, the devices or the directory.
@@ -68,10 +77,13 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
         devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": device_kind()}
         for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices):
             progress.say(line)
+        if mirror:
+            processes.from_first(mirror.claim, config)
         show_run(run, workdir, progress, verbose=verbose)
         with (
             Signals(progress.say) as signals,
             closing(Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)) as checkpoints,
+            closing(mirror) if mirror else nullcontext(),
             processes.fail_together(),
             report_out_of_memory(),  # inside fail_together, so that one of several processes exits with 2, too
         ):
@@ -80,6 +92,8 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
             resumed_at = int(state.step) if record else None
             if record:
                 progress.say(f"resuming at step {resumed_at}")
+            if mirror and processes.is_first():
+                mirror.start(checkpoints.hold, progress.say)
             with closing(open_metrics(run, workdir, resumed_at)) as writer:
                 every = record["config"]["log"]["every"] if record else 0
                 if resumed_at and (warning := writer.missing_lines(resumed_at, every)):
@@ -108,7 +122,9 @@ def train(config: Config, directory: str | None, *, resume: bool = False, verbos
                     status = finish(loop, state, workdir, status)
                 if status in ("interrupted", "nonfinite"):
                     stop_early(loop, state, workdir, status)
-    return {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+            is_copied = not mirror or processes.from_first(mirror.finish)
+    code = {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+    return code or int(not is_copied)
 
 
 def has_checkpoint(directory: Path, run: Run) -> bool:

@@ -31,7 +31,7 @@ from lm.text_tables import some
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
-from lm.workdir.saved_run import is_step
+from lm.workdir.saved_run import checkpoint_steps
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 _RECORD = {"leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "meta": dict, "sha256": str}
@@ -69,6 +69,7 @@ class Checkpoints:
         # the oldest checkpoint would make opening the manager fail.
         self.val_losses: dict[int, float] = {}
         self.protected: set[int] = set()
+        self._held: list[int] = []
         if self._directory.is_dir():
             check_files(self._directory, "d")  # Orbax would wait for a pipe
         from_first(lambda: _set_aside_unread_times(self._directory, say))
@@ -88,8 +89,12 @@ class Checkpoints:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
         linked = {step for step in steps if (self._directory / str(step)).is_symlink()}  # by the owner of the workdir
-        kept = {*sorted(steps)[-self._keep :], best_step(steps, self.val_losses), *self.protected, *linked}
+        kept = {*sorted(steps)[-self._keep :], best_step(steps, self.val_losses), *self.protected, *self._held, *linked}
         return [step in kept for step in steps]
+
+    def hold(self, steps: list[int]) -> None:
+        """Keep the checkpoints of these steps, which another thread reads, until the next call."""
+        self._held = steps
 
     def steps(self) -> list[int]:
         """Return the steps with a checkpoint, oldest first, including one that is being written."""
@@ -346,11 +351,7 @@ def _directory(workdir: str | Path) -> Path:
 
 
 def _steps_on_disk(directory: Path) -> list[int]:
-    try:
-        paths = list(directory.iterdir())  # unlike glob, this does not hide a directory that cannot be read
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
+    return [step for step in checkpoint_steps(directory.parent) if (directory / str(step)).is_dir()]
 
 
 def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:

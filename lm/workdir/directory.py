@@ -7,6 +7,7 @@ checkpoints/, summary.json, and .lock.
 import contextlib
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from lm.files import check_in_place, lock, to_json, write_bytes
 from lm.workdir.config_changes import experiment_digest
 from lm.workdir.metrics import checksum
 from lm.workdir.provenance import compare_starts, describe_start
-from lm.workdir.saved_run import check_workdir
+from lm.workdir.saved_run import ARRIVED, check_workdir, is_arriving
 
 SUMMARY_FIELDS = (
     "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",
@@ -32,6 +33,35 @@ def default_workdir(name: str, root: str | Path = "runs") -> Path:
         n += 1
         workdir = first.with_name(f"{first.name}-{n}")
     return workdir
+
+
+def fill(workdir: Path, write: Callable[[Path], None]) -> None:
+    """Put files into a directory, all or none of them, at whatever moment the process is killed.
+
+    Args:
+        workdir: the directory.
+        write: writes the files into a new folder.
+
+    Raises:
+        TemporaryError: if another process uses the directory.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    partial = workdir / "arriving.partial"
+    with lock(workdir):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write(partial)
+        partial.rename(workdir / ARRIVED)
+    complete_filling(workdir)
+
+
+def complete_filling(workdir: Path) -> None:
+    """Move the files that `fill` has written to their places, if they are not there yet."""
+    if is_arriving(workdir):
+        with lock(workdir):
+            for path in sorted((workdir / ARRIVED).iterdir()):
+                path.replace(workdir / path.name)
+            (workdir / ARRIVED).rmdir()
 
 
 class Workdir:

@@ -13,7 +13,7 @@ from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs, refuse_growth
 from lm.workdir.metrics import checksum, read_metrics
 
-BRANCH_COMPLETE = "branch.complete"  # a folder of files that lm/training/branch.py moves to their places
+ARRIVED = "arrived.complete"  # a folder of files that `lm.workdir.directory.fill` moves to their places
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
@@ -86,18 +86,23 @@ def holds_run(workdir: str | Path) -> bool:
     return has_lines or has_checkpoints or summary.exists()
 
 
-def is_branching(workdir: str | Path) -> bool:
-    """Return whether --branch_from was killed while it moved the files of a complete copy to their places here."""
-    return Path(workdir, BRANCH_COMPLETE).is_dir()
+def is_arriving(workdir: str | Path) -> bool:
+    """Return whether `lm.workdir.directory.fill` was killed while it moved all files to their places here."""
+    return Path(workdir, ARRIVED).is_dir()
 
 
 def newest_checkpoint(workdir: str | Path) -> int | None:
-    """Return the newest step with a checkpoint (a directory named by its step), None if there is none."""
+    """Return the newest step with a checkpoint, None if there is none."""
+    return max(checkpoint_steps(workdir), default=None)
+
+
+def checkpoint_steps(workdir: str | Path) -> list[int]:
+    """Return the steps with a checkpoint (a directory named by its step), in ascending order."""
     try:
         names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    return max((int(name) for name in names if is_step(name)), default=None)
+        return []
+    return sorted(int(name) for name in names if is_step(name))
 
 
 def is_step(name: str) -> bool:

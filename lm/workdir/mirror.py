@@ -1,0 +1,295 @@
+"""Copies of a run behind a URL (--mirror), through fsspec: made in the background, and fetched into an empty workdir.
+
+A mirror holds files/SHA256, contents by their hashes, and manifest-NUMBER-START.json. A manifest describes the run and
+its writer, and names each file of the workdir with its size and hash. It is written after the contents that it names,
+and nothing is overwritten: a copy that is killed leaves the one before. Who wrote the newest manifest owns the mirror.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lm.config import to_dict
+from lm.errors import TemporaryError, UserError, first_line
+from lm.files import COUNT, files_below, open_regular, parse_json, read_bytes, to_json
+from lm.urls import file_system
+from lm.workdir.config_changes import compare_configs
+from lm.workdir.directory import complete_filling, fill
+from lm.workdir.metrics import checksum
+from lm.workdir.saved_run import checkpoint_steps, holds_run, is_arriving
+
+# What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
+_COPIED = (
+    "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt", "loss.png",
+    "diagnostics.png", "samples", "tensorboard",
+)  # fmt: skip
+_FILES = {str: {"size": COUNT, "sha256": str}}
+_MANIFEST = {"config": dict, "writer": str, "steps": [COUNT], "files": _FILES, "crc32": str}
+POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
+
+
+class Mirror:
+    """The mirror of a workdir; one process of a run uses it.
+
+    Args:
+        url: where the copies are.
+        workdir: the run's directory.
+
+    Raises:
+        UserError: if there is no driver for the URL.
+    """
+
+    def __init__(self, url: str, workdir: str | Path):
+        self.url, self._workdir = url, Path(workdir)
+        self._system, root = file_system(url)
+        self._root = root.rstrip("/")
+        self._start = secrets.token_hex(4)  # part of the names of this process's manifests
+        self._manifest: dict = {"steps": [], "files": {}}  # the newest one
+        self._copied: list[int] | None = None  # the steps of the last copy
+        self._described: dict[str, dict] = {}  # sizes and hashes of files of checkpoints, which do not change
+        self._say: Callable[[str], None] = print
+        self._hold: Callable[[list[int]], None] = lambda steps: None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- At the start ------------------------------------------------------------------------------------------------
+
+    def fetch(self, config, say: Callable[[str], None]) -> bool:
+        """Start the workdir from the mirror if it holds no run and the mirror has a copy; return whether it did.
+
+        Raises:
+            UserError: if the copy is damaged, or of another experiment than `config`.
+            TemporaryError: if the mirror cannot be read at the moment.
+        """
+        if is_arriving(self._workdir):
+            complete_filling(self._workdir)
+            return True
+        if holds_run(self._workdir):
+            return False
+        with self._named():
+            manifest = self._newest(config)
+            if not manifest["files"]:
+                return False
+            fill(self._workdir, lambda folder: self._download(manifest["files"], folder, say))
+        say(f"starting from the copy in {self.url}, of step {manifest['steps'][-1]}")
+        return True
+
+    def claim(self, config) -> None:
+        """Become the owner of the mirror.
+
+        Raises:
+            UserError: if the mirror holds another run than that of `config`, or cannot be written to.
+            TemporaryError: if it cannot be reached at the moment.
+        """
+        writer = f"process {os.getpid()} on {platform.node()}"
+        with self._named():
+            self._manifest = self._newest(config) | {"config": to_dict(config), "writer": writer}
+            self._make_folders()
+            self._write_manifest(self._manifest["steps"], self._manifest["files"])
+            self._check_owner()  # two runs may have started together
+
+    def _download(self, files: dict[str, dict], folder: Path, say: Callable[[str], None]) -> None:
+        """Write files to a folder. What is damaged is left out of checkpoints, so that an older one is restored."""
+        sizes = self._sizes("files")
+        for path, described in files.items():
+            target, stored = folder / path, f"{self._root}/files/{described['sha256']}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if sizes.get(described["sha256"]) == described["size"]:
+                self._system.get_file(stored, str(target))
+            if not target.exists() or _describe(target) != described:
+                reason = f"{path} is missing or damaged ({stored})"
+                if not path.startswith("checkpoints/"):
+                    raise UserError(f"--mirror {self.url}: {reason}; give another URL")
+                say(f"WARNING: {self.url}: {reason}")
+                target.unlink(missing_ok=True)
+
+    # ---- While the run trains ----------------------------------------------------------------------------------------
+
+    def start(self, hold: Callable[[list[int]], None], say: Callable[[str], None]) -> None:
+        """Copy each complete checkpoint in the background.
+
+        Args:
+            hold: called with the steps of checkpoints that must not be deleted, until it is called again.
+            say: called with each line for the user.
+        """
+        self._hold, self._say = hold, say
+        self._thread = thread = threading.Thread(target=self._watch, name="lm-mirror", daemon=True)
+        thread.start()
+
+    def close(self) -> None:
+        """End the thread, after the copy that it is making."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+
+    def finish(self) -> bool:
+        """Copy what the mirror lacks of a workdir that no longer changes; return whether it then has everything."""
+        self.close()
+        self._copied = None
+        failure = self._try()
+        if not failure:
+            self._say(f"{self.url} has a copy of step {self._manifest['steps'][-1]}")
+            return True
+        lacking = [str(step) for step in checkpoint_steps(self._workdir) if step not in self._manifest["steps"]]
+        what = f"the checkpoints of steps {', '.join(lacking)}" if lacking else "the newest files"
+        self._say(
+            f"WARNING: {self.url}: {failure}. It lacks {what}, which are in {self._workdir}; the same command with "
+            "--resume copies them"
+        )
+        return False
+
+    def _watch(self) -> None:
+        failure = ""
+        while not self._stop.wait(RETRY_SECONDS if failure else POLL_SECONDS):
+            before, failure = failure, self._try()
+            if failure and not before:
+                self._say(f"WARNING: {self.url}: {failure}; training goes on, and the copy is repeated")
+            if before and not failure:
+                self._say(f"{self.url} has a copy again")
+
+    def _try(self) -> str:
+        """Copy the run if its checkpoints changed; return why this failed, "" if it did not."""
+        try:
+            steps = checkpoint_steps(self._workdir)
+            if steps and steps != self._copied:
+                self._hold(steps)
+                contents = self._contents(steps)
+                # Otherwise summary.json may be copied without the last checkpoint.
+                if steps == checkpoint_steps(self._workdir):
+                    self._copy(steps, contents)
+                    self._copied = steps
+            return ""
+        except Exception as error:  # file systems raise many types
+            return _reason(error)
+        finally:
+            self._hold([])
+
+    def _contents(self, steps: list[int]) -> dict[str, bytes | Path]:
+        """Return what to copy by its path: the content of a file that may change, or where the file is."""
+        contents: dict[str, bytes | Path] = {}
+        for path in (self._workdir / name for name in _COPIED):
+            for file in files_below(path) if path.is_dir() else [path] if path.is_file() else []:
+                contents[str(file.relative_to(self._workdir))] = read_bytes(file, at_most=2**32)
+        for step in steps:
+            for file in files_below(self._workdir / "checkpoints" / str(step)):
+                contents[str(file.relative_to(self._workdir))] = file
+        return contents
+
+    def _copy(self, steps: list[int], contents: dict[str, bytes | Path]) -> None:
+        self._check_owner()
+        files = {path: self._described.get(path) or _describe(content) for path, content in contents.items()}
+        self._described = {path: x for path, x in files.items() if isinstance(contents[path], Path)}
+        if not self._manifests():
+            self._say(f"WARNING: {self.url} was emptied; copying everything again")
+            self._make_folders()
+        elif files == self._manifest["files"] or steps[-1] < max(self._manifest["steps"], default=0):
+            return  # a workdir that is behind, such as an old copy of it, catches up first
+        sizes = self._sizes("files")
+        for path, content in contents.items():
+            if sizes.get(files[path]["sha256"]) != files[path]["size"]:
+                self._put(content, f"files/{files[path]['sha256']}")
+        self._check_owner()
+        self._write_manifest(steps, files)
+        for unused in sizes.keys() - {described["sha256"] for described in files.values()}:
+            self._remove(f"files/{unused}")
+
+    # ---- What the mirror holds ---------------------------------------------------------------------------------------
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of the files in a folder of the mirror, by name."""
+        self._system.invalidate_cache()
+        try:
+            found = self._system.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {x["name"].rstrip("/").rpartition("/")[2]: x["size"] for x in found if x["type"] == "file"}
+
+    def _manifests(self) -> list[str]:
+        """Return the names of all manifests, the newest last."""
+        return sorted(name for name in self._sizes("") if re.fullmatch(r"manifest-\d{8}-[0-9a-f]{8}\.json", name))
+
+    def _newest(self, config) -> dict:
+        """Return the newest intact manifest; without steps and files if nothing was copied yet.
+
+        Raises:
+            UserError: if all manifests are damaged, or the newest one is of another run than that of `config`.
+        """
+        for name in reversed(self._manifests()):
+            with contextlib.suppress(ValueError, FileNotFoundError):  # torn; or replaced by a newer one
+                manifest = parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST)
+                if manifest.pop("crc32") != checksum(to_json(manifest)) or not all(map(_is_inside, manifest["files"])):
+                    continue
+                if problems := compare_configs(manifest["config"], config)[0]:
+                    of = f"another run, of {manifest['writer']}; give another URL, or set these back:"
+                    raise UserError(f"--mirror {self.url} belongs to {of}", *(f"  {problem}" for problem in problems))
+                return manifest
+        if self._sizes("files"):
+            raise UserError(f"--mirror {self.url} has no intact manifest; give another URL")
+        return {"steps": [], "files": {}}
+
+    def _write_manifest(self, steps: list[int], files: dict[str, dict]) -> None:
+        names = self._manifests()
+        number = int(names[-1].split("-")[1]) + 1 if names else 1
+        manifest = self._manifest | {"steps": steps, "files": files}
+        text = to_json(manifest | {"crc32": checksum(to_json(manifest))})
+        self._put(text.encode(), f"manifest-{number:08}-{self._start}.json")
+        self._manifest = manifest
+        for name in names:
+            self._remove(name)
+
+    def _check_owner(self) -> None:
+        """Raise UserError if the newest manifest is of another process."""
+        names = self._manifests()
+        if names and not names[-1].endswith(f"-{self._start}.json"):
+            raise UserError(f"another start of a run owns it now ({names[-1]})")
+
+    def _put(self, content: bytes | Path, name: str) -> None:
+        if isinstance(content, bytes):
+            self._system.pipe_file(f"{self._root}/{name}", content)
+        else:
+            self._system.put_file(str(content), f"{self._root}/{name}")
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{name}")
+
+    def _make_folders(self) -> None:
+        """Make the folders of a file system that has folders; the first part is not made, as it may be a bucket."""
+        parts = f"{self._root}/files".split("/")
+        for n in range(2, len(parts) + 1):
+            with contextlib.suppress(FileExistsError):
+                self._system.mkdir("/".join(parts[:n]), create_parents=False)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the mirror in the errors of its file system, which raises many types."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            kind = UserError if isinstance(error, FileNotFoundError | PermissionError) else TemporaryError
+            raise kind(f"--mirror {self.url}: {_reason(error)}") from None
+
+
+def _describe(content: bytes | Path) -> dict:
+    """Return the size and hash of a content or of a file."""
+    if isinstance(content, bytes):
+        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    with open_regular(content) as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
+
+
+def _is_inside(path: str) -> bool:
+    """Return whether a path in a manifest, which anybody may have written, leads nowhere else."""
+    return not {"", ".", ".."} & set(path.split("/"))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else " ".join(first_line(error).split())
