@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import faults
-from benchmarks.faults import caches, configs, disks, inputs, kills, processes, sweeps, workdirs
+from benchmarks.faults import caches, configs, disks, inputs, kills, mirrors, processes, sweeps, workdirs
 from benchmarks.faults.judge import VERDICTS, Trial
 from benchmarks.faults.runs import ROOT, Bench
 from lm.text_tables import markdown_table
@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
     "directories": ("each directory of a workdir deleted or emptied", workdirs.damaged_directories),
     "generate": ("each file of a workdir damaged in six ways, then `lm.generate`", workdirs.damaged_for_generation),
     "hostile": ("links, pipes and other entries in a workdir", workdirs.hostile_entries),
+    "mirror_files": ("each file of a mirror damaged in six ways, then an empty workdir", mirrors.damaged),
+    "mirror_kill": ("a run killed by SIGKILL, and its workdir deleted, with a mirror", mirrors.killed),
     "token_cache": ("each file of a token cache damaged in six ways", caches.damaged_tokens),
     "program_cache": ("a cached program of JAX damaged", caches.damaged_programs),
     "full_disk": ("a disk that is full or read-only", disks.full),

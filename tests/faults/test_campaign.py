@@ -38,7 +38,7 @@ def test_all_faults_are_survived(faults, kind, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "full_disk"]
+    "kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "mirror_files", "full_disk"]
 )
 def test_runs_survive(tmp_path, kind):
     """The campaign runs in its own process, because it needs a compilation cache and other tests switch it off."""
