@@ -77,7 +77,7 @@ class Mirror:
             if not manifest["files"]:
                 return False
             fill(self._workdir, lambda folder: self._download(manifest["files"], folder, say))
-        say(f"starting from the copy in {self.url}, of step {manifest['steps'][-1]}")
+        say(f"starting from the copy in {self.url}, of step {max(manifest['steps'], default=0)}")
         return True
 
     def claim(self, config) -> None:
