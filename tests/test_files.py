@@ -98,7 +98,6 @@ def test_a_directory_is_removed_although_a_file_appears_meanwhile(tmp_path, monk
 READ_OTHERWISE = {
     "lm/files.py": "the rule itself",
     "lm/cost/compiled.py": "what its own compiler wrote",
-    "lm/data/cache.py": "digest_of reads the text that the user named",
     "lm/data/python_docs.py": "Python's own library",
     "lm/data/storage.py": "the text that the user named",
     "lm/generate.py": "the prompts that the user named",

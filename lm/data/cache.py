@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,8 +17,8 @@ import platformdirs
 from lm import files
 from lm.errors import UserError
 
-LAYOUT = 3  # version of the files in the cache; part of their names, so that each version has its own files
-CHECKSUMS = "checksums.json"  # in each entry: the size and the CRC-32 of its files
+LAYOUT = 4  # version of the files in the cache; part of their names, so that each version has its own files
+CHECKSUMS = "checksums.json"  # in each entry: the sha256 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
@@ -52,8 +51,7 @@ def digest_of(path: Path, cache: Path) -> str:
             digest, check = files.read_bytes(cached).decode().split()
             if check == key_of(digest):
                 return digest
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(path)
     if stat.st_size >= _MIN_CACHED_DIGEST:
         try:
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +81,7 @@ def make_entry(
 
     def write_with_checksums(work: Path) -> None:
         write(work)
-        recorded = {path.name: _size_and_checksum(path) for path in sorted(work.iterdir())}
+        recorded = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
         (work / CHECKSUMS).write_text(files.to_json(recorded), encoding="utf-8")
 
     if directory.is_dir() and find_damage(directory) is None:
@@ -92,7 +90,10 @@ def make_entry(
         late = files.LATE_SECONDS if waited else 0
         if files.appears(directory, 0) and (damage := _find_damage(directory, late)):
             warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
-            _remove(directory)
+            try:
+                shutil.rmtree(directory)  # what other processes have mapped stays readable to them
+            except OSError as e:
+                raise _write_error(directory, e) from None
         if not directory.is_dir():
             publish(directory, write_with_checksums)
 
@@ -115,23 +116,37 @@ def find_damage(directory: Path) -> str | None:
         OSError: a file cannot be read, which says nothing about its content.
     """
     try:
-        recorded = files.read_json(directory / CHECKSUMS, {str: [files.COUNT]})
-        if unknown := {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}:
-            return f"{CHECKSUMS} does not list {min(unknown)}"
-        changed = (name for name in recorded if _size_and_checksum(directory / name) != recorded[name])
-        return next((f"{name} has changed" for name in changed), None)
+        recorded = files.read_json(directory / CHECKSUMS, {str: str})
+        unknown = {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}
     except FileNotFoundError as e:  # also of the directory: another process may be rebuilding it
         return f"{Path(e.filename).name} is missing"
     except (UserError, ValueError):  # also of a pipe
         return f"{CHECKSUMS} is not what was written"
+    if unknown:
+        return f"{CHECKSUMS} does not list {min(unknown)}"
+    return next((f"{name} {problem}" for name, problem in changes(directory, recorded)), None)
 
 
-def _size_and_checksum(path: Path) -> list[int]:
-    checksum = 0
+def changes(directory: Path, recorded: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each file that has not its recorded sha256, and what is wrong with it.
+
+    Raises:
+        OSError: a file cannot be read, which says nothing about its content.
+    """
+    for name, digest in recorded.items():
+        try:
+            if sha256_of(directory / name) != digest:
+                yield name, "has another sha256 than when it was written"
+        except FileNotFoundError:
+            yield name, "is missing"
+        except ValueError as error:
+            yield name, f"cannot be a file of it: {error}"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file; raises ValueError for a pipe or a device."""
     with files.open_regular(path) as file:
-        while block := file.read(2**20):
-            checksum = zlib.crc32(block, checksum)
-        return [file.tell(), checksum]
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
@@ -159,16 +174,6 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
         yield waited
     finally:
         held.release()
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory atomically for other processes; files that they have mapped stay readable to them."""
-    try:
-        aside = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
-        os.rename(directory, Path(aside, "damaged"))
-    except OSError as e:
-        raise _write_error(directory, e) from None
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR") -> None:

@@ -116,7 +116,7 @@ def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, 
     data_sets: dict[str, str] = {}
     for file in files:
         parts = file.removeprefix(path.rstrip("/") + "/").split("/")
-        names = [_split_of(part) for part in parts]
+        names = [next(iter(splits_in(part)), "") for part in parts]
         splits[file] = next(filter(None, reversed(names)), "")
         folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
         data_sets[folders[0] if folders else ""] = file
@@ -129,9 +129,13 @@ def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, 
     return [(kinds[file], file, splits[file]) for file in named]
 
 
-def _split_of(name: str) -> str:
-    """Return the split that a word of a name stands for, "" if there is none."""
-    return next((WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS), "")
+def splits_in(name: str) -> list[str]:
+    """Return the splits that the whole words of a name stand for.
+
+    >>> splits_in("medieval-train.npy"), splits_in("contest")
+    (['train'], [])
+    """
+    return list(dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS))
 
 
 def _kind_of(file: str) -> str:

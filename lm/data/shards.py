@@ -4,19 +4,18 @@
 """
 
 import glob
-import hashlib
-import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from lm.config import SPLITS
 from lm.config.values import short
 from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.corpus import Corpus, Split
-from lm.data.readers import WORDS
+from lm.data.readers import splits_in
+from lm.data.text_files import shorten
 from lm.errors import UserError
 from lm.files import COUNT, is_file_name, open_regular, read_json
 
@@ -84,25 +83,23 @@ def _recorded_files(directory: Path, records: dict[str, dict]) -> dict[str, list
             f"{directory}: {missing[0]} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
             "again"
         )
-    names = {split: sorted(r["file"] for r in records.values() if r["split"] == split) for split in SPLIT_IN_FILE_NAME}
+    names = {split: sorted(r["file"] for r in records.values() if r["split"] == split) for split in SPLITS}
     return {split: [directory / name for name in found] for split, found in names.items() if found}
 
 
 def _find_files(location: Path, say: Callable[[str], None]) -> dict[str, list[Path]]:
     """Return the shard files by the split in their names, in the order of their names, and say which is which."""
     names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
-    splits: dict[str, list[Path]] = {split: [] for split in SPLIT_IN_FILE_NAME}
-    ignored: list[Path] = []
+    splits: dict[str, list[Path]] = {split: [] for split in (*SPLITS, "")}
     for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
-        found = {WORDS[word] for word in re.findall("[a-z]+", file.stem.lower()) if word in WORDS}
+        found = splits_in(file.stem)
         if len(found) > 1:
             raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(found))}); rename it")
-        (splits[found.pop()] if found else ignored).append(file)
-    for kind, files in (splits | {"not used, because no split is in the name": ignored}).items():
-        shown = [file.name for file in files]
-        if shown:
-            say(f"{kind}: {', '.join(shown if len(shown) < 4 else [*shown[:2], '...', shown[-1]])}")
-    return {split: files for split, files in splits.items() if files}
+        splits[found[0] if found else ""].append(file)
+    for split, files in splits.items():
+        if files:
+            say(f"{split or 'not used, because no split is in the name'}: {shorten([file.name for file in files], '')}")
+    return {split: files for split, files in splits.items() if files and split}
 
 
 def _raise_open_file_limit(n_files: int) -> None:
@@ -194,8 +191,8 @@ def verify(directory: Path) -> str:
     if not manifest or not records:
         raise UserError(f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it")
     fingerprint = manifest["tokenizer"]
-    with ThreadPoolExecutor() as pool:
-        problems = [text for text in pool.map(lambda record: _difference(directory, record), records.values()) if text]
+    recorded = {name: record["sha256"] for name, record in records.items()}
+    problems = [f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)]
     path = directory / "tokenizer.json"
     made = [tokenizers.make(f"hf:{path}", (), special_tokens=b) for b in (False, True) if path.exists()]
     if made and fingerprint not in [tokenizer.fingerprint for tokenizer in made]:
@@ -204,19 +201,6 @@ def verify(directory: Path) -> str:
         raise UserError(*problems, f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again")
     n_tokens = sum(record["tokens"] for record in records.values())
     return f"{directory}: {len(records)} shards with {n_tokens:,} tokens are as they were written"
-
-
-def _difference(directory: Path, record: dict) -> str | None:
-    """Return how a shard differs from its record, None if it does not."""
-    path = directory / record["file"]
-    try:
-        with open_regular(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except ValueError as error:
-        return f"{path} is no shard: {error}"
-    return None if digest == record["sha256"] else f"{path} has another sha256 than when it was written"
 
 
 def _check_record(path: Path, tokens: np.ndarray, record: dict | None) -> None:

@@ -60,14 +60,10 @@ class Tokenizer:
         """Encode several texts."""
         return [self.encode(text) for text in texts]
 
-    def encode_documents(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts, each with begin_of_text before it, once."""
-        return [self.begin(ids) for ids in self.encode_all(texts)]
-
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
         utf8(text)
-        return self.encode_documents([text])[0]
+        return self.begin(self.encode(text))
 
     def begin(self, ids: np.ndarray) -> np.ndarray:
         """Put begin_of_text before the ids of a document, unless they begin with it."""

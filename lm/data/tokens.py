@@ -4,6 +4,7 @@ source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed ro
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +64,8 @@ def open_corpus(
     floor = None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
-        splits = {name: _with_surprisal(split, source.chain, tokenizer) for name, split in splits.items()}
+        known = functools.partial(_surprisal, source.chain, tokenizer)
+        splits = {name: dataclasses.replace(split, surprisal=known) for name, split in splits.items()}
     return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, ids_are_checked=True)
 
 
@@ -119,11 +121,8 @@ def _join_sources(found: list[sources.Source]) -> sources.Source:
     return sources.Source("+".join(s.name for s in found), cache.key_of([s.digest for s in found]), read)
 
 
-def _with_surprisal(split: Split, chain: MarkovChain, tokenizer: Tokenizer) -> Split:
-    return dataclasses.replace(
-        split,
-        surprisal=lambda ids: chain.surprisal(tokenizer.decode(ids)),
-    )
+def _surprisal(chain: MarkovChain, tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    return chain.surprisal(tokenizer.decode(ids))
 
 
 def _entry(cache_dir: Path, kind: str, *parts) -> Path:

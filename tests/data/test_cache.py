@@ -43,7 +43,7 @@ def test_two_that_publish_the_same_directory_do_not_mix_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
-@pytest.mark.parametrize("damage", ["none", "a has changed"])
+@pytest.mark.parametrize("damage", ["none", "a has another sha256 than when it was written"])
 def test_processes_that_share_the_cache_make_or_rebuild_an_entry_once(tmp_path, damage):
     """Threads simulate processes: each opens the lock file itself, and flock locks open files, not processes."""
     target, made, lines, warnings = tmp_path / "entry", [], [], []
@@ -121,7 +121,7 @@ def test_every_change_of_an_entry_is_damage(tmp_path):
         changed = bytearray(content)
         changed[at] ^= 16
         (target / "a").write_bytes(changed)
-        assert cache.find_damage(target) == "a has changed"
+        assert cache.find_damage(target) == "a has another sha256 than when it was written"
     (target / "a").write_bytes(content)
     (target / "b").write_text("added")
     assert cache.find_damage(target) == "checksums.json does not list b"

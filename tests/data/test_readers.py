@@ -5,6 +5,7 @@ import functools
 import gzip
 import http.server
 import json
+import shutil
 import sys
 import threading
 
@@ -51,6 +52,10 @@ def write(path, documents=DOCUMENTS, **options):
     return path
 
 
+def kind_of(name):
+    return {"parquet": "parquet", "arrow": "arrow", "csv": "csv", "tsv": "csv"}.get(name.split(".")[1], "jsonl")
+
+
 def documents_of(source, unit_bytes=2**20, field="text"):
     return [text for unit in find_spans(source, unit_bytes, field)[1] for text in read_documents(unit, field)]
 
@@ -61,24 +66,24 @@ def decoded(source, tmp_path, split="train", **options):
     return corpus.tokenizer.decode(np.asarray(corpus.split(split).tokens))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("a.parquet", {}), ("a.parquet", {"kind": pa.large_string()}), ("a.parquet", {"name": "body"}),
-        ("a.parquet", {"kind": pa.dictionary(pa.int32(), pa.string())}), ("a.arrow", {}), ("a.arrow", {"file": True}),
-        ("a.jsonl", {}), ("a.jsonl.gz", {}), ("a.json.zst", {}), ("a.csv", {}), ("a.tsv", {}),
-    ],
-)  # fmt: skip
-def test_each_format_has_the_same_documents_in_units_of_any_size(tmp_path, name, options):
-    path, field = write(tmp_path / "data" / name, **options), options.get("name", "text")
-    kind = {"parquet": "parquet", "arrow": "arrow", "csv": "csv", "tsv": "csv"}.get(name.split(".")[1], "jsonl")
-    for source in (f"{kind}:{path}", f"{kind}:{path.parent}", f"{kind}:{path.parent}/*", f"hf:{path.parent}"):
-        for unit_bytes in (1, 300, 2**40):
-            assert documents_of(source, unit_bytes, field) == DOCUMENTS, (source, unit_bytes)
-    if kind == "parquet":
-        assert len(find_spans(f"parquet:{path}", 1, field)[1]) == 9  # one row group each
-    text = decoded(f"{kind}:{path}", tmp_path, splits=(1.0, 0.0, 0.0), field=field)
-    assert text == "\n".join(DOCUMENTS)
+FILES = [
+    ("a.parquet", {}), ("a.parquet", {"kind": pa.large_string()}), ("a.parquet", {"name": "body"}),
+    ("a.parquet", {"kind": pa.dictionary(pa.int32(), pa.string())}), ("a.arrow", {}), ("a.arrow", {"file": True}),
+    ("a.jsonl", {}), ("a.jsonl.gz", {}), ("a.json.zst", {}), ("a.csv", {}), ("a.tsv", {}),
+]  # fmt: skip
+
+
+def test_each_format_has_the_same_documents_in_spans_of_any_size(tmp_path):
+    for i, (name, options) in enumerate(FILES):
+        path, field = write(tmp_path / str(i) / name, **options), options.get("name", "text")
+        kind = kind_of(name)
+        for source in (f"{kind}:{path}", f"{kind}:{path.parent}", f"{kind}:{path.parent}/*", f"hf:{path.parent}"):
+            for n_bytes in (1, 300, 2**40):
+                assert documents_of(source, n_bytes, field) == DOCUMENTS, (source, n_bytes)
+        if kind == "parquet":
+            assert len(find_spans(f"parquet:{path}", 1, field)[1]) == 9  # one row group each
+        text = decoded(f"{kind}:{path}", tmp_path, splits=(1.0, 0.0, 0.0), field=field)
+        assert text == "\n".join(DOCUMENTS)
 
 
 def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_path):
@@ -192,7 +197,7 @@ def test_urls_are_read_like_files(tmp_path, url):
         memory.pipe_file(f"/bucket/{name}", (tmp_path / "web" / name).read_bytes())
     (tmp_path / "web" / "e.txt").write_text("\n".join(DOCUMENTS))
     for name in names:
-        kind = {"parquet": "parquet", "arrow": "arrow"}.get(name.split(".")[1], "jsonl")
+        kind = kind_of(name)
         for place in (f"memory://bucket/{name}", f"file://{tmp_path}/web/{name}", f"{url}/web/{name}"):
             assert documents_of(f"{kind}:{place}") == DOCUMENTS, place
     assert documents_of("jsonl:memory://bucket") == documents_of("jsonl:memory://bucket/*.jsonl*") == 2 * DOCUMENTS
@@ -248,25 +253,23 @@ def error_of_training(source, tmp_path):
     return problem
 
 
-@pytest.mark.parametrize("command", ["train", "prepare"])
-def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys, monkeypatch, command):
+def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys, monkeypatch):
+    """In `lm.train` and in `lm.data.prepare`, whose options have other names."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for i, (source, make, parts) in enumerate(BAD):
         root = tmp_path / str(i)
         root.mkdir()
         make(root)
         given = source.format(root)
-        if command == "train":
-            message = error_of_training(given, tmp_path)
-            parts = [part.replace("--field", "--config.data.field") for part in parts]
-        else:
-            job = [f"--input={given}", "--tokenizer=byte", f"--output={root / 'out'}", "--workers=1"]
-            assert prepare(job) == 2, given
-            message = capsys.readouterr().err.strip()
-        assert "\n" not in message, message
-        assert "Traceback" not in message
-        for part in parts:
-            assert part.format(root) in message, (given, message)
+        assert prepare([f"--input={given}", "--tokenizer=byte", f"--output={root / 'out'}", "--workers=1"]) == 2, given
+        messages = {"--field": capsys.readouterr().err.strip()}
+        shutil.rmtree(root / "out", ignore_errors=True)
+        messages["--config.data.field"] = error_of_training(given, tmp_path)
+        for option, message in messages.items():
+            assert "\n" not in message, message
+            assert "Traceback" not in message
+            for part in parts:
+                assert part.replace("--field", option).format(root) in message, (given, message)
 
 
 def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):

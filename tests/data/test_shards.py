@@ -56,17 +56,16 @@ def write_shards(folder, kind):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["npy", *FORMATS])
-def test_token_shards_are_joined_in_order(tmp_path, kind):
-    folder = write_shards(tmp_path / "shards", kind)
-    for source in (f"tokens:{folder}", f"tokens:{folder}/*_0*"):
-        corpus = open_shards(tmp_path, source)
-        assert np.asarray(corpus.split("train").tokens).tolist() == list(range(100))
-        assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
-        assert corpus.tokenizer is None
-        assert corpus.splits["train"].n_bytes is None
-    assert check_corpus(corpus, 8, 120) == []
-    assert "the validation split has the id 119; use --config.model.vocab_size=120" in check_corpus(corpus, 8, 110)[0]
+def test_token_shards_of_each_format_are_joined_in_order(tmp_path):
+    for kind in ("npy", *FORMATS):
+        folder = write_shards(tmp_path / kind, kind)
+        for source in (f"tokens:{folder}", f"tokens:{folder}/*_0*"):
+            corpus = open_shards(tmp_path, source)
+            assert np.asarray(corpus.split("train").tokens).tolist() == list(range(100))
+            assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
+            assert (corpus.tokenizer, corpus.splits["train"].n_bytes) == (None, None)
+        assert check_corpus(corpus, 8, 120) == []
+        assert "has the id 119; use --config.model.vocab_size=120" in check_corpus(corpus, 8, 110)[0]
 
 
 def test_a_split_is_a_whole_word_of_the_name_and_is_printed(tmp_path):
@@ -77,9 +76,10 @@ def test_a_split_is_a_whole_word_of_the_name_and_is_printed(tmp_path):
         "training.npy": "train", "contest.npy": "not used, because no split is in the name",
     }  # fmt: skip
     for name in splits:
-        (np.save if name.endswith("npy") else (lambda path, ids: path.write_bytes(ids.tobytes())))(
-            tmp_path / name, np.arange(9, dtype=np.uint16)
-        )
+        np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
+        if name.endswith("bin"):
+            (tmp_path / "ids.npy").write_bytes(np.arange(9, dtype="<u2").tobytes())
+        (tmp_path / "ids.npy").rename(tmp_path / name)
     lines = []
     corpus = open_shards(tmp_path, f"tokens:{tmp_path}", say=lines.append)
     assert {split: tokens.n_tokens for split, tokens in corpus.splits.items()} == {
@@ -135,79 +135,66 @@ def test_a_corrupted_shard_is_an_error_of_one_line(tmp_path):
 IDS = np.arange(1000) * 50
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        header(20240520, 2, 1000) + IDS.astype("<u2").tobytes(),  # a later version
-        header(20240520, 7, 1000) + IDS.astype("<u4").tobytes(),  # the version of the other magic number
-        header(20240801, 1, 1000) + IDS.astype("<u2").tobytes(),
-        header(20240801, 7, 1000) + IDS.astype("<u2").tobytes(),  # ids of another width
-        header(20240520, 1, 999) + IDS.astype("<u2").tobytes(),
-        header(20240520, 1, -1) + IDS.astype("<u2").tobytes(),
-        header(20240522, 1, 1000) + IDS.astype("<u2").tobytes(),  # llm.c's evaluations; a magic number of the future
-        header(20300101, 1, 1000) + IDS.astype("<u2").tobytes(),
-        header(7, 1000, 16) + IDS.astype("<u2").tobytes(),  # of another program
-        header(20240520, 1, 1000)[:4],
-        b"\x93NUMPY" + bytes(1000),
-        b"PK\3\4" + IDS.astype("<u2").tobytes(),
-        b"\x1f\x8b\x08\0" + IDS.astype("<u2").tobytes(),
-    ],
-)
-def test_a_header_that_is_not_known_is_not_read_as_ids(tmp_path, content):
-    path = tmp_path / "train.bin"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"train\.bin is not a complete token shard") as error:
-        open_shards(tmp_path, f"tokens:{path}")
-    assert "\n" not in str(error.value)
+NOT_IDS = [
+    header(20240520, 2, 1000) + IDS.astype("<u2").tobytes(),  # a later version
+    header(20240520, 7, 1000) + IDS.astype("<u4").tobytes(),  # the version of the other magic number
+    header(20240801, 1, 1000) + IDS.astype("<u2").tobytes(),
+    header(20240801, 7, 1000) + IDS.astype("<u2").tobytes(),  # ids of another width
+    header(20240520, 1, 999) + IDS.astype("<u2").tobytes(),
+    header(20240520, 1, -1) + IDS.astype("<u2").tobytes(),
+    header(20240522, 1, 1000) + IDS.astype("<u2").tobytes(),  # llm.c's evaluations; a magic number of the future
+    header(20300101, 1, 1000) + IDS.astype("<u2").tobytes(),
+    header(7, 1000, 16) + IDS.astype("<u2").tobytes(),  # of another program
+    header(20240520, 1, 1000)[:4],
+    b"\x93NUMPY" + bytes(1000),
+    b"PK\3\4" + IDS.astype("<u2").tobytes(),
+    b"\x1f\x8b\x08\0" + IDS.astype("<u2").tobytes(),
+]
 
 
-@pytest.mark.parametrize("vocab_size", [300, 50_257, 128_256, 262_144])
-def test_uint32_ids_are_not_read_as_uint16(tmp_path, vocab_size):
-    ids = np.random.default_rng(0).integers(0, vocab_size, 1000).astype("<u4")
-    path = tmp_path / "train.bin"
-    path.write_bytes(ids.tobytes())
-    with pytest.raises(UserError, match=r"looks like uint32 ids.* let its name end in \.uint32\.bin"):
-        open_shards(tmp_path, f"tokens:{path}")
-    path = path.rename(tmp_path / "train.uint32.bin")
-    np.testing.assert_array_equal(open_shards(tmp_path, f"tokens:{path}").splits["train"].tokens, ids)
+def test_a_header_that_is_not_known_is_not_read_as_ids(tmp_path):
+    for content in NOT_IDS:
+        (tmp_path / "train.bin").write_bytes(content)
+        with pytest.raises(UserError, match=r"train\.bin is not a complete token shard") as error:
+            open_shards(tmp_path, f"tokens:{tmp_path}/train.bin")
+        assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("vocab_size", [2, 4, 65, 256, 50_257, 65_536])
-def test_uint16_ids_are_not_taken_for_others_and_not_read_as_uint32(tmp_path, vocab_size):
-    ids = np.random.default_rng(0).integers(0, vocab_size, 1000).astype("<u2")
-    path = tmp_path / "train.bin"
-    path.write_bytes(ids.tobytes())
-    corpus = open_shards(tmp_path, f"tokens:{path}")
-    np.testing.assert_array_equal(corpus.splits["train"].tokens, ids)
-    assert check_corpus(corpus, 8, vocab_size) == []
-    path = path.rename(tmp_path / "train.uint32.bin")
-    if vocab_size > 16:
-        with pytest.raises(UserError, match=r'look like pairs of uint16 ids; remove "[.]uint32" from its name'):
-            open_shards(tmp_path, f"tokens:{path}")
-    else:  # too few ids to tell; the vocabulary does
-        (problem,) = check_corpus(open_shards(tmp_path, f"tokens:{path}"), 8, vocab_size)
-        assert "model.vocab_size" in problem
+def test_ids_are_not_read_in_another_width_than_their_own(tmp_path):
+    draw = np.random.default_rng(0)
+    narrow, wide = tmp_path / "train.bin", tmp_path / "train.uint32.bin"
+    for vocab_size in (300, 50_257, 128_256, 262_144):
+        ids = draw.integers(0, vocab_size, 1000).astype("<u4")
+        for path in (narrow, wide):
+            path.write_bytes(ids.tobytes())
+        with pytest.raises(UserError, match=r"looks like uint32 ids.* let its name end in \.uint32\.bin"):
+            open_shards(tmp_path, f"tokens:{narrow}")
+        np.testing.assert_array_equal(open_shards(tmp_path, f"tokens:{wide}").splits["train"].tokens, ids)
+    for vocab_size in (2, 4, 65, 256, 50_257, 65_536):
+        ids = draw.integers(0, vocab_size, 1000).astype("<u2")
+        for path in (narrow, wide):
+            path.write_bytes(ids.tobytes())
+        corpus = open_shards(tmp_path, f"tokens:{narrow}")
+        np.testing.assert_array_equal(corpus.splits["train"].tokens, ids)
+        assert check_corpus(corpus, 8, vocab_size) == []
+        if vocab_size > 16:
+            with pytest.raises(UserError, match=r'look like pairs of uint16 ids; remove "[.]uint32" from its name'):
+                open_shards(tmp_path, f"tokens:{wide}")
+        else:  # too few ids to tell; the vocabulary does
+            (problem,) = check_corpus(open_shards(tmp_path, f"tokens:{wide}"), 8, vocab_size)
+            assert "model.vocab_size" in problem
 
 
 def test_a_shard_with_another_number_of_tokens_than_its_record_is_an_error(tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     np.save(folder / "train_000000.npy", np.arange(100, dtype=np.uint16))
-    record = {
-        "file": "train_000000.npy",
-        "split": "train",
-        "sha256": "0",
-        "text_bytes": 200,
-        "tokens": 100,
-        "documents": 1,
-    }
-    record["size"] = (folder / record["file"]).stat().st_size
+    record = {"file": "train_000000.npy", "split": "train", "sha256": "0", "text_bytes": 200, "tokens": 100,
+              "documents": 1, "size": (folder / "train_000000.npy").stat().st_size}  # fmt: skip
     write_manifest(folder, [record])
     corpus = open_shards(tmp_path, f"tokens:{folder}")
     assert corpus.splits["train"].n_tokens == 100
-    assert check_corpus(corpus, 8, 99)[0].endswith(
-        "the train split has the id 99; use --config.model.vocab_size=100 or more"
-    )
+    assert "has the id 99; use --config.model.vocab_size=100" in check_corpus(corpus, 8, 99)[0]
     np.save(folder / "train_000000.npy", np.arange(50, dtype=np.uint32))  # as many bytes
     with pytest.raises(UserError, match=r"has 50 uint32 ids, but manifest\.json lists 100"):
         open_shards(tmp_path, f"tokens:{folder}")

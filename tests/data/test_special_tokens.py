@@ -44,30 +44,19 @@ def bos_template(name: str, i: int) -> dict:
     }
 
 
-@pytest.fixture(scope="module")
-def on():
-    return make()
-
-
-@pytest.fixture(scope="module")
-def off():
-    return make(special_tokens=False)
-
-
-@pytest.fixture(scope="module")
-def llama_like():
-    return make(post_processor=bos_template("<|im_start|>", START))
+ON, OFF = make(), make(special_tokens=False)
+LLAMA_LIKE = make(post_processor=bos_template("<|im_start|>", START))
 
 
 # Ids
 
 
-def test_ids_are_those_of_tiktoken(on, off):
+def test_ids_are_those_of_tiktoken():
     """Stored results; see tests/references/make_special_tokens.py."""
     assert sum(len(with_special) < len(without) for _, with_special, without in STORED["cases"]) > 30
     for text, with_special, without in STORED["cases"]:
-        assert on.encode(text).tolist() == with_special, text
-        assert off.encode(text).tolist() == without, text
+        assert ON.encode(text).tolist() == with_special, text
+        assert OFF.encode(text).tolist() == without, text
 
 
 @pytest.fixture(scope="module")
@@ -81,20 +70,20 @@ def encoding():
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_ids_of_random_texts_are_those_of_tiktoken(encoding, on, off, text):
-    assert on.encode(text).tolist() == encoding.encode(text, allowed_special="all")
-    assert off.encode(text).tolist() == encoding.encode(text, disallowed_special=())
+def test_ids_of_random_texts_are_those_of_tiktoken(encoding, text):
+    assert ON.encode(text).tolist() == encoding.encode(text, allowed_special="all")
+    assert OFF.encode(text).tolist() == encoding.encode(text, disallowed_special=())
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=TEXTS)
-def test_texts_with_special_tokens_make_the_round_trip(on, off, text):
-    for tokenizer in (on, off):
+def test_texts_with_special_tokens_make_the_round_trip(text):
+    for tokenizer in ():
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_untrusted_text_gives_no_special_token(off):
-    ids = off.encode("".join(NAMES))
+def test_untrusted_text_gives_no_special_token():
+    ids = OFF.encode("".join(NAMES))
     assert not set(IDS) & set(ids.tolist())
 
 
@@ -113,18 +102,14 @@ def test_a_special_token_that_drops_spaces_is_lossy():
 # The beginning of a text
 
 
-def test_a_document_and_a_prompt_begin_as_the_tokenizer_json_says_once(llama_like, on):
-    assert llama_like.begin_of_text == (START,)
+def test_a_document_and_a_prompt_begin_as_the_tokenizer_json_says_once():
+    assert LLAMA_LIKE.begin_of_text == (START,)
     for text in ("cat", "<|im_start|>cat"):
-        assert llama_like.encode_prompt(text).tolist() == [START, *on.encode("cat")]
-    assert llama_like.encode_prompt("").tolist() == [START]
-    assert on.encode_prompt("cat").tolist() == on.encode("cat").tolist()
-
-
-def test_without_special_tokens_nothing_is_put_before_a_text(llama_like):
-    off = llama_like.with_special_tokens(False)
-    assert off.begin_of_text == ()
-    assert off.encode_prompt("cat").tolist() == off.encode("cat").tolist()
+        assert LLAMA_LIKE.encode_prompt(text).tolist() == [START, *ON.encode("cat")]
+    assert LLAMA_LIKE.encode_prompt("").tolist() == [START]
+    for tokenizer in (ON, LLAMA_LIKE.with_special_tokens(False)):
+        assert tokenizer.begin_of_text == ()
+        assert tokenizer.encode_prompt("cat").tolist() == tokenizer.encode("cat").tolist()
 
 
 def test_a_tokenizer_json_that_panics_or_names_other_ids_is_refused(tmp_path):
@@ -144,46 +129,39 @@ UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.
 WORDS = {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}}
 
 
-@pytest.mark.parametrize("model", [UNIGRAM, WORDS], ids=["unigram", "words"])
-def test_a_name_that_the_model_itself_makes_a_special_token_is_refused(model):
-    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    added = [{"id": i, "content": name} | options for i, name in enumerate(("<unk>", "</s>"))]
-    spec = {"version": "1.0", "model": model, "added_tokens": added, "pre_tokenizer": {"type": "WhitespaceSplit"}}
-    off = HFTokenizer(json.dumps(spec | dict.fromkeys(("normalizer", "post_processor", "decoder"))))
-    with pytest.raises(UserError, match=r"the text has '</s>', which this tokenizer can only encode as the special"):
-        off.encode_all(["a", "a </s>"])
-    assert off.encode("a \u65e5 <unk>").tolist().count(0) == 2  # unknown text may be encoded as <unk>
-    assert 1 in off.with_special_tokens(True).encode("a </s>")
+def test_a_name_that_the_model_itself_makes_a_special_token_is_refused():
+    tokens = [added(name, i) for i, name in enumerate(("<unk>", "</s>"))]
+    for model in (UNIGRAM, WORDS):
+        spec = {"version": "1.0", "model": model, "added_tokens": tokens, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+        off = HFTokenizer(json.dumps(spec | dict.fromkeys(("normalizer", "post_processor", "decoder"))))
+        with pytest.raises(
+            UserError, match=r"the text has '</s>', which this tokenizer can only encode as the special"
+        ):
+            off.encode_all(["a", "a </s>"])
+        assert off.encode("a \u65e5 <unk>").tolist().count(0) == 2  # unknown text may be encoded as <unk>
+        assert 1 in off.with_special_tokens(True).encode("a </s>")
 
 
-def test_a_continuation_of_a_prompt_with_special_tokens_ends_at_the_end_of_text(llama_like):
-    row = Continuation("<|im_start|>The cat", 0)
-    row.add([*llama_like.encode(" sat<|im_start|>"), END, 7], llama_like, (), 99)
-    assert (row.text, row.finish) == (" sat<|im_start|>", "end_of_text")
-
-
-def test_a_continuation_ends_at_the_end_of_a_turn_in_a_chat(on):
-    row = Continuation("The cat", 0)
-    row.add([*on.encode(" sat"), STOP, 7], on, (), 99)
-    assert (row.text, row.finish) == (" sat", "end_of_text")
+def test_a_continuation_ends_at_the_end_of_text_and_of_a_turn_in_a_chat():
+    for prompt, text, stop, tokenizer in (
+        ("<|im_start|>The cat", " sat<|im_start|>", END, LLAMA_LIKE),
+        ("The cat", " sat", STOP, ON),
+    ):
+        row = Continuation(prompt, 0)
+        row.add([*tokenizer.encode(text), stop, 7], tokenizer, (), 99)
+        assert (row.text, row.finish) == (text, "end_of_text")
 
 
 # What is saved
 
 
-def test_the_option_is_saved(on, off):
-    assert on.fingerprint != off.fingerprint
-    for tokenizer in (off, on, off.with_special_tokens(True)):
+def test_the_option_is_saved():
+    assert ON.fingerprint != OFF.fingerprint
+    for tokenizer in (OFF, ON, OFF.with_special_tokens(True)):
         loaded = tokenizers.from_json(tokenizer.to_json())
         assert loaded.fingerprint == tokenizer.fingerprint
         assert loaded.encode(NAMES[0]).tolist() == tokenizer.encode(NAMES[0]).tolist()
-    assert off.with_special_tokens(True).fingerprint == on.fingerprint
-
-
-def test_a_saved_option_that_is_not_true_or_false_is_corrupted(on):
-    content = json.loads(on.to_json()) | {"special_tokens": "no"}
-    with pytest.raises(UserError, match=r"corrupted: .*special_tokens is 'no', not true or false"):
-        tokenizers.from_json(json.dumps(content))
+    assert OFF.with_special_tokens(True).fingerprint == ON.fingerprint
 
 
 # Corpora
@@ -205,16 +183,16 @@ def test_a_text_is_tokenized_again_if_the_option_changes(tmp_path):
         assert on.split("train").n_bytes == len(text)
 
 
-def test_each_document_begins_as_the_tokenizer_json_says(tmp_path, llama_like):
+def test_each_document_begins_as_the_tokenizer_json_says(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text(f"document {i}")
-    (tmp_path / ".tokenizer.json").write_text(llama_like.json)  # hidden, so it is not a document
+    (tmp_path / ".tokenizer.json").write_text(LLAMA_LIKE.json)  # hidden, so it is not a document
     data = {"tokenizer": f"hf:{tmp_path / '.tokenizer.json'}", "cache_dir": str(tmp_path / ".cache")}
     data |= {"source": f"text:{tmp_path}", "splits": (1.0, 0.0, 0.0), "special_tokens": True}
     tokens = open_corpus(DataConfig(**data), say=str).split("train").tokens
     start, end = "<|im_start|>", END_OF_TEXT
     expected = end.join(f"{start}document {i}" for i in range(3))
-    assert llama_like.decode(tokens) == expected
+    assert LLAMA_LIKE.decode(tokens) == expected
 
 
 def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
@@ -223,9 +201,9 @@ def test_a_learned_bpe_learns_nothing_from_the_name_of_its_end_of_text():
     assert special.to_json() == plain.to_json()
 
 
-def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, capsys, llama_like):
+def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(unit_shards, "PIECE", 3)
-    (tmp_path / "tokenizer.json").write_text(llama_like.json)
+    (tmp_path / "tokenizer.json").write_text(LLAMA_LIKE.json)
     spec, text, output = f"hf:{tmp_path / 'tokenizer.json'}", "one <|im_end|>\n two <|im_end|>", tmp_path / "out"
     (tmp_path / "dump.jsonl").write_text((json.dumps({"text": text}) + "\n") * 3)
     options = [f"--input=jsonl:{tmp_path / 'dump.jsonl'}", f"--tokenizer={spec}", f"--output={output}"]
@@ -243,13 +221,10 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
     assert "other options" in capsys.readouterr().err
 
 
-def test_only_a_byte_pair_encoding_has_special_tokens():
+def test_bytes_have_no_special_tokens(tmp_path, capsys):
     assert tokenizers.ByteTokenizer().with_special_tokens(False).kind == "byte"
     with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
         tokenizers.ByteTokenizer().with_special_tokens(True)
-
-
-def test_bytes_have_no_special_tokens(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("text")
     options = [f"--input=text:{tmp_path / 'text.txt'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]
     assert prepare.main([*options, "--special_tokens"]) == 2

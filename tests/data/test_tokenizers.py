@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data import hf_tokenizer, tokenizer_base, tokenizers
+from lm.data import hf_tokenizer, tokenizers
 from lm.errors import UserError
 
 ENGLISH = "To be, or not to be: that's the ques-tion.\n\tWhether 'tis  nobler"
@@ -31,10 +31,6 @@ def test_every_utf8_string_makes_the_round_trip(bpe, text):
         assert tokenizer.decode(ids) == text
         assert ids.max(initial=0) < max(1, tokenizer.vocab_size)
     assert tokenizers.ByteTokenizer().encode(text).tolist() == list(text.encode())
-
-
-def test_char_ids_follow_the_code_points():
-    assert tokenizers.CharTokenizer("hello\n").encode("\nhole").tolist() == [0, 2, 4, 3, 1]
 
 
 def test_words_include_the_space_before_them():
@@ -74,26 +70,19 @@ def test_the_end_of_text_is_never_the_encoding_of_text(bpe):
     assert bpe.decode([bpe.end_of_text]) == hf_tokenizer.END_OF_TEXT
 
 
-def test_errors_name_what_cannot_be_encoded():
+def test_errors_name_what_cannot_be_encoded(bpe):
     for tokenizer, text, named in (
         (tokenizers.CharTokenizer("abc"), "abxcy", "2 characters not in its alphabet of 3: 'x', 'y'"),
         (tokenizers.CharTokenizer(""), "a", "'a'"),
         (tokenizers.CharTokenizer("abc"), "a\ud800", r"'\ud800'"),
         (tokenizers.WordTokenizer(["so", " it"]), "so is it", "1 word not in its vocabulary of 2: ' is'"),
         (tokenizers.ByteTokenizer(), "a\ud800", r"'\ud800'"),
+        (bpe, "a\udc00", "surrogate"),
     ):
         with pytest.raises(UserError) as error:
             tokenizer.encode(text)
         assert named in str(error.value)
-
-
-def test_bpe_names_a_lone_surrogate(bpe):
-    with pytest.raises(UserError, match="surrogate"):
-        bpe.encode("a\udc00")
-
-
-def test_a_prompt_with_a_lone_surrogate_is_an_error_even_if_there_is_an_unknown_token():
-    """Python reads bytes of the command line that are not UTF-8 as lone surrogates, which cannot be printed again."""
+    # Python reads bytes of the command line that are not UTF-8 as lone surrogates, which cannot be printed again.
     with pytest.raises(UserError, match="surrogate"):
         tokenizers.CharTokenizer("ab", unk=True).encode_prompt("a\udcff")
 
@@ -105,10 +94,7 @@ def test_unk_encodes_unknown_characters_and_words():
     words = tokenizers.WordTokenizer(["a", " b"], unk=True)
     assert words.decode(words.encode("a c b")) == "a<unk> b"
     assert chars.vocab_size == words.vocab_size == 3
-
-
-def test_bytes_that_are_not_utf8_become_replacement_characters():
-    assert tokenizers.ByteTokenizer().decode([97, 0xC3, 98]) == "a\ufffdb"
+    assert tokenizers.ByteTokenizer().decode([97, 0xC3, 98]) == "a\ufffdb"  # not UTF-8
 
 
 def test_a_tokenizer_is_restored_from_its_json(bpe):
@@ -126,11 +112,6 @@ def test_a_tokenizer_is_restored_from_its_json(bpe):
     assert len({tokenizer.fingerprint for tokenizer in made}) == len(made)
 
 
-def test_ids_take_two_bytes_if_they_fit():
-    assert tokenizer_base.token_dtype(2**16) == np.uint16
-    assert tokenizer_base.token_dtype(2**16 + 1) == np.uint32
-
-
 def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):
     spec = json.loads(bpe.json)
     path = tmp_path / "tokenizer.json"
@@ -142,7 +123,12 @@ def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):
     assert tokenizers.is_lossy(tokenizers.make(f"hf:{path}", ()))
 
 
-def test_a_bad_spec_is_an_error_that_quotes_it(tmp_path):
+def test_a_bad_spec_is_an_error_that_quotes_it(bpe, tmp_path):
+    spec = json.loads(bpe.json)
+    empty = spec | {"added_tokens": [], "model": spec["model"] | {"vocab": {}, "merges": []}}
+    (tmp_path / "empty.json").write_text(json.dumps(empty))
+    with pytest.raises(UserError, match="its vocabulary is empty"):
+        tokenizers.make(f"hf:{tmp_path / 'empty.json'}", ())
     os.mkfifo(tmp_path / "pipe")
     for spec in ("hf:/no/such/tokenizer.json", f"hf:{tmp_path}/pipe", "hf:/dev/zero", "letters", "none"):
         with pytest.raises(UserError, match=rf'^config.data.tokenizer: .*"{spec}"'):
@@ -189,27 +175,13 @@ def test_a_tokenizer_without_its_unknown_token_is_an_error():
 
 def test_a_saved_tokenizer_that_is_corrupted_is_an_error_of_one_line():
     for text in (
-        "",
-        "[]",
-        '{"kind": 3}',
-        '{"kind": "chars"}',
-        '{"kind": "char", "chars": ["a"], "unk": false}',
-        '{"kind": "char", "chars": "ab", "unk": "no"}',
+        "", "[]", '{"kind": 3}', '{"kind": "chars"}', '{"kind": "hf"}', "[" * 10**5,
+        '{"kind": "char", "chars": ["a"], "unk": false}', '{"kind": "char", "chars": "ab", "unk": "no"}',
         '{"kind": "word", "words": [1], "unk": false}',
         '{"kind": "hf", "tokenizer": {}, "special_tokens": false, "end_ids": []}',
         '{"kind": "hf", "tokenizer": "{}", "special_tokens": false, "end_ids": []}',
-        '{"kind": "hf"}',
-        "[" * 10**5,
-    ):
+        '{"kind": "hf", "tokenizer": "{}", "special_tokens": "no", "end_ids": []}',
+    ):  # fmt: skip
         with pytest.raises(UserError, match=r"^a saved tokenizer is corrupted: ") as error:
             tokenizers.from_json(text)
         assert "\n" not in str(error.value)
-
-
-def test_an_empty_vocabulary_is_an_error(bpe, tmp_path):
-    spec = json.loads(bpe.json)
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps(spec | {"added_tokens": [], "model": spec["model"] | {"vocab": {}, "merges": []}})
-    )
-    with pytest.raises(UserError, match="its vocabulary is empty"):
-        tokenizers.make(f"hf:{tmp_path / 'tokenizer.json'}", ())

@@ -236,7 +236,7 @@ def test_a_cache_entry_that_cannot_be_read_is_not_rebuilt(config, monkeypatch):
     def fail(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(cache.Path, "open", lambda path, *_: fail(path))
+    monkeypatch.setattr(cache, "sha256_of", fail)
     with pytest.raises(PermissionError):
         quiet(config())
 
