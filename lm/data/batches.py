@@ -93,7 +93,7 @@ def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: 
         int64 (B,), or (k, B) for k steps.
 
     Raises:
-        ValueError: n_windows is 0, or the order is unknown.
+        ValueError: n_windows is 0.
     """
     if n_windows < 1:
         raise ValueError(f"a batch needs at least one window to choose from, got n_windows = {n_windows}")
@@ -101,8 +101,6 @@ def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: 
     row = np.arange(batch_size)
     if order == "crops":
         return (hash_counters(seed, 0, step, row) % np.uint64(n_windows)).astype(np.int64)
-    if order != "epochs":
-        raise ValueError(f'order must be "crops" or "epochs", got {order!r}')
     epoch, position = np.divmod(step * batch_size + row, n_windows)
     return permute(position, n_windows, hash_counters(seed, 1, epoch)) if shuffle else position
 

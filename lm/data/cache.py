@@ -87,8 +87,10 @@ def make_entry(
     if directory.is_dir() and find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
-        late = files.LATE_SECONDS if waited else 0
-        if files.appears(directory, 0) and (damage := _find_damage(directory, late)):
+        damage, deadline = None, time.monotonic() + (files.LATE_SECONDS if waited else 0)  # files may appear late
+        while files.appears(directory, 0) and (damage := find_damage(directory)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if damage:
             warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
             try:
                 shutil.rmtree(directory)  # what other processes have mapped stays readable to them
@@ -96,14 +98,6 @@ def make_entry(
                 raise _write_error(directory, e) from None
         if not directory.is_dir():
             publish(directory, write_with_checksums)
-
-
-def _find_damage(directory: Path, seconds: float) -> str | None:
-    """Return what is wrong with an entry; None if it is intact within some seconds, because files may appear late."""
-    deadline = time.monotonic() + seconds
-    while (damage := find_damage(directory)) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return damage
 
 
 def find_damage(directory: Path) -> str | None:

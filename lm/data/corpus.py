@@ -93,15 +93,22 @@ class Corpus:
             return parts[0]
         if parts[0].parts:
             raise UserError(f"{self.name} is a mixture, whose splits are not joined; evaluate them one by one")
-        sizes = [part.n_bytes for part in parts]
-        return Split(
-            name,
-            ConcatenatedArray([part.tokens for part in parts]),
-            sum(part.n_tokens for part in parts),
-            None if None in sizes else sum(size for size in sizes if size),
-            ConcatenatedArray([part.segments for part in parts if part.segments is not None]) if self.packed else None,
-            parts[0].surprisal,
-        )
+        return join(name, parts)
+
+
+def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
+    """Join splits in their order; `parts` are those of a mixture."""
+    sizes = [split.n_bytes for split in splits]
+    segments = [split.segments for split in splits if split.segments is not None]
+    return Split(
+        name,
+        ConcatenatedArray([split.tokens for split in splits]),
+        sum(split.n_tokens for split in splits),
+        None if None in sizes else sum(filter(None, sizes)),
+        ConcatenatedArray(segments) if segments else None,
+        None if parts else splits[0].surprisal,
+        parts,
+    )
 
 
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:

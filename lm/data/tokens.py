@@ -16,8 +16,7 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import cache, mixtures, packing, shards, sources, tokenizers
-from lm.data.concatenated import ConcatenatedArray
-from lm.data.corpus import Corpus, Split
+from lm.data.corpus import Corpus, Split, join
 from lm.data.encoding import Piece, encode
 from lm.data.markov import LETTERS, MarkovChain
 from lm.data.tokenizers import CharTokenizer, Tokenizer, UnknownText
@@ -98,11 +97,7 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
             mixtures.Part(name, start, len(part.tokens), share, part.bytes_per_token)
             for name, start, part, share in zip(names, starts, of_sources, shares, strict=False)
         )
-        sizes = [part.n_bytes for part in of_sources]
-        splits[split] = Split(
-            split, ConcatenatedArray([part.tokens for part in of_sources]), sum(part.n_tokens for part in of_sources),
-            None if None in sizes else sum(filter(None, sizes)), parts=parts,
-        )  # fmt: skip
+        splits[split] = join(split, of_sources, parts)
     opened = list(corpora.values())
     return Corpus(
         "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened], shares),
