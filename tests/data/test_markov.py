@@ -1,10 +1,7 @@
 """The synthetic text: its statistics, its entropy rate, and the loss of the best possible model."""
 
-import tracemalloc
-
 import numpy as np
 
-from lm.data import markov
 from lm.data.markov import LETTERS, ORDERS, TOTAL, MarkovChain
 
 N = 200_000
@@ -82,15 +79,3 @@ def test_the_text_is_deterministic_and_shorter_ones_are_prefixes():
     starts = "hjcgknpjioadahjnjpljckegkegcfomckgigkahl", "cjpockcgcecacecaphcacimcgcgcofbcdjboaeag"
     for order, start in enumerate(starts, 1):
         assert MarkovChain(order).text(40) == MarkovChain(order).text(400)[:40] == start
-
-
-def test_generating_a_text_takes_memory_for_the_text_alone(monkeypatch):
-    monkeypatch.setattr(markov, "_CHUNK", 1024)
-    chain, peaks = MarkovChain(2), []
-    chain.weights  # noqa: B018 - computed once
-    for length in (4_000, 16_000):
-        tracemalloc.start()
-        chain.text(length)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 5 * 12_000  # bytes: a few copies of the text

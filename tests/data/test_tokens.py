@@ -91,11 +91,6 @@ def test_bytes_are_counted_in_utf8(config, tmp_path):
     assert (corpus.splits["train"].n_tokens, corpus.splits["train"].n_bytes) == (90, 180)
 
 
-def test_splits_are_cut_at_characters_and_a_fraction_of_zero_gives_no_split(config):
-    corpus = quiet(config(splits=(0.7, 0.3, 0.0)))
-    assert {name: len(split.tokens) for name, split in corpus.splits.items()} == {"train": 1484, "validation": 636}
-
-
 def test_opening_a_text_again_does_not_read_it(config, monkeypatch):
     first = quiet(config(tokenizer="word"))
     monkeypatch.setattr(readers, "read_documents", lambda *_: pytest.fail("the text was read again"))
