@@ -177,7 +177,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
         (
             ["--data=text:foreign.txt"],
             "the validation split: tokenizer: 1 character not in its alphabet of 14: 'Z' "
-            "(the first at line 2, column 2, after '\\nh'); this model cannot predict them",
+            "(the first at line 2, column 2, after '\\nh'); the model cannot predict them",
         ),
         (["--data=tokens:shards"], "--data: the shards in shards have tokens of another tokenizer"),
         (["--data=tokens:large"], "has the id 999, but the vocabulary of this model has 14 ids"),

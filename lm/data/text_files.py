@@ -11,7 +11,6 @@ from lm.errors import UserError
 
 MAX_LISTED_FILES = 4
 HEAD = 2**16  # bytes of a file that are looked at before it is read
-EMPTY = "is empty"
 BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
 SIGNATURES = {
     b"PK\3\4": ("is a zip archive", "unzip {}"),
@@ -38,17 +37,15 @@ def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Ca
     files = storage.list_files(path)
     if not files:
         raise UserError(f"{option} is not a file, nor a folder or a pattern with files")
-    found = {file: _problem_of(file) for file in files}
-    problems = {file: problem for file, problem in found.items() if problem and problem != EMPTY}
+    problems = {file: problem for file in files if (problem := _problem_of(file))}
     texts = [file for file in files if file not in problems]
     if not texts:
         raise UserError(f"{files[0]} {problems[files[0]]}")
-    if all(found[file] == EMPTY for file in texts):
-        raise UserError(f"{path} {EMPTY}")
     if path != texts[0]:
         say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {shorten(texts, path)}")
     if problems:
-        say(f"skipping {len(problems)} of {len(files)} files, which are not UTF-8 text: {shorten([*problems], path)}")
+        skipped = f"{len(problems)} of {len(files)} files, which are empty or not UTF-8 text"
+        say(f"skipping {skipped}: {shorten([*problems], path)}")
     _describe_syntax(texts[0], say, warn)
     return texts
 
@@ -77,7 +74,7 @@ def _read_head(path: str) -> bytes:
 
 
 def _problem_of(path: str) -> str | None:
-    """Return what a file is if its beginning is not UTF-8 text, and what to do about it; EMPTY if it has no bytes."""
+    """Return what a file is if it is empty or its beginning is not UTF-8 text, and what to do about it."""
     try:
         head = _read_head(path)
     except UserError as error:
@@ -92,7 +89,7 @@ def _problem_of(path: str) -> str | None:
     except UnicodeDecodeError as e:
         if len(head) < HEAD or e.start < HEAD - 4:  # else a character is cut
             return not_utf8(e)
-    return None if head else EMPTY
+    return None if head else "is empty"
 
 
 def not_utf8(e: UnicodeDecodeError) -> str:

@@ -76,7 +76,7 @@ class CharTokenizer(Tokenizer):
         if unknown.any() and not self.unk:
             found = sorted({chr(p) for p in points[unknown]})
             where = _describe_place(text, int(np.argmax(unknown)))
-            raise UnknownText("character", found, f"alphabet of {len(self.chars)}", where)
+            raise _unknown("character", found, f"alphabet of {len(self.chars)}", where)
         return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
@@ -107,27 +107,21 @@ class WordTokenizer(Tokenizer):
         if (ids < 0).any() and not self.unk:
             found = sorted({pieces[i] for i in np.flatnonzero(ids < 0)})
             where = _describe_place(text, sum(map(len, pieces[: int(np.argmax(ids < 0))])))
-            raise UnknownText("word", found, f"vocabulary of {len(self.words)}", where)
+            raise _unknown("word", found, f"vocabulary of {len(self.words)}", where)
         return np.where(ids < 0, len(self.words), ids).astype(self.dtype)
 
     def decode(self, ids) -> str:
         return "".join(self.pieces[i] for i in np.asarray(ids).tolist())
 
 
-class UnknownText(UserError):
-    """An error for characters or words that a tokenizer does not know.
-
-    Args:
-        what: "character" or "word".
-        unknown: the unknown ones, each once.
-        known: the vocabulary and its size.
-        where: the position of the first one.
-    """
-
-    def __init__(self, what: str, unknown: list[str], known: str, where: str):
-        shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        count = f"{len(unknown):,} {what}{'s' * (len(unknown) > 1)}"
-        super().__init__(f"tokenizer: {count} not in its {known}: {shown} (the first at {where})")
+def _unknown(what: str, unknown: list[str], known: str, where: str) -> UserError:
+    """Return an error for characters or words that a vocabulary does not have, and where the first one is."""
+    shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+    count = f"{len(unknown):,} {what}{'s' * (len(unknown) > 1)}"
+    return UserError(
+        f"tokenizer: {count} not in its {known}: {shown} (the first at {where}); the model cannot predict them: remove "
+        "them from the text"
+    )
 
 
 def _describe_place(text: str, index: int) -> str:

@@ -19,7 +19,7 @@ from lm.data import cache, mixtures, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split, join
 from lm.data.encoding import Piece, encode
 from lm.data.markov import LETTERS, MarkovChain
-from lm.data.tokenizers import CharTokenizer, Tokenizer, UnknownText
+from lm.data.tokenizers import CharTokenizer, Tokenizer
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_bytes, read_json
 
@@ -226,10 +226,7 @@ def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say
         counts = {name: _write_split(name, texts, tokenizer, row_len, work) for name, texts in source.documents.items()}
         (work / "counts.json").write_text(json.dumps(counts))
 
-    try:
-        cache.make_entry(directory, write, say, warn)
-    except UnknownText as e:
-        raise UserError(f"{e}; this model cannot predict them: remove them from the text") from None
+    cache.make_entry(directory, write, say, warn)
     splits = {}
     for name, (n_tokens, n_bytes) in read_json(directory / "counts.json", {str: [COUNT]}).items():
         tokens = np.load(directory / f"{name}.npy", mmap_mode="r")

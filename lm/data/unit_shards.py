@@ -16,7 +16,7 @@ from lm.data.shards import SPLIT_IN_FILE_NAME
 from lm.files import write_bytes
 
 PIECE = 2**17  # characters encoded by one thread, and the rest of a line
-SHARD = 2**24  # tokens of a shard, at most; the rest of a unit goes to further shards
+SHARD = 2**24  # tokens of a shard, about; the rest of a unit goes to further shards
 
 
 @dataclasses.dataclass(frozen=True)

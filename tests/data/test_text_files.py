@@ -38,7 +38,7 @@ def test_a_folder_or_a_pattern_names_the_files_that_it_reads_and_skips_what_is_n
     assert text == "a.txt \nb/c.txt \nb/deep/e.py \nd.py "
     assert lines[:2] == [
         f"reading 4 files of {folder}: a.txt, b/c.txt, b/deep/e.py, d.py",
-        "skipping 2 of 6 files, which are not UTF-8 text: b/picture.gz, latin.txt",
+        "skipping 2 of 6 files, which are empty or not UTF-8 text: b/picture.gz, latin.txt",
     ]
     assert open_text(f"{folder}/**/*.py", tmp_path)[0] == "b/deep/e.py \nd.py "
     for i in range(10):
