@@ -258,7 +258,7 @@ def _write_split(name: str, documents: Iterable[str], tokenizer, row_len: int | 
             lengths.append(len(ids))
             n_bytes += len(piece.text.encode())
     n_tokens = sum(lengths)
-    tokens = np.memmap(unpacked, tokenizer.dtype) if n_tokens else np.zeros(0, tokenizer.dtype)
+    tokens = np.memmap(unpacked, tokenizer.dtype, "r") if n_tokens else np.zeros(0, tokenizer.dtype)
     if row_len is not None:
         tokens, segments = packing.pack(tokens, np.array(lengths, np.int64), row_len)
         np.save(directory / f"{name}.segments.npy", segments)
