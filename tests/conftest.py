@@ -61,12 +61,20 @@ def leave():
         os._exit(exit_status[0])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Run the examples of layers with the slow tests: they compile a program for each operation."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(("lm/layers", "lm/kernels")):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Print which tests the default selection leaves out."""
     if config.option.markexpr == "not slow":
         terminalreporter.write_line(
             "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated kills, whole sweeps, "
-            "SLURM, the changes of docs/changing-the-model.md. To run them: python -m pytest -m slow"
+            "SLURM, the changes of docs/changing-the-model.md, examples of layers. To run them: python -m pytest -m slow"
         )
 
 

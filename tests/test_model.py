@@ -252,9 +252,12 @@ def test_receptive_field_is_causal_and_logits_equal_numpy(i):
     np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
-# --- The effect of each key and choice. Fast: those that the fast combinations do not compare with NumPy.
+# --- The effect of each key and choice. Fast: those that no other fast test compares with independent code.
 
-IN_NUMPY = {key for factor in FACTORS for level in factor for key in level} - {"norm_placement"}  # "post" is missing
+COMPARED = {key for factor in FACTORS for level in factor for key in level} - {"norm_placement"}  # "post" is missing
+COMPARED |= {"n_experts", "experts_per_token", "normalize_experts"}  # with transformers, tests/huggingface
+COMPARED |= {"shared_expert", "moe_first_layer", "residual"}  # every parameter has an effect, tests/test_variants.py
+COMPARED |= {"compute_dtype"}  # below
 
 
 def logits_of(**keys):
@@ -266,7 +269,7 @@ def logits_of_config(c):
     return np.asarray(model.logits(redrawn(c), c, TOKENS))  # not jitted: most operations are compiled once for all keys
 
 
-@pytest.mark.parametrize("key", [slow(key) if key in IN_NUMPY else key for key in ARCHITECTURE])
+@pytest.mark.parametrize("key", [slow(key) if key in COMPARED else key for key in ARCHITECTURE])
 def test_each_architecture_switch_changes_the_logits(key):
     common, *values = ARCHITECTURE[key]
     first, second = (logits_of(**common, **{key: value}) for value in values)

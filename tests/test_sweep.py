@@ -201,6 +201,7 @@ def test_variants_that_start_from_other_runs(bench, tmp_path):
     assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
     idle = (
         'variants={"mlp": {"model.window_pattern": (16,)}, "glu": {"model.norm_bias": False}}, '

@@ -249,7 +249,7 @@ def test_experts_that_do_not_exist_are_refused(key, value):
         config_of(VARIANTS["experts"], **{key: value})
 
 
-@ROWS
+@pytest.mark.parametrize("row", [TOGETHER[0], *(pytest.param(Row(keys), marks=SLOW) for keys in PAIRS[1:])])
 def test_it_resumes_from_the_same_bits(tmp_path, row):
     """A restored state is the saved one; each later step is a function of it (tests/training/test_resume.py)."""
     shapes, draw = jax.eval_shape(lambda: state_of(config_of(row))), np.random.default_rng(0)
@@ -361,15 +361,16 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n_layers", "layers", "groups"),
+    ("layers", "groups"),
     [
-        (4, (1, 3), ((0, 2, 2),)),  # every second layer: a scan over the periods
-        pytest.param(6, range(1, 6), ((0, 1, 1), (1, 1, 5)), marks=SLOW),  # all but the first
-        pytest.param(6, (0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1)), marks=SLOW),
+        ((1, 3, 5), ((0, 2, 3),)),  # every second layer: a scan over the periods
+        (range(1, 6), ((0, 1, 1), (1, 1, 5))),  # all but the first
+        ((0, 1, 4), ((0, 1, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1))),
     ],
 )
-def test_layers_may_differ(n_layers, layers, groups, monkeypatch, fresh_tables):
+def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
     """Scanned equals unrolled, with gradients; parameters that are in all layers have their usual initial values."""
 
     class Some:
@@ -379,7 +380,7 @@ def test_layers_may_differ(n_layers, layers, groups, monkeypatch, fresh_tables):
         def apply(here, stream, v_BTGK):
             return stream, v_BTGK * (1 + here.p["some_scale_GK"])
 
-    scanned = tiny(model={"n_layers": n_layers, "scan_layers": True}).model
+    scanned = tiny(model={"n_layers": 6, "scan_layers": True}).model
     unrolled = dataclasses.replace(scanned, scan_layers=False)
     plain = parameters.flat(parameters.init_params(scanned, 0))
     Some.layers = lambda c: layers
@@ -401,6 +402,7 @@ def test_layers_may_differ(n_layers, layers, groups, monkeypatch, fresh_tables):
     chex.assert_trees_all_equal(layer_stack.merge_layers(split, scanned), params)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_weight_that_some_layers_have(fresh_tables, monkeypatch):
     """The root mean square of all weights of a layer counts those that it has."""
     monkeypatch.setattr(attention_gate, "layers", lambda c: (1,), raising=False)

@@ -191,6 +191,7 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
     assert not list(tmp_path.glob("unfinished/*"))  # the next start tries again
 
 
+@pytest.mark.slow
 def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
     """Two untrained variants evaluate the same tokens; the source of the text of "layer" gives a loss of 50."""
 

@@ -174,9 +174,9 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
 DIFFERENT = [
     {"model": {"rope_theta": 500.0}},
     {"model": {"window_pattern": (7,)}},
-    {"train": {"seed": 1}},
 ]
 DIFFERENT_TOO = [
+    {"train": {"seed": 1}},
     {"model": {"init": "he"}},
     {"data": {"order": "epochs"}},
     {"model": {"embed_std": 0.5}},
@@ -190,10 +190,10 @@ DIFFERENT_TOO = [
 ]
 EQUAL = [
     {"model": {"window_pattern": (8,)}},
-    {"optimizer": {"learning_rate": 2e-3}},
     {"model": {"n_experts": 4, "experts_per_token": 1, "shared_expert": True, "moe_first_layer": 1, "router_z": 0.1}},
 ]
 EQUAL_TOO = [
+    {"optimizer": {"learning_rate": 2e-3}},
     {"model": {"norm_algorithm": "welford"}},
     {"model": {"window_pattern": (0, 100)}},
     {"model": {"norm_bias": False}},

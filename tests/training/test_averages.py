@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from running import metrics_of, slow
+from running import metrics_of
 from tiny import jit_step, state_of, tiny
 
 import lm
@@ -33,7 +33,8 @@ def test_the_ema_is_the_mean_of_the_parameters_after_each_step_with_geometric_we
         np.testing.assert_allclose(x, np.average([p[path] for p in after], 0, weights), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [r if r == "schedule_free" else slow(r) for r in RULES])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_resumes_to_the_same_bits_and_compiles_once(tmp_path, rule):
     config = tiny(optimizer={"name": rule, **RULES[rule]}, train={"ema": 0.9}, model={"n_layers": 1})
     step = jax.jit(lambda state: jit_step(state, TOKENS, config)[0])

@@ -5,11 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from tiny import tiny
+from tiny import redrawn, tiny
 
 from lm.data import Split, batches
 from lm.parallel import sharding
-from lm.parameters import init_params
 from lm.step import take_batch
 from lm.training.batch_source import BatchSource
 from lm.training.evaluation import evaluate
@@ -75,7 +74,7 @@ def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
     sent, replicate = [], sharding.replicate
     monkeypatch.setattr(sharding, "replicate", lambda mesh, array: sent.append(array) or replicate(mesh, array))
     config = config_of()
-    source, params = BatchSource(PLAIN, config), init_params(config.model, 0)
+    source, params = BatchSource(PLAIN, config), redrawn(config.model)
     losses = [evaluate(params, source)["loss"] for _ in range(3)]
     assert losses[0] == losses[1] == losses[2]
     assert len(sent) == 1
@@ -84,7 +83,7 @@ def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
 def test_evaluation_stops_between_two_batches():
     config, calls = config_of(), []
     source = BatchSource(PLAIN, config)
-    assert evaluate(init_params(config.model, 0), source, stop=lambda: calls.append(1) or len(calls) == 2) is None
+    assert evaluate(redrawn(config.model), source, stop=lambda: calls.append(1) or len(calls) == 2) is None
     assert len(calls) == 2
 
 

@@ -5,13 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from running import metrics_of
-from tiny import tiny
+from tiny import redrawn, tiny
 
 from lm.data import Split
 from lm.data.entropy_floor import BelowEntropy
 from lm.evaluate import main as evaluate
 from lm.layers.attention import Mask
-from lm.parameters import init_params
 from lm.training.batch_source import BatchSource
 from lm.training.evaluation import evaluate as evaluate_split
 
@@ -35,7 +34,7 @@ def test_an_evaluation_compares_its_own_tokens_with_the_best_loss():
     surprisals = np.where(np.arange(len(tokens)) <= 32, 1.0, 50.0)  # 32 predictions are one batch
     split = Split("validation", tokens, tokens.size, None, surprisal=lambda ids: surprisals[: len(ids)])
     config = tiny()
-    params, source = init_params(config.model, 0), BatchSource(split, config)
+    params, source = redrawn(config.model), BatchSource(split, config)
     assert evaluate_split(params, source, max_batches=1)["best_loss"] == 1.0
     with pytest.raises(BelowEntropy):
         evaluate_split(params, source)
