@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if config.option.markexpr == "not slow":
         terminalreporter.write_line(
             "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated kills, whole sweeps, "
-            "SLURM, the changes of docs/changing-the-model.md, examples of layers. To run them: python -m pytest -m slow"
+            "SLURM, worked changes of the model, examples of layers. To run them: python -m pytest -m slow"
         )
 
 
