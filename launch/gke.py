@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from launch.arguments import after_dashes, check_train, compile_step
-from lm.cost.devices import DEVICES, Gke
+from lm.cost.devices import DEVICES, Device
 from lm.errors import UserError, with_exit_code
 from lm.files import read_bytes
 from lm.parallel.mesh import check_mesh
@@ -235,8 +235,8 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
     if kind not in TPUS:
         raise UserError(f"--tpu: {text!r} is not KIND:TOPOLOGY, such as v5e:4x4; the kinds are {', '.join(TPUS)}")
     device = TPUS[kind]
-    if not is_slice(device.gke, topology):
-        slices = ", ".join(device.gke.topologies)
+    if not is_slice(device, topology):
+        slices = ", ".join(device.slices)
         if device.gke.largest_slice:
             slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.gke.largest_slice} chips"
         raise UserError(f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}")
@@ -248,19 +248,20 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
     return n_pods, labels, {"google.com/tpu": device.per_host}, ["--multihost"]  # GKE's environment has the rest
 
 
-def is_slice(gke: Gke, topology: str) -> bool:
+def is_slice(device: Device, topology: str) -> bool:
     """Return whether GKE has TPU slices of this topology.
 
-    >>> v5e, v5p = TPUS["v5e"].gke, TPUS["v5p"].gke
+    >>> v5e, v5p = TPUS["v5e"], TPUS["v5p"]
     >>> is_slice(v5e, "4x4"), is_slice(v5e, "4x3"), is_slice(v5p, "4x4x12"), is_slice(v5p, "12x4x4")
     (True, False, True, False)
     """
-    if topology in gke.topologies:
+    if topology in device.slices:
         return True
     if not re.fullmatch(r"\d{1,4}x\d{1,4}x\d{1,4}", topology):
         return False
     sides = [int(n) for n in topology.split("x")]
-    return sides == sorted(sides) and all(n % 4 == 0 for n in sides) and 0 < math.prod(sides) <= gke.largest_slice
+    cubes = sides == sorted(sides) and all(n % 4 == 0 for n in sides)
+    return cubes and 0 < math.prod(sides) <= device.gke.largest_slice
 
 
 def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:

@@ -34,7 +34,7 @@ PROGRAM, REPORT, ASSIGNMENT, GENERATED = (
 )
 LOG, SHOWN = "compiler.txt", 8
 # Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an array, times the
-# number of arrays), see lm/cost/devices.py and https://jax-ml.github.io/scaling-book/tpus.
+# number of arrays), see lm/cost/devices.py and https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
 CLOCKS = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
 PLUGINS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}  # module, extra of pyproject.toml
 TPU_ENVIRONMENT = {
@@ -142,7 +142,7 @@ def compile_step(
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
-        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if generated else None,
+        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if generated and device_name in CLOCKS else None,
         seconds=seconds,
     )
     if not dump:
@@ -184,8 +184,8 @@ def slice_of(device_name: str, n_devices: int) -> str:
     Raises:
         UserError: there is no slice of so many TPUs, or no description of this GPU.
 
-    >>> slice_of("v5e", 64), slice_of("h100", 16)
-    ('v5e:8x8', '1 x 2 x 8')
+    >>> slice_of("v5e", 64), slice_of("tpu7x", 64), slice_of("h100", 16)  # two devices of JAX are a chip of tpu7x
+    ('v5e:8x8', 'tpu7x:2x4x4', '1 x 2 x 8')
     """
     device = DEVICES[device_name]
     if device.platform == "gpu":
@@ -195,9 +195,9 @@ def slice_of(device_name: str, n_devices: int) -> str:
             raise UserError(f"--device: {n_devices} is not a multiple of the {device.per_host} GPUs of a node")
         n_hosts = max(1, n_devices // device.per_host)
         return f"1 x {n_hosts} x {n_devices // n_hosts}"
-    slices = {math.prod(map(int, text.split("x"))): text for text in (device.gke.topologies if device.gke else ())}
+    slices = {device.cores * math.prod(map(int, text.split("x"))): text for text in device.slices}
     if n_devices not in slices:
-        raise UserError(f"--device: there is no {device_name} slice of {n_devices} chips; there are {list(slices)}")
+        raise UserError(f"--device: there is no {device_name} slice of {n_devices} devices; there are {list(slices)}")
     return f"{device_name}:{slices[n_devices]}"
 
 

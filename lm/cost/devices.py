@@ -11,17 +11,15 @@ from lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Gke:
-    """How Google Kubernetes Engine names an accelerator, and the TPU slices that it offers.
+    """How Google Kubernetes Engine names an accelerator.
 
     Attributes:
         label: the value of the node label gke-accelerator (GPUs) or gke-tpu-accelerator (TPUs).
-        topologies: the TPU slices that exist ("4x4").
-        largest_slice: the most chips of a 3-D slice. In addition to `topologies`, slices AxBxC of up to so many chips
-            exist, with A <= B <= C all multiples of 4.
+        largest_slice: the most chips of a 3-D slice. In addition to `Device.slices`, slices AxBxC of up to so many
+            chips exist, with A <= B <= C all multiples of 4.
     """
 
     label: str
-    topologies: tuple[str, ...] = ()
     largest_slice: int = 0
 
 
@@ -42,6 +40,8 @@ class Device:
         attained: fraction of `peak` that matrix products attain in training. For the A100, H100, v5e and v5p it is
             fitted to one published run each (the anchors of benchmarks/published_runs.py). The H200 has the value of
             the H100. The others have 0.6 by assumption.
+        slices: the TPU slices that exist, by their chips ("4x4").
+        cores: devices per TPU chip.
     """
 
     kind: str
@@ -54,6 +54,8 @@ class Device:
     per_host: int
     gke: Gke | None = None
     attained: float = 0.6
+    slices: tuple[str, ...] = ()
+    cores: int = 1
 
     @property
     def platform(self) -> str:
@@ -78,7 +80,6 @@ _SLICES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
 
 # Peaks are dense: NVIDIA's data sheets print figures with structured sparsity for Hopper and Ada; these are half of
 # them. NVLink is published for both directions together and halved here.
-# TPU v2, v3 and TPU7x are missing: there a JAX device is a part of a chip, but the published peak is the chip's.
 DEVICES = {
     # NVIDIA A100 data sheet (2021): 312 and 156 TFLOPS for all four variants. Network of a DGX A100: one port of
     # 200 Gb/s per GPU. PCIe cards: PCIe 4.0 x16, and by assumption 8 per node and 100 Gb/s between nodes.
@@ -106,14 +107,19 @@ DEVICES = {
     # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e": peak compute (bf16), memory and interconnect
     # per chip, in one direction (400 GB/s both ways for the v5e). By assumption 100 Gb/s beyond a slice for each host
     # of 4 chips.
-    "v4": Device("TPU v4", _tpu(275), 32e9, 1.228e12, 300e9, 4096, 3e9, 4, Gke("tpu-v4-podslice", _SLICES_3D, 4096)),
+    "v4": Device(
+        "TPU v4", _tpu(275), 32e9, 1.228e12, 300e9, 4096, 3e9, 4, Gke("tpu-v4-podslice", 4096), slices=_SLICES_3D
+    ),
     "v5e": Device(
-        "TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice", _SLICES_2D), 0.92
+        "TPU v5 lite", _tpu(197), 16e9, 819e9, 200e9, 256, 3e9, 4, Gke("tpu-v5-lite-podslice"), 0.91, _SLICES_2D
     ),
     "v5p": Device(
-        "TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", _SLICES_3D, 6144), 0.79
+        "TPU v5", _tpu(459), 95e9, 2.765e12, 600e9, 8960, 3e9, 4, Gke("tpu-v5p-slice", 6144), 0.78, _SLICES_3D
     ),
-    "v6e": Device("TPU v6 lite", _tpu(918), 32e9, 1.64e12, 448e9, 256, 3e9, 4, Gke("tpu-v6e-slice", _SLICES_2D)),
+    "v6e": Device("TPU v6 lite", _tpu(918), 32e9, 1.64e12, 448e9, 256, 3e9, 4, Gke("tpu-v6e-slice"), slices=_SLICES_2D),
+    # Google Cloud's page "TPU7x (Ironwood)": 2307 TFLOP/s (bf16), 192 GiB, 7380 GB/s, 1200 GB/s of interconnect both
+    # ways and 100 Gb/s beyond a slice per chip, which is two devices: halved here. Not tried with GKE.
+    "tpu7x": Device("TPU7x", _tpu(1153.5), 96e9, 3.69e12, 300e9, 18432, 6.25e9, 8, slices=_SLICES_3D, cores=2),
 }
 
 

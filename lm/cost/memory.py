@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lm import parameters
-from lm.config import MeshConfig, Resolved, layer_windows
+from lm.config import MeshConfig, Resolved, ResolvedModel, layer_windows
 from lm.cost.devices import Device
-from lm.declarations import query_heads
+from lm.declarations import Parameter, query_heads
 from lm.errors import UserError
-from lm.kernels.fused_attention import choose_implementation, chunk_size
+from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
 from lm.layers import variants
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
@@ -25,14 +25,28 @@ from lm.step import init_state, n_micro_batches
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per device of each kind of array."""
+    """Bytes per device of each kind of array at the moment of a step that needs the most.
+
+    This is the loss or the backward pass of one layer. One follows the other, so that they need not fit together. On
+    CPUs, where no compiler's figures were compared, their sum is counted.
+
+    Attributes:
+        parameters, optimizer: the train state.
+        gradients: of the layers, those of embeddings and head before they are scattered, and with several
+            micro-batches the float32 sum of all.
+        copies: see `_copies`.
+        activations: what config.model.remat keeps of all layers for the backward pass.
+        loss: the gathered head, and a chunk of logits with their gradient; 0 at the other moment.
+        layer: one layer's activations, gathered parameters and their gradients; 0 at the other moment.
+    """
 
     parameters: float
     optimizer: float
-    gradients: float  # of one micro-batch, and with several their float32 sum
-    gathered: float
+    gradients: float
+    copies: float
     activations: float
-    logits: float
+    loss: float
+    layer: float
 
     @property
     def total(self) -> float:
@@ -41,6 +55,8 @@ class Memory:
 
 def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -> Memory:
     """Return the bytes that a training step needs.
+
+    Each term is one of the largest buffers of compiled programs; docs/plan.md compares the sums.
 
     Args:
         config: a resolved config.
@@ -51,15 +67,22 @@ def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -
         UserError: the device does not support config.model.attention.
     """
     params, optimizer = train_state_bytes(config, sizes)
-    summed = 4 / jnp.dtype(config.model.param_dtype).itemsize if micro_batches_per_step(config, sizes) > 1 else 0
-    return Memory(
-        parameters=params,
-        optimizer=optimizer,
-        gradients=params * (1 + summed),
-        gathered=gathered_parameter_bytes(config, sizes),
-        activations=activation_bytes(config, device, sizes),
-        logits=logit_bytes(config, sizes),
+    summed = 4 * local_size(config, sizes) if micro_batches_per_step(config, sizes) > 1 else 0
+    of_layers = _itemsizes(config)[0] * local_size(config, sizes, _in_a_layer)
+    # XLA:TPU adds the gradient of an untied embedding when those of the layers are done.
+    late = device.platform == "tpu" and not config.model.tie_embeddings
+    outer = 4 * local_size(
+        config, sizes, lambda p: p.outer and "V" in p.axes and not (late and p.kind == "embedding"), gathered=True
     )
+    copied, transposed = _copies(config, device, sizes)
+    kept, loss = activation_bytes(config, device, sizes), _loss_bytes(config, sizes)
+    layer = layer_bytes(config, device, sizes)
+    backward = Memory(params, optimizer, summed + outer + of_layers, copied + transposed, kept, 0, layer)
+    if device.platform == "cpu":
+        return dataclasses.replace(backward, loss=loss)
+    # XLA:GPU fills the gradients of all layers with zeros before the loss, XLA:TPU after it.
+    at_loss = summed + outer + (of_layers if device.platform == "gpu" else 0)
+    return max(backward, Memory(params, optimizer, at_loss, copied, kept, loss, 0), key=lambda memory: memory.total)
 
 
 def abstract_train_state(config: Resolved, mesh):
@@ -97,52 +120,114 @@ def tokens_per_micro_batch(config: Resolved, sizes: dict[str, int]) -> float:
     return t.batch_size * t.seq_len / (n_parts * micro_batches_per_step(config, sizes))
 
 
-def gathered_parameter_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of parameters that exist as a whole at the same time, although fsdp shards them.
+def local_size(config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *, gathered: bool = False) -> float:
+    """Count the numbers that a device holds of the chosen parameters; `gathered`: as wholes over fsdp."""
+    total = 0.0
+    for p in filter(chosen, parameters.parameter_table(config.model).values()):
+        axes = [axis for axis in sharding.parameter_spec(p, sizes) if axis and not (gathered and axis == "fsdp")]
+        total += p.size / math.prod(sizes[axis] for axis in axes)
+    return total
 
-    These are two layers (the present and the next one), the embeddings and the head. The gradients of the last two
-    also exist as a whole before they are scattered.
+
+def _in_a_layer(p: Parameter) -> bool:
+    return p.layers is not None
+
+
+def _itemsizes(config: Resolved) -> tuple[int, int]:
+    return jnp.dtype(config.model.param_dtype).itemsize, jnp.dtype(config.model.compute_dtype).itemsize
+
+
+def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[float, float]:
+    """Return the bytes of copies of the layers' parameters, and of copies of their gradients.
+
+    XLA:TPU converts the shards of all layers to the dtype of products before the first layer, and with remat=none the
+    backward pass keeps them converted on all platforms. XLA:GPU transposes the weights whose last axis is sharded over
+    fsdp, to gather them, and likewise their gradients.
     """
-    if sizes["fsdp"] == 1:
-        return 0
-    m, table = config.model, parameters.parameter_table(config.model)
-    layer = sum(p.size / m.n_layers for p in table.values() if p.layers is not None)
-    outer = sum(p.size for p in table.values() if p.outer)
-    compute, param = jnp.dtype(m.compute_dtype).itemsize, jnp.dtype(m.param_dtype).itemsize
-    return (2 * layer * compute + outer * (compute + param)) / sizes["tensor"]
+    m, (param, compute) = config.model, _itemsizes(config)
+    converted = transposed = 0.0
+    if compute != param and (device.platform == "tpu" or m.remat == "none"):
+        converted = compute * local_size(config, sizes, lambda p: _in_a_layer(p) and p.contract)
+    if device.platform == "gpu" and sizes["fsdp"] > 1:
+        transposed = param * local_size(
+            config, sizes, lambda p: _in_a_layer(p) and sharding.parameter_spec(p, sizes)[-1] == "fsdp"
+        )
+    return converted + transposed, transposed
 
 
-def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the bytes kept for the backward pass: what config.model.remat keeps of all layers, all of one layer.
+def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
+    """Return the bytes of the head as the product reads it, of logits and of the last hidden states."""
+    m, (param, compute) = config.model, _itemsizes(config)
+    copied = sizes["fsdp"] > 1 or compute != param
+    hidden = 3 * tokens_per_micro_batch(config, sizes) * m.d_model  # the last states, their chunks, their gradient
+    return compute * (copied * _local_vocabulary(m, sizes) * m.d_model + hidden) + logit_bytes(config, sizes)
+
+
+def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
+    """Return the bytes of the float32 logits that exist at the same time, and of their gradient for products."""
+    n = tokens_per_micro_batch(config, sizes)
+    n = min(n, config.train.loss_chunk or n)
+    return (4 + _itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
+
+
+def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
+    return m.vocab_size / (sizes["tensor"] if m.vocab_size % sizes["tensor"] == 0 else 1)
+
+
+def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
+    """Return the bytes of one layer's backward pass, beside what is kept of all layers.
 
     Raises:
         UserError: the device does not support config.model.attention.
     """
-    m, tensor = config.model, sizes["tensor"]
-    layer = layer_activations(config, sizes)
-    layer += 2 * m.n_kv_heads * m.d_head / tensor * (sizes["sequence"] - 1)  # keys and values of all positions
-    # Attention weights in compute_dtype and scores in float32.
-    scores = 1 + 4 / jnp.dtype(m.compute_dtype).itemsize
-    layer += scores * query_heads(m) / tensor * scores_per_query(config, device, sizes)
-    qkv, hidden = _qkv_and_hidden(config, sizes)
-    block = m.d_model + carried_features(config)  # the input of a block
-    kept = {"none": layer, "dots": block + qkv + 2 * m.d_model + hidden, "block": block}[m.remat]
-    recomputed = layer if m.remat != "none" else 0
-    per_token = m.n_layers * kept + recomputed
-    return per_token * tokens_per_micro_batch(config, sizes) * jnp.dtype(m.compute_dtype).itemsize
+    m, (param, compute) = config.model, _itemsizes(config)
+    whole = local_size(config, sizes, _in_a_layer, gathered=True) / m.n_layers
+    weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
+    if sizes["fsdp"] > 1 and device.platform == "gpu":
+        weights = 2 * 4 * whole  # float32 gradients, scattered at the end of the layer from transposed copies
+    elif sizes["fsdp"] > 1:  # gradients of the feed-forward layer are scattered before attention has its own
+        of_ffn = local_size(config, sizes, lambda p: _in_a_layer(p) and "F" in p.axes, gathered=True)
+        weights += 4 * of_ffn / m.n_layers
+    activations = _needed_activations(config, device, sizes)
+    return weights + compute * activations * tokens_per_micro_batch(config, sizes)
+
+
+def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
+    """Return the bytes that config.model.remat keeps of all layers for the backward pass.
+
+    Raises:
+        UserError: the device does not support config.model.attention.
+    """
+    m = config.model
+    kept = m.d_model + carried_features(config)  # the input of a block
+    if m.remat == "none":
+        kept = _needed_activations(config, device, sizes)
+    elif m.remat == "dots":  # outputs of products, but the last one, which is only added
+        kept += m.d_model + sum(_features(config, sizes)[letter] for letter in "KF")
+    return m.n_layers * kept * tokens_per_micro_batch(config, sizes) * _itemsizes(config)[1]
+
+
+def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
+    """Return the numbers per token that a device needs for the backward pass of one layer, with attention's own."""
+    m, heads = config.model, query_heads(config.model) / sizes["tensor"]
+    lanes = 0.0
+    if attention_implementation(config, device, sizes)[0] == "splash":  # its arrays have heads of whole lanes
+        lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
+    gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)  # keys and values
+    # Weights in compute_dtype and scores in float32.
+    scores = (1 + 4 / _itemsizes(config)[1]) * heads * scores_per_query(config, device, sizes)
+    return layer_activations(config, sizes) + lanes + gathered + scores
 
 
 def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the number of activations per token that a device computes in one layer, without attention scores.
+    """Return the numbers per token that a device computes in one layer, without attention scores.
 
-    These are the inputs and outputs of both norms; queries, keys and values, twice if they are rotated or normalized;
-    the output of attention; the products of the feed-forward layer before and after its activation; what ideas carry
-    from layer to layer, which each branch may write.
+    These are the inputs and outputs of both norms and of all products, and attention's output, which the next product
+    reads in another layout; what ideas carry from layer to layer, which each branch may write.
     """
-    m, (qkv, hidden) = config.model, _qkv_and_hidden(config, sizes)
-    copies = 2 if m.positions == "rope" or m.qk_norm else 1
-    heads = query_heads(m) * m.d_head / sizes["tensor"]
-    return 4 * m.d_model + copies * qkv + heads + 2 * hidden + 2 * carried_features(config)
+    m = config.model
+    attended = query_heads(m) * m.d_head / sizes["tensor"]
+    return 4 * m.d_model + sum(_features(config, sizes).values()) + attended + 2 * carried_features(config)
 
 
 def carried_features(config: Resolved) -> int:
@@ -153,15 +238,18 @@ def carried_features(config: Resolved) -> int:
     return sum(a.size for a in carried.values() if a.ndim)  # terms of the loss have one number for all tokens
 
 
-def _qkv_and_hidden(config: Resolved, sizes: dict[str, int]) -> tuple[float, float]:
-    """Return the sizes of queries, keys and values, and of the feed-forward layer, per token on one device."""
-    m = config.model
-    features: Counter = Counter()  # of the products of a token, by their last axis, on average over the layers
+def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
+    """Return the numbers per token that enter and leave the products of a layer on one device, without the stream's.
+
+    By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the layers.
+    """
+    m, found = config.model, Counter()
     for p in parameters.parameter_table(m).values():
-        if p.contract and p.layers is not None:
-            width = p.used * math.prod(p.shape[i] for i in p.columns)
-            features[p.axes[-1]] += width * len(p.layers) / m.n_layers
-    return features["K"] / sizes["tensor"], features["F"] / sizes["tensor"]
+        for dimensions, others, prefix in ((p.columns, p.rows, ""), (p.rows, p.columns, "to ")):
+            if p.contract and _in_a_layer(p) and dimensions and p.axes[dimensions[-1]] in "KF":
+                width = p.matmul_size / math.prod(p.shape[i] for i in others)
+                found[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / sizes["tensor"]
+    return found
 
 
 def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
@@ -172,9 +260,8 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     The float32 logits are moved 5 times.
     """
     m, times = config.model, 8 if config.model.remat == "block" else 6
-    computed = m.n_layers * layer_activations(config, sizes)
-    per_token = times * computed * jnp.dtype(m.compute_dtype).itemsize
-    per_token += 5 * 4 * m.vocab_size / (sizes["tensor"] if m.vocab_size % sizes["tensor"] == 0 else 1)
+    per_token = times * m.n_layers * layer_activations(config, sizes) * _itemsizes(config)[1]
+    per_token += 5 * 4 * _local_vocabulary(m, sizes)
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
 
@@ -220,12 +307,3 @@ def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) ->
     size = chunk_size(n)
     keys = [(n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1) for w in windows]
     return sum(keys) / len(keys)
-
-
-def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the float32 logits that exist at the same time and of their gradient."""
-    n, chunk, vocab_size = tokens_per_micro_batch(config, sizes), config.train.loss_chunk, config.model.vocab_size
-    if chunk:
-        n = min(n, chunk)
-    n_parts = sizes["tensor"] if vocab_size % sizes["tensor"] == 0 else 1
-    return 2 * 4 * n * vocab_size / n_parts

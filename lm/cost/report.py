@@ -67,7 +67,7 @@ def describe(e: Estimate) -> str:
 
 def _devices(e: Estimate) -> str:
     """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice, two per chip."""
-    if e.device.platform == "gpu":
+    if e.device.platform == "gpu" or e.device.cores > 1:
         return f"{e.n_devices} x {e.device_name}"
     google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
     slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
@@ -93,22 +93,17 @@ def _run_lines(e: Estimate) -> list[str]:
 def _memory_lines(e: Estimate) -> list[str]:
     m, memory = e.config.model, e.memory
     accumulates = micro_batches_per_step(e.config, e.sizes) > 1
-    summed = ", and their float32 sum over micro-batches" if accumulates else ""
     rows = {
         f"parameters ({m.param_dtype})": memory.parameters,
         f"optimizer state ({e.config.optimizer.name})": memory.optimizer,
-        f"gradients ({m.param_dtype}{summed})": memory.gradients,
-        "parameters gathered over fsdp (two layers, embeddings, head)": memory.gathered,
+        f"gradients{', and their float32 sum over micro-batches' if accumulates else ''}": memory.gradients,
+        "copies of layers' parameters in another dtype or layout": memory.copies,
         f"activations for the backward pass (remat={m.remat})": memory.activations,
-        "logits and their gradient (float32)": memory.logits,
+        "the loss: head, logits and their gradient": memory.loss,
+        "backward pass of a layer: activations, gathered parameters": memory.layer,
         "total": memory.total,
     }
-    lines = [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
-    if memory.gathered and not m.scan_layers:
-        lines.append(
-            "  XLA may gather more than two unrolled layers at once; with config.model.scan_layers it does not."
-        )
-    return lines
+    return [f"  {what:<62}{si(size, 'B'):>10}" for what, size in rows.items() if size]
 
 
 def _communication_lines(e: Estimate) -> list[str]:
@@ -124,9 +119,10 @@ def _communication_lines(e: Estimate) -> list[str]:
 
 def _assumption_lines(e: Estimate) -> list[str]:
     d, dtype = e.device, e.config.model.compute_dtype
+    overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
     return [
         f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
-        f"  communication over replica and fsdp {'overlaps' if d.platform == 'tpu' else 'does not overlap'} them;",
+        f"  communication {overlaps if d.platform == 'tpu' else 'does not overlap them'};",
         f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",

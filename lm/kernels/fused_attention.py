@@ -22,8 +22,8 @@ def choose_implementation(
     "einsum" is the reference and supports everything. "chunked" skips the keys that come after a chunk of queries or
     before its window, which leaves little more than half of the work; it needs contiguous positions and no segments.
     "xla" is jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit
-    inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, no segments, and a window that is an
-    int. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128 tokens, and a window that is
+    inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, and a window that is an int; it reads
+    segments as a mask from memory. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128 tokens, and a window that is
     an int. "auto" is splash or cudnn if possible, else chunked if there are several chunks and it is possible, else
     einsum.
 
@@ -64,7 +64,7 @@ def choose_implementation(
         "einsum": [],
         "chunked": one_document + whole_sequences,
         "xla": no_softcap + no_more_scores,
-        "cudnn": no_softcap + gpu + flash + one_document,
+        "cudnn": no_softcap + gpu + flash,
         "splash": tpu + flash,
     }
     if implementation not in ("auto", *limits):
@@ -102,15 +102,20 @@ def xla(q_BTHK, k_BSGK, v_BSGK, visible_BTS, *, scale):
     return out.reshape(q_BTHK.shape)
 
 
-def cudnn(q_BTHK, k_BTGK, v_BTGK, *, scale, window):
-    """Return flash attention on NVIDIA GPUs over contiguous positions."""
-    # cuDNN would read an explicit mask (B, H, T, S) from memory; its own causal and window masks cost nothing.
+def cudnn(q_BTHK, k_BTGK, v_BTGK, segments_BT, *, scale, window):
+    """Return flash attention on NVIDIA GPUs over contiguous positions; segments_BT may be None."""
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BTGK, v_BTGK))
+    segments = [] if segments_BT is None else [jnp.broadcast_to(segments_BT, q_BTHK.shape[:-2]).reshape(q.shape[:2])]
     left_right = None if window is None else (window - 1, 0)
-    attend = functools.partial(
-        jax.nn.dot_product_attention, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
-    )
-    return _over_heads(attend, q, k, v).reshape(q_BTHK.shape)
+
+    def attend(q, k, v, segments_BT=None):
+        # The causal and window masks cost nothing; documents need one (B, 1, T, T), the same for all heads.
+        mask = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=mask, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
+        )
+
+    return _over_heads(attend, q, k, v, *segments).reshape(q_BTHK.shape)
 
 
 def splash(q_BTHK, k_BTGK, v_BTGK, segments_BT, *, scale, softcap, window):

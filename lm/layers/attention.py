@@ -197,7 +197,8 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, mask, scoring):
 
 
 def _cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    return fused_attention.cudnn(q_BTHK, k_BTGK, v_BTGK, scale=scoring.scale, window=mask.window)
+    options = {"scale": scoring.scale, "window": mask.window}
+    return fused_attention.cudnn(q_BTHK, k_BTGK, v_BTGK, mask.q_segments, **options)
 
 
 def _splash(q_BTHK, k_BTGK, v_BTGK, mask, scoring):

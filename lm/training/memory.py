@@ -69,7 +69,7 @@ def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, f
     """Return the bytes on one device by use (a key of _KEYS): of training or of evaluation, whichever has more."""
     m, t = config.model, config.train
     memory = memory_per_device(config, device, sizes)
-    found = {STATE: memory.parameters + memory.optimizer + (memory.gradients + memory.gathered if t.steps else 0)}
+    found = {STATE: memory.parameters + memory.optimizer + (memory.gradients + memory.copies if t.steps else 0)}
     found["the windows of a dispatch"] = 12.0 * max(2, t.steps_per_dispatch) * t.batch_size  # int64 and int32
     evaluated = dataclasses.replace(
         config,
@@ -78,8 +78,8 @@ def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, f
     )
     # An evaluation keeps about half of the activations that training keeps of a block, and no gradients of logits.
     evaluation = (activation_bytes(evaluated, device, sizes) / m.n_layers + logit_bytes(evaluated, sizes)) / 2
-    if t.steps and memory.activations + memory.logits >= evaluation:
-        return found | {"activations": memory.activations, "logits": memory.logits}
+    if t.steps and memory.activations + memory.layer + memory.loss >= evaluation:
+        return found | {"activations": memory.activations + memory.layer, "logits": memory.loss}
     return found | {"evaluation": evaluation}
 
 

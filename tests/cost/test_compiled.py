@@ -129,7 +129,7 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
 def test_slices_that_do_not_exist_are_refused():
     assert slice_of("v5p", 64) == "v5p:4x4x4"
     mistakes = {
-        "no v5e slice of 48 chips": ("v5e", 48),
+        "no v5e slice of 48 devices": ("v5e", 48),
         "no description of a100-pcie": ("a100-pcie", 8),
         "12 is not a": ("h100", 12),
     }
@@ -148,7 +148,7 @@ def test_without_the_compiler_or_a_slice_one_message_says_what_to_do(command, mo
         compile_step(CONFIG, "h100", SIZES)
     mistakes = {
         "--compiled belongs to --plan": ("--config=none.py", "--compiled", "--dump=here"),
-        "there is no v5e slice of 48 chips; there are [4, 8, 16,": (
+        "there is no v5e slice of 48 devices; there are [4, 8, 16,": (
             f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--compiled", "--device=v5e:48",
         ),
     }  # fmt: skip

@@ -8,7 +8,14 @@ from tiny import tiny
 
 from lm import parameters
 from lm.cost.devices import DEVICES
-from lm.cost.memory import activation_bytes, logit_bytes, moved_activation_bytes, scores_per_query
+from lm.cost.memory import (
+    activation_bytes,
+    layer_bytes,
+    logit_bytes,
+    memory_per_device,
+    moved_activation_bytes,
+    scores_per_query,
+)
 from lm.parameters import init_params
 from lm.step import loss_sum
 
@@ -75,7 +82,7 @@ with jax.set_mesh(mesh):
     compiled = jitted.lower(state, batch, config).compile().memory_analysis().temp_size_in_bytes
 m = memory_per_device(config, DEVICES["h100"], sizes)
 layers = sum(4 * p.size for path, p in parameters.parameter_table(config.model).items() if path.startswith("layers/"))
-print(compiled, m.gradients + m.gathered + m.activations + m.logits, layers)
+print(compiled, m.total - m.parameters - m.optimizer, layers)
 """
 
 
@@ -105,24 +112,49 @@ def test_scores_per_query(device, model, seq_len, keys):
     assert scores_per_query(config, DEVICES[device], ONE) == keys
 
 
+# Of a layer in float32 with d_model 16, 4 heads of 4, 2 key-value heads and d_ff 24 (GLU): the inputs and outputs of
+# both norms; queries, keys and values; attention's output in two layouts; gate, up and their product.
+LAYER = 4 * 16 + (4 + 2 * 2) * 4 + 2 * 4 * 4 + 3 * 24
+
+
 def test_activations_and_logits_by_hand():
-    """4 x 8 tokens in float32: d_model 16, 4 heads of 4, 2 key-value heads, d_ff 24 (GLU), vocabulary 19, 2 layers."""
+    """4 x 8 tokens, vocabulary 19, 2 layers; attention scores and weights of 4 heads and 8 keys."""
     config = tiny(model={"attention": "einsum"})
-    layer = 4 * 16 + 2 * (4 + 2 * 2) * 4 + 4 * 4 + 2 * 2 * 24 + (1 + 1) * 4 * 8  # norms, q k v, output, GLU, scores
+    layer = LAYER + (1 + 1) * 4 * 8
     assert config.model.ffn == "glu"
     assert activation_bytes(config, DEVICES["h100"], ONE) == 2 * layer * 32 * 4
-    remat = tiny(model={"attention": "einsum", "remat": "block"})  # keeps the input of each layer, and one layer
-    assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * 16 + layer) * 32 * 4
-    fixed = tiny(model={"attention": "einsum", "positions": "learned"})  # queries, keys and values are not rotated
-    assert activation_bytes(fixed, DEVICES["h100"], ONE) == 2 * (layer - (4 + 2 * 2) * 4) * 32 * 4
+    for remat, kept in {"block": 16, "dots": 16 + (4 + 2 * 2) * 4 + 16 + 2 * 24}.items():
+        changed = tiny(model={"attention": "einsum", "remat": remat})
+        assert activation_bytes(changed, DEVICES["h100"], ONE) == 2 * kept * 32 * 4
+        assert layer_bytes(changed, DEVICES["h100"], ONE) == layer * 32 * 4
     doubled = tiny(model={"attention": "einsum", "attn_differential": True})  # queries, attention's output and scores
-    more = 2 * 4 * 4 + 4 * 4 + (1 + 1) * 4 * 8
+    more = 4 * 4 + 4 * 4 + (1 + 1) * 4 * 8
     assert activation_bytes(doubled, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
     for residual, carried in {"hyper_connections": 4 * 16, "depth_attention": 5 * 16}.items():  # 2 x 2 outputs and x
         remat = tiny(model={"attention": "einsum", "residual": residual, "remat": "block"})
-        assert activation_bytes(remat, DEVICES["h100"], ONE) == (2 * (16 + carried) + layer + 2 * carried) * 32 * 4
+        assert activation_bytes(remat, DEVICES["h100"], ONE) == 2 * (16 + carried) * 32 * 4
+        assert layer_bytes(remat, DEVICES["h100"], ONE) == (layer + 2 * carried) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
+
+
+@pytest.mark.parametrize("device", ["v5e", "h100"])
+def test_the_worst_moment_is_the_loss_or_the_backward_pass_of_a_layer(device):
+    """bfloat16 products, fsdp 2: 16 tokens per device; weights of a layer: attention 768, feed-forward 1152."""
+    model = {"compute_dtype": "bfloat16", "remat": "block", "attention": "einsum"}
+    config, sizes = tiny(model=model | {"vocab_size": 18}), ONE | {"fsdp": 2}
+    weights, gains, ffn, embedding = 768 + 1152, 2 * 16, 1152, 18 * 16
+    m = memory_per_device(config, DEVICES[device], sizes)
+    assert (m.loss, m.activations) == (0, 2 * 16 * 16 * 2)
+    assert m.parameters == 4 * (2 * (weights / 2 + gains) + 16 + 2 * embedding / 2)
+    last_axis_sharded = 256 + 384  # of attention's and the feed-forward layer's last product
+    gathered = {"v5e": 2 * (weights + gains) + 4 * ffn, "h100": 8 * (weights + gains)}[device]
+    assert m.layer == gathered + 2 * (LAYER + (1 + 2) * 4 * 8) * 16
+    assert m.copies == {"v5e": 2 * weights, "h100": 2 * 4 * last_axis_sharded}[device]
+    whole = {"v5e": embedding, "h100": 2 * embedding}[device]  # gradients of the head, and of the embedding
+    assert m.gradients == 4 * 2 * (weights / 2 + gains) + 4 * whole
+    large = memory_per_device(tiny(model=model | {"vocab_size": 5000}), DEVICES[device], sizes)
+    assert (large.layer, large.loss) == (0, 2 * 5000 * 16 + 2 * 3 * 16 * 16 + (4 + 2) * 16 * 5000)
 
 
 def test_a_chunk_of_the_loss_counts_the_tokens_of_a_device():
@@ -139,10 +171,9 @@ def test_a_chunk_of_the_loss_counts_the_tokens_of_a_device():
 
 
 def test_moved_activations_by_hand():
-    """Two layers of norms, queries, keys, values, outputs and GLU 6 times, 8 times with remat; logits 5 times."""
-    layer = 4 * 16 + 2 * (4 + 2 * 2) * 4 + 4 * 4 + 2 * 2 * 24
+    """Two layers 6 times, 8 times with remat; logits 5 times."""
     for remat, times in (("none", 6), ("dots", 6), ("block", 8)):
-        expected = 32 * (2 * times * layer * 4 + 5 * 19 * 4)
+        expected = 32 * (2 * times * LAYER * 4 + 5 * 19 * 4)
         assert moved_activation_bytes(tiny(model={"remat": remat}), ONE) == expected
         micro_batches = tiny(model={"remat": remat}, train={"micro_batch_size": 1})
         assert moved_activation_bytes(micro_batches, ONE) == expected

@@ -234,12 +234,14 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
-    for window in (None, 1, 3):
+    documents = np.arange(q.shape[-3]) // 3
+    for window, segments in ((None, None), (1, None), (3, None), (None, documents), (2, documents)):
+        options = {"window": window, "q_segments": segments, "k_segments": segments} | PLAIN
         # A new function each time: jit would reuse the implementation chosen before the platform was patched.
-        out = jax.jit(lambda q, w=window: attention_with(q, k, v, window=w, contiguous=True, **PLAIN))(q)
-        expected = attend(q, k, v, window=window, implementation="einsum", **PLAIN)
+        out = jax.jit(lambda q, o=options: attention_with(q, k, v, contiguous=True, **o))(q)
+        expected = attend(q, k, v, implementation="einsum", **options)
         np.testing.assert_allclose(np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7)
-    assert calls == ["cudnn"] * 3
+    assert calls == ["cudnn"] * 5
 
 
 @pytest.mark.parametrize(
@@ -266,12 +268,13 @@ def test_chunked_attention_equals_einsum(window, n, softcap):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="cuDNN needs an NVIDIA GPU")
-@pytest.mark.parametrize("window", [None, 1, 100])
-def test_cudnn_equals_einsum(window):
+@pytest.mark.parametrize(("window", "segments"), [(None, None), (1, None), (100, None), (100, np.arange(256) // 70)])
+def test_cudnn_equals_einsum(window, segments):
     n = 256
     q = jnp.asarray(normal(2, n, 4, 64), jnp.bfloat16)
     k, v = (jnp.asarray(normal(2, n, 2, 64, seed=seed), jnp.bfloat16) for seed in (1, 2))
     positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": window}
+    positions |= {"q_segments": segments, "k_segments": segments}
     outs, grads = {}, {}
     for name in ("einsum", "cudnn"):
         outs[name] = np.float32(attend(q, k, v, implementation=name, **positions))
@@ -324,7 +327,8 @@ GPU |= {"n_queries": 1024}
         ({"d_head": 12, "n_queries": 129}, "chunked", "12"),
         ({"d_head": 256, "n_queries": 128}, "einsum", "256"),
         ({"softcap": 50.0}, "chunked", "50.0"),
-        ({"segments": True}, "einsum", "segments"),
+        ({"segments": True}, "cudnn", "flash"),
+        ({"segments": True, "softcap": 50.0}, "einsum", "softcap"),
         ({"contiguous": False}, "einsum", "contiguous"),
         ({"window": np.int32(4)}, "chunked", "before compilation"),
     ],
