@@ -44,8 +44,9 @@ def run(a: argparse.Namespace, config: Config) -> int:
     if a.config.startswith("hf:"):
         print("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
     if a.compiled:
-        code = a.compiled == "time"
-        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, code=code, n_slices=a.slices)
+        program, code = ("training", True) if a.compiled == "time" else (a.compiled, False)
+        options = {"code": code, "program": program, "n_slices": a.slices}
+        compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, **options)
         print(f"\n{describe_compiled(chosen, compiled)}")
         fits = compiled.peak <= chosen.device.memory
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory

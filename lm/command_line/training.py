@@ -122,10 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compiled",
         nargs="?",
-        const="memory",
-        choices=("memory", "time"),
+        const="training",
+        choices=("training", "time", "evaluation", "prefill", "decode"),
         help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]; "
-        "time: to the end, for the compiler's estimate of the time on TPUs",
+        "time: to the end, for the compiler's estimate of the time on TPUs; or another program",
     )
     parser.add_argument(
         "--dump", metavar="DIR", help="with --compiled: keep the compiler's texts in a new folder there"

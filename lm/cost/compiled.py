@@ -1,4 +1,4 @@
-"""Compile the training program for TPUs or GPUs that are not here, and report what the compiler says.
+"""Compile the programs of a run for TPUs or GPUs that are not here, and report what the compiler says.
 
 XLA compiles for a description of the devices: `jax.experimental.topologies` with libtpu, or with JAX's CUDA plugin. The
 compiler runs in a process of its own, because its settings are read when JAX starts, and because it may abort.
@@ -22,9 +22,11 @@ from lm.cost.devices import DEVICES
 from lm.cost.memory import train_state_bytes
 from lm.errors import UserError
 
+# Programs that can be compiled, and the function of each.
+PROGRAMS = {"training": "train_step", "evaluation": "eval_step", "prefill": "_prefill", "decode": "_decode"}
 # Texts of the compiler, by the patterns of their names. XLA:GPU puts the name of its target before "after".
 PROGRAM, REPORT, ASSIGNMENT, GENERATED = (
-    f"*.jit_train_step*after_{name}.txt"
+    f"*.jit_{{}}*after_{name}.txt"  # of a function
     for name in (
         "optimizations",
         "optimizations-memory-usage-report",
@@ -71,12 +73,12 @@ device_description_str: "{kind}"
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says about the training program of one step.
+    """What the compiler says about a program.
 
     Attributes:
         peak: bytes per device by the assignment of buffers.
-        state, aliased: bytes per device of the parameters and the optimizer's state, and of the arguments that are
-            replaced in place.
+        state, aliased: bytes per device of the train state (0 in other programs than training), and of the arguments
+            that are replaced in place.
         buffers: the largest buffers, in bytes, and to what they belong.
         sent: bytes that each device sends per step, by kind, mesh axes, and whether other operations overlap.
         compute: the compiler's estimate of the seconds of a step without communication and kernels; None: unknown.
@@ -94,9 +96,9 @@ class Compiled:
 
 def compile_step(
     config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None, *, code: bool = False,
-    n_slices: int = 1,
+    n_slices: int = 1, program: str = "training",
 ) -> Compiled:  # fmt: skip
-    """Compile the training step of a config for a mesh of devices, which this machine need not have.
+    """Compile a program of a config for a mesh of devices, which this machine need not have.
 
     Args:
         config: a resolved config.
@@ -106,6 +108,8 @@ def compile_step(
         code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a tenth of the time,
             and `compute` is not known.
         n_slices: the number of TPU slices that the devices are.
+        program: a key of PROGRAMS. "prefill" and "decode" generate the texts of one batch of evaluation, with the
+            context of training, on the first device.
 
     Raises:
         UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
@@ -118,27 +122,31 @@ def compile_step(
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="lm-compiler-", dir=dump))
-    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "n_slices": n_slices}
+    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology}
+    job |= {"n_slices": n_slices, "program": program}
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
     flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
     start = time.monotonic()
-    if not _run_compiler(job, environment, folder, code):
+    function = PROGRAMS[program]
+    if not _run_compiler(job, environment, folder, "" if code else REPORT.format(function)):
         mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
-            f"--compiled: the training step of this config does not compile for {math.prod(sizes.values())} x "
+            f"--compiled: the {program} program of this config does not compile for {math.prod(sizes.values())} x "
             f"{device_name}, mesh {mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; the compiler's text "
             f"is in {folder / LOG}"
         )
     seconds = time.monotonic() - start
-    text, report, assignment, generated = (_read(folder, name) for name in (PROGRAM, REPORT, ASSIGNMENT, GENERATED))
+    text, report, assignment, generated = (
+        _read(folder, pattern.format(function)) for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
+    )
     sent: dict[tuple, float] = {}
     for c in hlo.parse_collectives(text):
         key = c.kind, c.axes(sizes), c.overlapped
         sent[key] = sent.get(key, 0.0) + c.sent
     found = Compiled(
         peak=int(report.split("Total bytes: ")[1].split()[0]),  # of the first memory space, the device's
-        state=sum(train_state_bytes(config, sizes)),
+        state=sum(train_state_bytes(config, sizes)) if program == "training" else 0,
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
@@ -150,8 +158,11 @@ def compile_step(
     return found
 
 
-def _run_compiler(job: dict, environment: dict, folder: Path, code: bool) -> bool:
-    """Run the compiler in a process of its own until it has written its reports; return whether it has."""
+def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
+    """Run the compiler in a process of its own, return whether it has succeeded.
+
+    It is ended when it has written a file of the pattern `last`; "": never.
+    """
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     with open(folder / LOG, "w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]
@@ -159,8 +170,8 @@ def _run_compiler(job: dict, environment: dict, folder: Path, code: bool) -> boo
         size = 0
         while process.poll() is None:
             time.sleep(0.2)
-            report = _newest(folder, REPORT)
-            if report and not code and size == report.stat().st_size > 0:  # it is written as a whole
+            report = _newest(folder, last) if last else None
+            if report and size == report.stat().st_size > 0:  # it is written as a whole
                 process.kill()
                 process.wait()
                 return True
@@ -216,13 +227,10 @@ def _reason(text: str) -> str:
 
 def _compile(job: dict) -> None:
     import jax
-    import numpy as np
     from jax.experimental import topologies
 
-    from lm.cost.memory import abstract_train_state
     from lm.kernels.platform import compiler_options, compiling_for
-    from lm.parallel.mesh import BATCH_AXES, make_mesh
-    from lm.step import train_step
+    from lm.parallel.mesh import make_mesh
 
     config, sizes, platform = saved_config(job["config"]), job["sizes"], DEVICES[job["device"]].platform
     if platform == "tpu":
@@ -233,15 +241,37 @@ def _compile(job: dict) -> None:
     else:
         description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
-    mesh = make_mesh(sizes, topology.devices)
+    trains, generates = job["program"] == "training", job["program"] in ("prefill", "decode")
+    mesh = make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1]) if generates else make_mesh(sizes, topology.devices)
+    options = compiler_options(platform, config.train.compiler_options) if trains else {}
+    with jax.set_mesh(mesh), compiling_for(platform):
+        _lower(job["program"], config, mesh).compile(options or None)
+
+
+def _lower(program: str, config: Resolved, mesh):
+    import jax
+    import numpy as np
+
+    from lm.cost.memory import abstract_train_state
+    from lm.generation.decoding import abstract_programs
+    from lm.parallel.mesh import BATCH_AXES
+    from lm.step import eval_step, train_step
+
     state, t = abstract_train_state(config, mesh), config.train
+    n_rows = t.batch_size if program == "training" else config.eval.batch_size or t.batch_size
+    if program in ("prefill", "decode"):
+        jitted, arguments, options = abstract_programs(state.params, config, n_rows)[program]
+        here = jax.NamedSharding(mesh, jax.P())
+        arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)
+        return jitted.lower(*arguments, **options)
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
     names = ("tokens", "segments") if config.data.packing == "documents" else ("tokens",)
-    batch = {name: jax.ShapeDtypeStruct((t.batch_size, t.seq_len + 1), np.int32, sharding=rows) for name in names}
+    batch = {name: jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows) for name in names}
+    if program == "evaluation":
+        return jax.jit(eval_step, static_argnames="config").lower(state.params, None, batch, config)
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)
     jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings)
-    with jax.set_mesh(mesh), compiling_for(platform):
-        jitted.lower(state, batch, config).compile(compiler_options(platform, t.compiler_options) or None)
+    return jitted.lower(state, batch, config)
 
 
 def _gpu_target(name: str) -> str:

@@ -164,25 +164,29 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
 
 
 def describe_compiled(e: Estimate, c: Compiled) -> str:
-    """Describe what the compiler says about a step, beside the estimate."""
+    """Describe what the compiler says about a program, and beside the training step the estimate."""
     planned: dict[tuple, float] = defaultdict(float)
-    for transfer in e.sent:
+    for transfer in e.sent if c.state else ():
         planned[transfer.kind, transfer.axes] += transfer.sent
     sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations
     for (kind, axes, overlapped), n_bytes in c.sent.items():
         sums = sent.setdefault((kind, axes), [0.0, 0.0])
         sums[0] += n_bytes
         sums[1] += n_bytes * overlapped
-    in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
+
+    def line(what: str, found: float, of_plan: float) -> str:
+        return f"  {what:<54}{si(found, 'B'):>10}" + (f"{si(of_plan, 'B'):>10}" if c.state else "")
+
     lines = [
-        f"{f'Compiled for {_devices(e)} in {c.seconds:.0f} s':<56}{'compiler':>10}{'plan':>10}",
-        f"  {'largest use of memory per device':<54}{si(c.peak, 'B'):>10}{si(e.memory.total, 'B'):>10}",
-        f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}",
+        f"{f'Compiled for {_devices(e)} in {c.seconds:.0f} s':<56}{'compiler':>10}" + f"{'plan':>10}" * bool(c.state),
+        line("largest use of memory per device", c.peak, e.memory.total),
     ]
+    if c.state:
+        in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
+        lines.append(f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}")
     for (kind, axes), (total, hidden) in sent.items():
         what = f"sent per device and step: {kind} over {' x '.join(axes)}"
-        share = f"  {hidden / total:.0%} overlapped" if total else ""
-        lines.append(f"  {what:<54}{si(total, 'B'):>10}{si(planned[kind, axes], 'B'):>10}{share}")
+        lines.append(line(what, total, planned[kind, axes]) + (f"  {hidden / total:.0%} overlapped" if total else ""))
     if c.compute:
         planned_compute = product_seconds(e.config, e.device, e.n_devices)
         what = "time of a step without communication and kernels"

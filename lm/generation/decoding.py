@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import layer_stack, model, parameters
-from lm.config import ResolvedModel
+from lm.config import Resolved, ResolvedModel
 from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import COLLECTION, Prefill, decode
@@ -137,10 +137,35 @@ def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | N
     Raises:
         UserError: the model mixes positions in a way that has no cache.
     """
-    c = dataclasses.replace(c, scan_layers=False, remat="none", dropout=0.0, attention="auto")
+    c = _generating(c)
     params = _unstack(params, c)
     _check_positions(params, c)
     return Decoder(params, c, seq_len, n_ids or c.vocab_size)
+
+
+def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str, tuple]:
+    """Return the programs that generate n_texts texts of the full context, with the shapes of their arguments.
+
+    Args:
+        params: shapes and dtypes of the parameters.
+        config: a resolved config.
+        n_texts: B.
+
+    Returns:
+        {"prefill" or "decode": (a jitted function, its arguments, its static arguments)}.
+    """
+    c, T = _generating(config.model), config.train.seq_len
+    decoder = Decoder(jax.eval_shape(functools.partial(_unstack, c=c), params), c, T, c.vocab_size)
+    array = jax.ShapeDtypeStruct
+    draws = (Sampling(array((), np.float32)), array((), np.uint32), array((n_texts,), np.uint32))
+    lengths_B, n = array((n_texts,), np.int32), array((), np.int32)
+    prefill = (decoder, array((n_texts, T), np.int32), lengths_B, n, draws)
+    state = jax.eval_shape(functools.partial(_prefill, n_slots=T), *prefill)
+    return {"prefill": (_prefill, prefill, {"n_slots": T}), "decode": (_decode, (decoder, state, n, draws), {})}
+
+
+def _generating(c: ResolvedModel) -> ResolvedModel:
+    return dataclasses.replace(c, scan_layers=False, remat="none", dropout=0.0, attention="auto")
 
 
 @functools.partial(jax.jit, static_argnames="c")

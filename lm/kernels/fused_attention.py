@@ -23,9 +23,9 @@ def choose_implementation(
     before its window, which leaves little more than half of the work; it needs contiguous positions and no segments.
     "xla" is jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit
     inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, and a window that is an int; it reads
-    segments as a mask from memory. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128 tokens, and a window that is
-    an int. "auto" is splash or cudnn if possible, else chunked if there are several chunks and it is possible, else
-    einsum.
+    segments as a mask from memory. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128
+    tokens, and a window that is an int. "auto" is splash or cudnn if possible, else chunked if there are several chunks
+    and it is possible, else einsum.
 
     Args:
         implementation: "auto" or one of the above.

@@ -24,6 +24,7 @@ from lm import parameters
 from lm.config import Resolved
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
+from lm.kernels.platform import compiler_options, target
 from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps import cpu_memory
 from lm.training import probes
@@ -124,7 +125,11 @@ def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None
 
     return Programs(
         jax.jit(over_devices(init, runs)),
-        jax.jit(over_devices(steps, (runs, replicated, runs, runs, replicated)), donate_argnums=0),
+        jax.jit(
+            over_devices(steps, (runs, replicated, runs, runs, replicated)),
+            donate_argnums=0,
+            compiler_options=compiler_options(target(), program.train.compiler_options) or None,
+        ),
         jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
         NamedSharding(mesh, runs),
         NamedSharding(mesh, replicated),

@@ -18,9 +18,9 @@ from lm.cost.memory import activation_bytes, logit_bytes, memory_per_device
 from lm.cost.units import si
 from lm.errors import UserError, first_line
 
-# On a CPU the estimate was 0.65 to 1.10 times what XLA allocates for training (10 configs), and 0.48 to 1.10 times what
-# it allocates for evaluation (7 configs). So a config is refused only above MARGIN times the available memory, and a
-# smaller batch is suggested only if it needs at most SURE times the available memory.
+# On a CPU the estimate was 0.62 to 1.00 times what XLA allocates for training (4 configs without remat, which XLA:CPU
+# undoes), and 0.48 to 1.10 times what it allocates for evaluation (7 configs). So a config is refused only above MARGIN
+# times the available memory, and a smaller batch is suggested only if it needs at most SURE times the available memory.
 MARGIN, SURE = 1.25, 0.5
 _MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
 STATE = "parameters, gradients and optimizer state"

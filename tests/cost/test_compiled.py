@@ -165,7 +165,7 @@ def test_an_error_of_the_compiler_is_one_message_that_names_its_text(monkeypatch
     }
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: True)
     for message, text in texts.items():
-        monkeypatch.setattr(compiled, "_run_compiler", lambda job, environment, folder, code, text=text: bool(
+        monkeypatch.setattr(compiled, "_run_compiler", lambda job, environment, folder, last, text=text: bool(
             (folder / compiled.LOG).write_text(text) and False
         ))  # fmt: skip
         with pytest.raises(UserError, match=message) as error:
@@ -197,6 +197,7 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     assert "0.5 s" in lines["time of a step without communication and kernels"]
     assert "7.00 kB" in lines["params/embedding"]
     assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
+    assert not {"plan", "state"} & set(describe_compiled(e, dataclasses.replace(c, state=0, compute=None)).split())
 
 
 def installed(device: str):
@@ -220,11 +221,13 @@ CUDNN = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="n
 def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     """The state is replaced in place, and what is sent over fsdp 4 and tensor 2 was planned."""
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention=attention))
+    if attention == "cudnn":  # which reads the documents as a mask
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, packing="documents"))
     e = estimate(config, device, 8)
     c = compile_step(config, device, e.sizes, dump=str(tmp_path))
     assert c.aliased >= c.state
     assert c.state <= c.peak <= 2 * e.memory.total
-    assert any(tmp_path.rglob(compiled.PROGRAM))
+    assert any(tmp_path.rglob(compiled.PROGRAM.format("train_step")))
     assert c.buffers[0][0] <= c.peak
     sent, planned = {}, {}
     for (kind, axes, _), n_bytes in c.sent.items():
@@ -252,6 +255,19 @@ def test_several_slices_compile_and_what_crosses_them_was_planned():
     assert sent["all-reduce", ("slices",)] == pytest.approx(planned["all-reduce", ("slices",)], rel=0.15)
     with pytest.raises(UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"):
         estimate(CONFIG, "v5e", 8, n_slices=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")])
+def test_evaluation_and_generation_compile(device):
+    """Evaluation needs less memory than training; a cache has the keys and values of 16 texts in each layer."""
+    train = compile_step(CONFIG, device, SIZES)
+    found = {name: compile_step(CONFIG, device, SIZES, program=name) for name in ("evaluation", "prefill", "decode")}
+    assert found["evaluation"].peak < train.peak
+    assert all(c.state == 0 and c.peak for c in found.values())
+    assert found["prefill"].sent == found["decode"].sent == {}  # on one device
+    cache = 3 * 2 * 16 * 256 * 2 * 64 * 2
+    assert found["decode"].aliased >= cache
 
 
 MESHES = factorizations(8, 4)
