@@ -122,8 +122,10 @@ def compile_step(
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="lm-compiler-", dir=dump))
-    job = {"config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology}
-    job |= {"n_slices": n_slices, "program": program}
+    job = {
+        "config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "n_slices": n_slices,
+        "program": program,
+    }  # fmt: skip
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
     flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
@@ -243,9 +245,9 @@ def _compile(job: dict) -> None:
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
     trains, generates = job["program"] == "training", job["program"] in ("prefill", "decode")
     mesh = make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1]) if generates else make_mesh(sizes, topology.devices)
-    options = compiler_options(platform, config.train.compiler_options) if trains else {}
+    set_here = compiler_options(platform, config.train.compiler_options) if trains else {}
     with jax.set_mesh(mesh), compiling_for(platform):
-        _lower(job["program"], config, mesh).compile(options or None)
+        _lower(job["program"], config, mesh).compile(set_here or None)
 
 
 def _lower(program: str, config: Resolved, mesh):

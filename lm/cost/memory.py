@@ -199,7 +199,7 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
         UserError: the device does not support config.model.attention.
     """
     m = config.model
-    kept = m.d_model + carried_features(config)  # the input of a block
+    kept: float = m.d_model + carried_features(config)  # the input of a block
     if m.remat == "none":
         kept = _needed_activations(config, device, sizes)
     elif m.remat == "dots":  # outputs of products, but the last one, which is only added
@@ -243,7 +243,8 @@ def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
 
     By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the layers.
     """
-    m, found = config.model, Counter()
+    m = config.model
+    found: Counter = Counter()
     for p in parameters.parameter_table(m).values():
         for dimensions, others, prefix in ((p.columns, p.rows, ""), (p.rows, p.columns, "to ")):
             if p.contract and _in_a_layer(p) and dimensions and p.axes[dimensions[-1]] in "KF":

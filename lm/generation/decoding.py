@@ -157,7 +157,8 @@ def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str,
     c, T = _generating(config.model), config.train.seq_len
     decoder = Decoder(jax.eval_shape(functools.partial(_unstack, c=c), params), c, T, c.vocab_size)
     array = jax.ShapeDtypeStruct
-    draws = (Sampling(array((), np.float32)), array((), np.uint32), array((n_texts,), np.uint32))
+    sampling = Sampling(array((), np.float32))  # type: ignore[arg-type]
+    draws = (sampling, array((), np.uint32), array((n_texts,), np.uint32))
     lengths_B, n = array((n_texts,), np.int32), array((), np.int32)
     prefill = (decoder, array((n_texts, T), np.int32), lengths_B, n, draws)
     state = jax.eval_shape(functools.partial(_prefill, n_slots=T), *prefill)
