@@ -147,11 +147,11 @@ class Ours:
         """Return the bytes of the compiled program (arguments and temporaries), its attention, and the device."""
         import jax
 
-        from lm.training.run import training_attention
+        from lm.cost.memory import attention_implementation
 
         memory = self.compiled.memory_analysis()
         size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        attention, _ = training_attention(self.loop.run.config, self.loop.run.corpus)
+        attention, _ = attention_implementation(self.loop.run.config, jax.devices()[0], self.loop.run.mesh_sizes)
         return {"program_bytes": size, "attention": attention, "device": jax.devices()[0].device_kind}
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.config import Config, to_dict
+from lm.cost.memory import attention_implementation
 from lm.cost.units import si
 from lm.data import mixtures, shards
 from lm.parallel import processes
@@ -26,7 +28,7 @@ from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, Outputs, compile_steps
 from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
-from lm.training.run import Run, describe_parameters, prepare, training_attention
+from lm.training.run import Run, describe_parameters, prepare
 from lm.training.scores import scorers
 from lm.training.signals import Signals
 from lm.training.wall_time import WallTime
@@ -159,7 +161,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))
     if run.config.model.attention == "auto":
-        progress.say("attention: {}; {}".format(*training_attention(run.config, run.corpus, run.mesh_sizes)))
+        device: Any = jax.local_devices()[0]
+        progress.say("attention: {}; {}".format(*attention_implementation(run.config, device, run.mesh_sizes)))
 
 
 def device_kind() -> str:

@@ -8,14 +8,13 @@ from typing import Any
 import jax
 
 from lm import data, parameters
-from lm.config import Config, Resolved, to_dict
+from lm.config import MESH_AXES, Config, Resolved, to_dict
 from lm.cost import flops
+from lm.cost.memory import attention_implementation
 from lm.data import Corpus, mixtures
 from lm.errors import UserError
 from lm.files import to_json
 from lm.generation.text import known_prompt
-from lm.kernels import platform
-from lm.kernels.fused_attention import choose_implementation
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.text_tables import table
@@ -90,10 +89,11 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
     problems += _mixture_problems(resolved, corpus)
     problems += _sample_problems(config, corpus)
+    device: Any = jax.local_devices()[0]
     try:
-        training_attention(resolved, corpus)
-    except ValueError as error:
-        problems.append(f"config.model.attention: {error}")
+        attention_implementation(resolved, device, dict.fromkeys(MESH_AXES, 1))
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(*problems)
     return resolved
@@ -145,32 +145,6 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     return [
         f"config.eval.sample_prompt: this tokenizer encodes {config.eval.sample_prompt!r} to no tokens; use another"
     ]
-
-
-def training_attention(config: Resolved, corpus: Corpus, mesh_sizes: dict[str, int] | None = None) -> tuple[str, str]:
-    """Return the implementation of attention that training uses in the first layer, and why.
-
-    Args:
-        config: a resolved config.
-        corpus: its data.
-        mesh_sizes: the number of devices along each mesh axis; None: one device.
-
-    Raises:
-        ValueError: if the configured implementation is not available for this model on this device.
-    """
-    m = config.model
-    return choose_implementation(
-        m.attention,
-        platform=platform.target(),
-        dtype=m.compute_dtype,
-        d_head=m.d_head,
-        softcap=m.attn_softcap,
-        window=m.window_pattern[0] or None,
-        segments=corpus.packed,
-        contiguous=not corpus.packed and (mesh_sizes or {}).get("sequence", 1) == 1,
-        n_queries=config.train.seq_len,
-        more_scores=m.attn_sink or m.attn_forget,
-    )
 
 
 def describe_parameters(parameter_table: parameters.Table) -> str:
