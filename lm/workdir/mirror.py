@@ -166,7 +166,9 @@ class Mirror:
                     self._copied = steps
             return ""
         except Exception as error:  # file systems raise many types
-            return _reason(error)
+            file = Path(getattr(error, "filename", None) or "")
+            deleted = isinstance(error, FileNotFoundError) and file.is_relative_to(self._workdir / "checkpoints")
+            return "" if deleted and not self._stop.is_set() else _reason(error)  # while the run deleted a checkpoint
         finally:
             self._hold([])
 

@@ -312,6 +312,28 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
     assert content(tmp_path / "again") == content(run)
 
 
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_failure(flaky, tmp_path, monkeypatch):
+    url, run, lines, describe = (
+        f"memory://{tmp_path.name}",
+        write_run(tmp_path / "run", 4, 8),
+        [],
+        mirror_module._describe,
+    )
+
+    def late(content):
+        if content == run / "checkpoints/4/state/d/array" and content.exists():
+            shutil.rmtree(run / "checkpoints" / "4")
+        return describe(content)
+
+    monkeypatch.setattr(mirror_module, "_describe", late)
+    mirror = Mirror(url, run)
+    mirror.claim(Config())
+    mirror.start(lambda steps: None, lines.append)
+    wait_for(lambda: mirror._manifest["steps"] == [8])
+    assert mirror.finish()
+    assert lines == [f"{url} has a copy of step 8"]
+
+
 def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
     flaky.set()
     with pytest.raises(TemporaryError, match="--mirror memory://x: ConnectionError: the network is gone"):
