@@ -214,7 +214,8 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Tra
 
 def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
     """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no other state."""
-    rule, payloads = MATRIX_RULES.get(config.optimizer.name), Counter()
+    rule = MATRIX_RULES.get(config.optimizer.name)
+    payloads: Counter = Counter()
     for p in parameters.parameter_table(config.model).values():
         if rule and rule.takes(p):
             axes = split_sides(p, sizes).values()

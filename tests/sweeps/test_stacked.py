@@ -51,6 +51,13 @@ def all_together(configs, dtype):
     return programs.steps(states, None, inputs, values, np.int32(N_STEPS))
 
 
+def test_the_program_has_the_options_of_the_compiler():
+    config = members("adamw")[0]
+    train = dataclasses.replace(config.train, compiler_options=("xla_no_such_option=1",))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        all_together([dataclasses.replace(config, train=train)], "float32")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_ten_stacked_steps_equal_ten_separate_steps(rule):
