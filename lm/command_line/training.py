@@ -174,6 +174,8 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
         problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
     if (arguments.compiled and not arguments.plan) or (arguments.dump and not arguments.compiled):
         problems.append("--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled --dump DIR")
+    if arguments.slices != 1 and not arguments.plan:
+        problems.append("--slices belongs to --plan; a run finds its slices itself")
     if arguments.plan != bool(arguments.device):
         problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
     return problems
