@@ -33,7 +33,7 @@ def test_a_damaged_cache_that_the_code_does_not_notice_is_silent(faults, monkeyp
     monkeypatch.undo()
     outcome, found = caches.open_corpus(settings)
     assert found == expected
-    assert "is corrupted (train.npy has changed" in outcome.output
+    assert "is corrupted (train.npy has" in outcome.output
     assert judge("train.npy", outcome).verdict == "survived"
 
 
