@@ -65,6 +65,7 @@ def test_the_device_waits_for_data_only_once_it_has_no_work():
     assert idle == [False, True]  # at the start it has no work either
 
 
+@pytest.mark.slow
 def test_a_resumed_run_adds_to_the_time_of_its_earlier_starts(train, tmp_path):
     with stopped_at(9):
         assert train(tmp_path / "run", "--config.train.steps_per_dispatch=1")[0] == 143

@@ -383,6 +383,7 @@ def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(flaky, bench, t
     assert_same_run(tmp_path / "run", bench.reference())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_deleted_starts_from_its_mirror(bench, tmp_path):
     """The same command on an empty workdir gives the bits of an uninterrupted run."""
     mirror = f"--mirror=file://{tmp_path}/mirror"
