@@ -88,7 +88,7 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         return None
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{short(value)} is not a tuple; write it as (1, 2)")
+            raise ValueError(f"{short(value)} is not a tuple; write it as ({short(value)},)")
         if not value:
             raise ValueError("() is empty; give at least one value")
         kinds = typing.get_args(kind)

@@ -278,6 +278,7 @@ def leaf_values(draw):
     kind = next(t for t in (types or (type_,)) if t is not type(None))
     if limits["choices"]:
         value = draw(st.sampled_from(limits["choices"]))
+        value = (value,) if typing.get_origin(kind) is tuple else value
     elif limits["forms"]:
         value = draw(st.sampled_from(limits["forms"])).replace("SIZE", "300")
     elif typing.get_origin(kind) is tuple:
