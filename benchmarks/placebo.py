@@ -8,7 +8,6 @@ The pairs are also read as blocks of 5, each a small sweep: with correct p-value
 
 import argparse
 import csv
-import json
 import sys
 from pathlib import Path
 
@@ -42,9 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def add(workdir: Path, path: Path) -> None:
-    """Save the final runs of a sweep; those of versions before runs.jsonl are in results/*.json."""
-    old = [run for file in sorted((workdir / "results").glob("*.json")) for run in json.loads(file.read_text())]
-    runs = old or [{**run.row(), "learning_rate": run.point["optimizer.learning_rate"]} for run in read_runs(workdir)]
+    """Save the final runs of a sweep."""
+    runs = [{**run.row(), "learning_rate": run.point["optimizer.learning_rate"]} for run in read_runs(workdir)]
     rows = [{key: run[key] for key in COLUMNS} for run in runs if run["phase"] == "final"]
     rows.sort(key=lambda row: (row["variant"], row["seed"]))
     path.parent.mkdir(exist_ok=True)
