@@ -10,12 +10,14 @@ Importing this module registers the model "lm" with the harness:
 
 import logging
 import math
+import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
@@ -222,6 +224,8 @@ def load_tasks(names: Sequence[str]) -> dict:
     Raises:
         UserError: the harness cannot load one of them.
     """
+    random.seed(0)  # as simple_evaluate does: some tasks shuffle while they load
+    np.random.seed(1234)
     try:
         loaded = TaskManager().load(list(names))
     except Exception as error:  # of the harness, of the task's own code, or of what downloads its data
@@ -246,7 +250,13 @@ def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[s
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(seed=1234)  # the harness's own; so each evaluation has the same examples in its prompts
     # simple_evaluate does the same, and then describes the machine, which takes seconds.
-    found = lm_eval.evaluate(HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False)
+    try:
+        found = lm_eval.evaluate(HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False)
+    except UserError:
+        raise
+    except Exception as error:  # of the task's own code
+        names = ", ".join(tasks["tasks"])
+        raise UserError(f"config.eval.harness_tasks: {names}: {first_line(error)}; leave the task out") from error
     return {
         f"{task}/{metric.removesuffix(',none')}": float(value)
         for task, metrics in found["results"].items()

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import sys
+from pathlib import Path
 
 from lm import runtime
 from lm.command_line.training import as_python, parse_arguments
@@ -10,6 +11,7 @@ from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
 from lm.files import to_json
+from lm.workdir.directory import complete_filling
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import check_init_from, check_workdir, is_arriving
 
@@ -48,7 +50,7 @@ def run(a: argparse.Namespace, config: Config) -> int:
         options = {"code": code, "program": program, "n_slices": a.slices}
         compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, **options)
         print(f"\n{describe_compiled(chosen, compiled)}")
-        fits = compiled.peak <= chosen.device.memory
+        fits = compiled.peak <= chosen.device.memory and (program == "training" or fits)
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory
 
 
@@ -56,7 +58,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
     """Train, unless the run is finished, and return the exit code."""
     # Check everything that does not need jax before importing it, which takes seconds.
     mirror = Mirror(a.mirror, a.workdir) if a.mirror else None
-    arriving = (a.branch_from or mirror) and is_arriving(a.workdir)
+    arriving = bool(a.workdir) and is_arriving(a.workdir)
     saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir and not arriving else None
     if saved and saved.finished_at == config.train.steps and not mirror:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
@@ -70,7 +72,9 @@ def train(a: argparse.Namespace, config: Config) -> int:
 
     processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
     runtime.require_platform(a.platform)
-    resume = a.resume or bool(a.branch_from)
+    resume = a.resume or bool(a.branch_from) or arriving
+    if arriving:
+        processes.from_first(complete_filling, Path(a.workdir))
     if mirror:
         resume = processes.from_first(mirror.fetch, config, say=print) or resume
     if a.branch_from:

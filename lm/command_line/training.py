@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
         "if config.mesh has its defaults; then exit",
     )
     parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
-    parser.add_argument("--slices", type=int, default=1, metavar="N", help="with --plan: TPU slices that they are")
+    parser.add_argument(
+        "--slices", type=int, default=1, metavar="N", help="with --plan: number of TPU slices of the devices"
+    )
     parser.add_argument(
         "--compiled",
         nargs="?",

@@ -139,7 +139,7 @@ def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
             "count is 1 to 99999"
         )
     if n_slices != 1 and (n_slices < 1 or int(count) % n_slices or DEVICES[name].platform != "tpu"):
-        raise UserError(f"--slices: {n_slices} does not divide {text} into TPU slices; COUNT counts all their chips")
+        raise UserError(f"--slices: {n_slices} does not divide {text} into TPU slices; COUNT is of all slices")
     return name, int(count)
 
 

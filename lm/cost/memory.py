@@ -189,6 +189,8 @@ def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> floa
         of_ffn = local_size(config, sizes, lambda p: _in_a_layer(p) and "F" in p.axes, gathered=True)
         weights += 4 * of_ffn / m.n_layers
     activations = _needed_activations(config, device, sizes)
+    if config.data.packing == "documents" and attention_implementation(config, device, sizes)[0] == "cudnn":
+        activations += 2 * config.train.seq_len  # the mask of all queries and keys, and its gradient
     return weights + compute * activations * tokens_per_micro_batch(config, sizes)
 
 

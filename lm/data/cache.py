@@ -90,12 +90,14 @@ def make_entry(
         damage, deadline = None, time.monotonic() + (files.LATE_SECONDS if waited else 0)  # files may appear late
         while files.appears(directory, 0) and (damage := find_damage(directory)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        if damage:
+        if damage and directory.is_dir():
             warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+            aside = directory.with_name(f".{directory.name}.damaged-{os.getpid()}")
             try:
-                shutil.rmtree(directory)  # what other processes have mapped stays readable to them
+                directory.rename(aside)  # what other processes have mapped stays readable to them
             except OSError as e:
                 raise _write_error(directory, e) from None
+            shutil.rmtree(aside, ignore_errors=True)
         if not directory.is_dir():
             publish(directory, write_with_checksums)
 

@@ -227,7 +227,7 @@ def _read_tfds(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_text(span: Span, field: str) -> Iterator[str]:
-    for block in _read_lines(span, lambda file, left: _read_block(file, min(left, BLOCK))):
+    for block in _read_lines(span, lambda file, left: _read_block(file, BLOCK if span.end == TO_THE_END else left)):
         try:
             yield block.decode()
         except UnicodeDecodeError as error:

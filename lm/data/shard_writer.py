@@ -109,6 +109,11 @@ def _open_manifest(o: Options, files: list[str], n_units: int) -> dict:
         manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
     except FileNotFoundError:
         return {"job": job, "input": found, "tokenizer": None, "units": [None] * n_units}
+    if manifest["job"].get("format") != FORMAT:
+        raise UserError(
+            f"--output: {o.output} was written by another version of lm.data.prepare; train on it if it is finished, "
+            "or use another directory"
+        )
     if (manifest["job"], manifest["input"]) != (job, found):
         raise UserError(
             f"--output: {o.output} was written from other input or with other options; use another directory, or "
@@ -171,11 +176,15 @@ def _write_missing(o: Options, units: list[list[Span]], manifest: dict, say) -> 
         return
     sizes = [sum(span.size for span in unit) for unit in units]
     kept = _first_copies(o, units, sizes) if o.deduplicate else [None] * len(units)
-    began = time.monotonic()
+    next_save, began = 0.0, time.monotonic()
     jobs = {i: (i, units[i], o, kept[i]) for i in missing}
     for i, done in _in_parallel("tokenizing", o.workers, sizes, write_unit, jobs):
         manifest["units"][i] = done
-        _save(o, manifest)
+        now = time.monotonic()
+        if now >= next_save:  # saving a long manifest takes at most 5 % of the time
+            _save(o, manifest)
+            next_save = now + 20 * (time.monotonic() - now)
+    _save(o, manifest)
     size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 

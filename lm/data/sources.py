@@ -101,11 +101,12 @@ def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) 
     except UserError as error:
         raise _as_config(error) from None
     size = sum(file["size"] for file in described)
-    if kind != "text" and size > LIMIT:
+    if kind not in ("text", "tfds") and size > LIMIT:
+        tokenizer = config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
         raise UserError(
             f'config.data.source: "{config.source}" has {size / 2**20:,.0f} MiB, and at most {LIMIT >> 20} are '
             f"tokenized at the start of a run; python -m lm.data.prepare --input {source} --field {config.field} "
-            f"--tokenizer {config.tokenizer} --output DIR writes tokens:DIR"
+            f"--tokenizer {tokenizer} --output DIR writes tokens:DIR"
         )
 
     def read() -> dict[str, list[str]]:
@@ -113,7 +114,11 @@ def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) 
         try:
             for span in spans:
                 texts = readers.read_documents(span, config.field)
-                documents[span.split] += ["".join(texts)] if kind == "text" else filter(None, texts)
+                if kind == "text":
+                    texts = ["".join(texts)]
+                elif kind != "tfds":
+                    texts = filter(None, texts)
+                documents[span.split] += texts
         except UserError as error:
             raise _as_config(error) from None
         if config.splits is not None:

@@ -55,6 +55,7 @@ def choose_implementation(
         (f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})", jnp.dtype(dtype).itemsize != 2),
         (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", d_head % 8 != 0 or d_head > 128),
     ]
+    even = [(f"needs an even number of tokens for documents (they are {n_queries})", segments and n_queries % 2 == 1)]
     tpu = [
         (f"needs a TPU (the platform is {platform})", platform != "tpu"),
         (f"needs a multiple of {LANES} tokens (they are {n_queries})", n_queries % LANES != 0),
@@ -64,7 +65,7 @@ def choose_implementation(
         "einsum": [],
         "chunked": one_document + whole_sequences,
         "xla": no_softcap + no_more_scores,
-        "cudnn": no_softcap + gpu + flash,
+        "cudnn": no_softcap + gpu + flash + even,
         "splash": tpu + flash,
     }
     if implementation not in ("auto", *limits):

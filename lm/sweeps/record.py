@@ -160,11 +160,16 @@ def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str
         lines = compare_configs(was["config"], configs[name])[0]
         pairs = {key: (was[key], now[key]) for key in ("tune", "seeds", "tuning_seeds", "tokens", "warm_starts")}
         pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
-        for key in ("every", "max_batches", "batch_size"):  # they decide what is evaluated and when
-            pairs[f"config.eval.{key}"] = was["config"]["eval"][key], now["config"]["eval"][key]
+        for key in ("every", "max_batches", "batch_size", "probes"):  # they decide what is evaluated and when
+            pairs[f"config.eval.{key}"] = tuple(_listed(x["config"]["eval"].get(key)) for x in (was, now))
+        pairs["config.train.on_spike"] = tuple(x["config"]["train"].get("on_spike", "none") for x in (was, now))
         lines += [f"{key}: {old} -> {new} (sweep -> now)" for key, (old, new) in pairs.items() if old != new]
         found += [f"  variant {name!r}: {line}" for line in dict.fromkeys(lines)]
     return found
+
+
+def _listed(value):
+    return list(value) if isinstance(value, tuple) else value  # as JSON has it
 
 
 def read_failures(workdir: Path) -> dict[str, str]:

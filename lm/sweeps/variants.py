@@ -103,7 +103,8 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         variant = Variant(planned, config, corpus, seeds, tuning_seeds, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
-    refuse_duplicates(variants, {name: experiment_digest(config) for name, config in rated.items()})
+    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
+    refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
     return variants
 
 

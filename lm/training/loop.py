@@ -115,10 +115,10 @@ class Loop:
             self.outputs.checkpoints.val_losses = writer.validation_losses()
             is_best = self.outputs.checkpoints.is_best(step)
             self.write_scores("probe", state, step)
-        if due["tasks"]:
-            self.write_scores("task", state, step)
         if due["checkpoint"] or is_best:
             self.save(state, step)
+        if due["tasks"]:  # after the checkpoint: a task's own code may fail
+            self.write_scores("task", state, step)
         if due["eval"] and is_out_of_patience(writer.validation_losses(), self.run.config.eval.patience):
             self.outputs.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
             return "stopped"

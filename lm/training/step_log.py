@@ -64,7 +64,7 @@ class StepLog:
                 return step
             if not finite:
                 self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
-            if spike:
+            if spike and finite:
                 self._progress.say(self._spike_warning(step, values))
         if logged:
             self._since, self._n_steps = now, 0

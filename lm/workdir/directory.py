@@ -60,7 +60,10 @@ def complete_filling(workdir: Path) -> None:
     if is_arriving(workdir):
         with lock(workdir):
             for path in sorted((workdir / ARRIVED).iterdir()):
-                path.replace(workdir / path.name)
+                target = workdir / path.name
+                if target.is_dir() and not target.is_symlink():  # of a start that left no run
+                    shutil.rmtree(target)
+                path.replace(target)
             (workdir / ARRIVED).rmdir()
 
 

@@ -19,7 +19,7 @@ from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import COUNT, files_below, open_regular, parse_json, read_bytes, to_json
 from lm.urls import file_system
-from lm.workdir.config_changes import compare_configs
+from lm.workdir.config_changes import compare_configs, refuse_growth
 from lm.workdir.directory import complete_filling, fill
 from lm.workdir.metrics import checksum
 from lm.workdir.saved_run import checkpoint_steps, holds_run, is_arriving
@@ -27,7 +27,7 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run, is_arriving
 # What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
 _COPIED = (
     "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt", "loss.png",
-    "diagnostics.png", "samples", "tensorboard",
+    "diagnostics.png", "scores.png", "samples", "tensorboard",
 )  # fmt: skip
 _FILES = {str: {"size": COUNT, "sha256": str}}
 _MANIFEST = {"config": dict, "writer": str, "steps": [COUNT], "files": _FILES, "crc32": str}
@@ -134,7 +134,7 @@ class Mirror:
         self._copied = None
         failure = self._try()
         if not failure:
-            self._say(f"{self.url} has a copy of step {self._manifest['steps'][-1]}")
+            self._say(f"{self.url} has a copy of step {max(self._manifest['steps'], default=0)}")
             return True
         lacking = [str(step) for step in checkpoint_steps(self._workdir) if step not in self._manifest["steps"]]
         what = f"the checkpoints of steps {', '.join(lacking)}" if lacking else "the newest files"
@@ -166,8 +166,8 @@ class Mirror:
                     self._copied = steps
             return ""
         except Exception as error:  # file systems raise many types
-            file = Path(getattr(error, "filename", None) or "")
-            deleted = isinstance(error, FileNotFoundError) and file.is_relative_to(self._workdir / "checkpoints")
+            file, checkpoints = str(getattr(error, "filename", "")), os.path.abspath(self._workdir / "checkpoints")
+            deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(checkpoints)
             return "" if deleted and not self._stop.is_set() else _reason(error)  # while the run deleted a checkpoint
         finally:
             self._hold([])
@@ -190,6 +190,7 @@ class Mirror:
         if not self._manifests():
             self._say(f"WARNING: {self.url} was emptied; copying everything again")
             self._make_folders()
+            self._write_manifest([], {})  # so that a start after a kill finds one
         elif files == self._manifest["files"] or steps[-1] < max(self._manifest["steps"], default=0):
             return  # a workdir that is behind, such as an old copy of it, catches up first
         sizes = self._sizes("files")
@@ -227,7 +228,11 @@ class Mirror:
                 manifest = parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST)
                 if manifest.pop("crc32") != checksum(to_json(manifest)) or not all(map(_is_inside, manifest["files"])):
                     continue
-                if problems := compare_configs(manifest["config"], config)[0]:
+                problems, steps = compare_configs(manifest["config"], config)[0], manifest["config"]["train"]["steps"]
+                made = max(manifest["steps"], default=0)
+                if refusal := refuse_growth(steps, config.train.steps, config.optimizer, made):
+                    problems.append(refusal)
+                if problems:
                     of = f"another run, of {manifest['writer']}; give another URL, or set these back:"
                     raise UserError(f"--mirror {self.url} belongs to {of}", *(f"  {problem}" for problem in problems))
                 return manifest

@@ -233,10 +233,11 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
-    documents = np.arange(q.shape[-3]) // 3
+    n = T + 1  # with documents cuDNN needs even lengths
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs(n_queries=n, n_keys=n))
+    documents, positions = np.arange(n) // 3, {"q_positions": np.arange(n), "k_positions": np.arange(n)}
     for window, segments in ((None, None), (1, None), (3, None), (None, documents), (2, documents)):
-        options = {"window": window, "q_segments": segments, "k_segments": segments} | PLAIN
+        options = {"window": window, "q_segments": segments, "k_segments": segments} | positions
         # A new function each time: jit would reuse the implementation chosen before the platform was patched.
         out = jax.jit(lambda q, o=options: attention_with(q, k, v, contiguous=True, **o))(q)
         expected = attend(q, k, v, implementation="einsum", **options)
@@ -328,6 +329,7 @@ GPU |= {"n_queries": 1024}
         ({"d_head": 256, "n_queries": 128}, "einsum", "256"),
         ({"softcap": 50.0}, "chunked", "50.0"),
         ({"segments": True}, "cudnn", "flash"),
+        ({"segments": True, "n_queries": 127}, "einsum", "even number of tokens"),
         ({"segments": True, "softcap": 50.0}, "einsum", "softcap"),
         ({"contiguous": False}, "einsum", "contiguous"),
         ({"window": np.int32(4)}, "chunked", "before compilation"),

@@ -1,11 +1,13 @@
 """sweep.json: damaged and changed files, and directories that hold something else."""
 
+import dataclasses
 import json
 import os
 
 import pytest
 from running import ROOT
 
+from lm.config import to_dict
 from lm.errors import UserError
 from lm.files import to_json
 from lm.sweeps.plan import load_sweep
@@ -74,6 +76,20 @@ def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
     assert "budget: quick -> full (sweep -> now)" in text
     assert "variant 'glu': tune: {'optimizer.learning_rate': [0.02, 0.04, 0.08]} -> {" in text
     assert f"variant 'glu': seeds: {glu['seeds']} -> [1, 2] (sweep -> now)" in text
+
+
+def test_a_sweep_goes_on_with_the_same_probes_and_the_same_rule_for_spikes(tmp_path, sweep):
+    """Both keys may change at a resumption of one run."""
+    record, configs = sweep
+    open_sweep(tmp_path / "s", record, configs)
+    for section, key, value in (("eval", "probes", ("recall",)), ("train", "on_spike", "skip")):
+        config = configs["glu"]
+        part = dataclasses.replace(getattr(config, section), **{key: value})
+        now = dataclasses.replace(config, **{section: part})
+        variant = record["variants"]["glu"] | {"config": to_dict(now)}
+        changed = record | {"variants": record["variants"] | {"glu": variant}}
+        with pytest.raises(UserError, match=rf"variant 'glu': config\.{section}\.{key}: \w+ -> .*(sweep -> now)"):
+            open_sweep(tmp_path / "s", changed, configs | {"glu": now})
 
 
 def test_directories_that_hold_something_else_are_refused(tmp_path, sweep):

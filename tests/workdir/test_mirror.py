@@ -235,6 +235,18 @@ def test_a_mirror_belongs_to_one_run(tmp_path):
     with pytest.raises(UserError, match=r"config\.train\.seed: 0 -> 7"):
         Mirror(url, tmp_path / "new").fetch(seeded(7), print)
     assert fetch(url, tmp_path / "fetched")
+    shorter = dataclasses.replace(Config(), train=dataclasses.replace(Config().train, steps=3))
+    with pytest.raises(UserError, match=r"config\.train\.steps: \d+ -> 3"):
+        Mirror(url, run).claim(shorter)
+
+
+def test_what_a_start_without_a_run_left_is_replaced(tmp_path):
+    url, run, new = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4), tmp_path / "new"
+    copy(url, run)
+    (new / "samples").mkdir(parents=True)
+    (new / "samples" / "old.txt").write_text("an old text")
+    fetch(url, new)
+    assert content(new) == content(run)
 
 
 def test_of_two_starts_the_later_one_owns_the_mirror(tmp_path):
