@@ -113,11 +113,9 @@ def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) 
         documents: dict[str, list[str]] = {span.split: [] for span in spans}
         try:
             for span in spans:
-                texts = readers.read_documents(span, config.field)
-                if kind == "text":
-                    texts = ["".join(texts)]
-                elif kind != "tfds":
-                    texts = filter(None, texts)
+                texts = list(readers.read_documents(span, config.field))
+                if kind != "tfds":
+                    texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
                 documents[span.split] += texts
         except UserError as error:
             raise _as_config(error) from None
