@@ -28,6 +28,7 @@ def get_config():
     config.eval.every = 160
     config.eval.max_batches = 8
     config.eval.batch_size = 32
+    config.eval.probes = ("recall",)
     config.checkpoint.every = 640
     config.log.every = 160
     return config
