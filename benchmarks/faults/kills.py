@@ -124,11 +124,16 @@ def at_random_moments(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     for i in range(5):
         workdir = bench.base / f"killed_{i}"
         shutil.rmtree(workdir, ignore_errors=True)
-        program = ["-m", "lm.train", *bench.arguments(workdir)]
-        with bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            for line in process.stdout:
-                if line.startswith("workdir"):
-                    time.sleep(draw.random() * 4)
-                    break
-            process.kill()
+        kill_after(bench, "workdir", draw.random() * 4, bench.arguments(workdir))
         yield resumed(bench, workdir, "SIGKILL at a random moment", bench.reference)
+
+
+def kill_after(bench: Bench, start: str, seconds: float, arguments: list[str]) -> None:
+    """Run lm.train, and kill it with SIGKILL some seconds after a line that begins with `start`."""
+    program = ["-m", "lm.train", *arguments]
+    with bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout:
+            if line.startswith(start):
+                time.sleep(seconds)
+                break
+        process.kill()

@@ -3,12 +3,11 @@
 import itertools
 import random
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 
 from benchmarks.faults.damage import WAYS, damage, files_below
 from benchmarks.faults.judge import Trial, judge
+from benchmarks.faults.kills import kill_after
 from benchmarks.faults.runs import COMPILING, Bench, differences, stopped_at
 from benchmarks.faults.workdirs import shuffled
 
@@ -38,13 +37,7 @@ def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Kill runs with SIGKILL at random moments, delete their workdirs, and repeat the commands."""
     for i in range(5):
         workdir, mirror = bench.base / f"killed_copying_{i}", f"--mirror=file://{bench.base}/mirror_{i}"
-        program = ["-m", "lm.train", *bench.arguments(workdir, mirror)]
-        with bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            for line in process.stdout:
-                if line.startswith("compiled"):
-                    time.sleep(draw.random() * 4)
-                    break
-            process.kill()
+        kill_after(bench, "compiled", draw.random() * 4, bench.arguments(workdir, mirror))
         shutil.rmtree(workdir, ignore_errors=True)
         outcome = bench.train(workdir, mirror)
         found = differences(workdir, bench.reference, steps=False) if outcome.code == 0 else []

@@ -110,7 +110,7 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
     Args:
         config: a resolved config.
         sizes: the size of each mesh axis.
-        n_slices: the number of TPU slices, of which replica is a multiple.
+        n_slices: the number of TPU slices, which divides the replica axis.
     """
     yield from _fsdp_transfers(config, sizes, n_slices)
     yield from _tensor_transfers(config, sizes)

@@ -149,7 +149,7 @@ class Mirror:
         while not self._stop.wait(RETRY_SECONDS if failure else POLL_SECONDS):
             before, failure = failure, self._try()
             if failure and not before:
-                self._say(f"WARNING: {self.url}: {failure}; training goes on, and the copy is repeated")
+                self._say(f"WARNING: {self.url}: {failure}; training continues, and the run is copied again later")
             if before and not failure:
                 self._say(f"{self.url} has a copy again")
 

@@ -39,7 +39,7 @@ MODELS = {
         }
     },
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
-    # The devices exchange parts of matrices for whole ones, of which there are fewer than devices, or more.
+    # The devices exchange parts of matrices for whole ones: cases with fewer and with more matrices than devices.
     "muon": {"optimizer": {"name": "muon"}, "model": {"n_layers": 3}},
     "normuon": {"optimizer": {"name": "normuon"}, "model": {"ffn": "moe", "n_experts": 4}},
     "muonh": {"optimizer": {"name": "muonh"}},

@@ -303,7 +303,7 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
     write_run(run, 4, 8)
     wait_for(lambda: held.count([4, 8]) > 3)  # it is tried again and again
     assert lines == [
-        f"WARNING: {url}: ConnectionError: the network is gone; training goes on, and the copy is repeated"
+        f"WARNING: {url}: ConnectionError: the network is gone; training continues, and the run is copied again later"
     ]
     assert not mirror.finish()
     assert "lacks the checkpoints of steps 8" in lines[-1]
