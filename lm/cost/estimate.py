@@ -71,7 +71,7 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
         n_devices: the number of devices. They need not exist on this machine.
-        n_slices: the number of TPU slices that they are.
+        n_slices: the number of TPU slices that the devices form.
 
     Raises:
         UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in

@@ -23,7 +23,7 @@ def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) 
         config: a resolved config.
         device_name: a name of lm.cost.devices.DEVICES.
         n_devices: number of devices.
-        n_slices: the number of TPU slices that they are.
+        n_slices: the number of TPU slices that the devices form.
 
     Returns:
         The text and the estimate that it describes.

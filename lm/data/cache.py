@@ -124,7 +124,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def changes(directory: Path, recorded: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each file that has not its recorded sha256, and what is wrong with it.
+    """Yield the name of each file whose sha256 is not the recorded one, and what is wrong with it.
 
     Raises:
         OSError: a file cannot be read, which says nothing about its content.

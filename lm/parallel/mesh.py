@@ -60,7 +60,7 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
     Args:
         config: the config, resolved or not. Keys that are unset in an unresolved config are not checked.
         n_devices: the number of devices of all processes.
-        n_slices: the number of TPU slices that they are.
+        n_slices: the number of TPU slices that the devices form.
 
     Returns:
         The sizes by axis, as from `mesh_sizes`.
