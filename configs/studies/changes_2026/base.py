@@ -3,7 +3,7 @@
     python -m lm.train --config configs/studies/changes_2026/base.py
 
 RMSNorm, SwiGLU, RoPE, QK-norm and AdamW, 256 tokens per sequence. Four layers, so that changes by layer have room.
-Cost: 640 steps of 2,048 characters.
+Cost: 480 steps of 2,048 characters.
 Result: not run. changes_2026_base.py is to find its learning rate, weight decay and warm-up for the study.
 """
 
@@ -17,18 +17,18 @@ def get_config():
     config.model.d_model = 48
     config.model.d_ff = 128
     config.model.n_layers = 4
-    config.model.n_heads = 4
+    config.model.n_heads = 3
     config.model.qk_norm = True
     config.model.rope_pairing = "halves"
     config.optimizer.learning_rate = 1.6e-2
-    config.optimizer.warmup_steps = 32
-    config.train.steps = 640
+    config.optimizer.warmup_steps = 48
+    config.train.steps = 480
     config.train.batch_size = 8
     config.train.seq_len = 256
     config.eval.every = 160
-    config.eval.max_batches = 8
+    config.eval.max_batches = 4
     config.eval.batch_size = 32
     config.eval.probes = ("recall",)
-    config.checkpoint.every = 640
+    config.checkpoint.every = 480
     config.log.every = 160
     return config

@@ -5,7 +5,7 @@
 A draft: nothing was run. It becomes the design when changes_2026_base.py has run, before the first run of its own. The
 seeds follow from the name of this file.
 
-Each change is compared with a base that is tuned over 54 configurations per text, at its own best learning rate, with
+Each change is compared with a base that is tuned over 48 configurations per text, at its own best learning rate, with
 ten fresh paired seeds. Update rules are tuned over rate and weight decay, and so is the AdamW that they are compared
 with. Parameters are matched through d_ff. The claims are the means over the cells, each a size on a text; Holm's
 correction is for all of them. DyT is a negative control, and a placebo is in every cell.
@@ -27,7 +27,7 @@ CHANGES = {
     "depth attention": {"model.residual": "depth_attention"},
     "hyper-connections": {"model.residual": "hyper_connections"},
     "DyT": {"model.norm": "dyt"},
-    "half of RoPE": {"model.rope_width": 6},
+    "half of RoPE": {"model.rope_width": 8},
     "no RoPE in layer 4": {"model.rope_pattern": (1, 1, 1, 0)},
     "peri-norm": {"model.norm_placement": "sandwich"},
     "short convolution": {"model.conv_keys": True, "model.conv_values": True},
@@ -64,8 +64,8 @@ def get_sweep():
             "Python docs": {"data.source": "python_docs", "data.tokenizer": "bpe:2048"},
         },
         sizes={
+            "0.05 M": {"model.d_model": 32, "model.d_ff": 96, "model.n_heads": 2},
             "0.11 M": {},
-            "0.06 M": {"model.d_model": 36, "model.d_ff": 96, "model.n_heads": 3},
         },
         baseline="base",
         placebo={"model.rope_pairing": "adjacent"},
