@@ -15,8 +15,8 @@ def get_sweep():
         base="configs/studies/changes_2026/base.py",
         variants={"base": {}},
         texts={
-            "Tiny Shakespeare": {},
             "Python docs": {"data.source": "python_docs", "data.tokenizer": "bpe:2048"},
+            "Tiny Shakespeare": {},
         },
         baseline="base",
         comparisons=(),
