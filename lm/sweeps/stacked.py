@@ -25,7 +25,7 @@ from lm.config import Resolved
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.kernels.platform import compiler_options, target
-from lm.step import eval_step, evaluated_params, init_state, optimizer, train_steps
+from lm.step import ema_params, eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps import cpu_memory
 from lm.training import probes
 from lm.training.batch_source import BatchSource
@@ -313,7 +313,8 @@ class StackedRuns:
             inputs = jax.tree.map(lambda *a: np.stack(a), *batches)
             self._evaluated[split, max_batches] = jax.device_put((resident, inputs), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
-        params = evaluated_params(states, self.config)
+        average = self.config.train.ema is not None
+        params = ema_params(states) if average else evaluated_params(states, self.config)
         sums, counts = jax.device_get(self._programs.evaluate(params, resident, inputs))
         sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
         counts = [int(n) for n in counts[0]]

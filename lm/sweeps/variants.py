@@ -119,8 +119,6 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
             resolved[name] = resolve_config(config, corpora[key]), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
-        if config.train.ema is not None:
-            problems.append(f"variant {name!r}: train.ema: a sweep does not evaluate this average; use none")
         if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
             problems.append(f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep needs")
     if problems:

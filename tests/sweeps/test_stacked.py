@@ -1,6 +1,8 @@
 """Runs that are trained together, stacked in one program, equal runs trained one by one up to rounding."""
 
 import dataclasses
+import io
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,11 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from lm.step import init_state, train_steps
+from lm.data import Corpus, Split
+from lm.step import ema_params, eval_step, init_state, train_steps
 from lm.sweeps import cpu_memory
-from lm.sweeps.stacked import TRACED, group_by_program, make_programs, split_config, with_values
+from lm.sweeps.stacked import TRACED, StackedRuns, group_by_program, make_programs, split_config, with_values
+from lm.training.batch_source import BatchSource
 
 N_STEPS = 10
 RULES = {
@@ -68,6 +72,25 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
             np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6)
         for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_with_an_average_the_result_is_its_loss(tmp_path):
+    config = tiny(train={"ema": 0.8, "steps": 4, "seed": 3}, model={"n_layers": 1})
+    tokens = np.random.default_rng(0).integers(0, 19, 200).astype(np.uint16)
+    corpus = Corpus("text", {s: Split(s, tokens, 200, 200) for s in ("train", "validation", "test")}, None, "")
+    share = -(-2 // jax.device_count())
+    runs = StackedRuns([config] * 2, corpus, tmp_path, runs_per_device=share, stream=io.StringIO())
+    found = runs.train(SimpleNamespace(received=None))
+    source = BatchSource(corpus.split("train"), config)
+    state, _ = jax.jit(train_steps, static_argnames="config")(
+        init_state(config, 3), source.resident, source.train(0, 4), np.int32(4), config
+    )
+    test = BatchSource(corpus.split("test"), config)
+    step = jax.jit(eval_step, static_argnames="config")
+    sums = [step(ema_params(state), test.resident, batch, config) for batch in test.evaluation(0)]
+    loss = sum(float(s) for s, _ in sums) / sum(int(n) for _, n in sums)
+    assert found[0]["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert found[0]["val_loss"] == found[0]["test_loss"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from lm.config import default_config
 def get_config():
     config = default_config()
     config.name = "changes_2026_base"
-    config.data.offline = "python_docs"
     config.model.d_model = 48
     config.model.d_ff = 128
     config.model.n_layers = 4

@@ -25,7 +25,6 @@ CHANGES = {
     "value residual": {"model.value_residual": "learned"},
     "residual scalars": {"model.residual_scalars": True},
     "depth attention": {"model.residual": "depth_attention"},
-    "hyper-connections": {"model.residual": "hyper_connections"},
     "DyT": {"model.norm": "dyt"},
     "half of RoPE": {"model.rope_width": 8},
     "no RoPE in layer 4": {"model.rope_pattern": (1, 1, 1, 0)},
@@ -38,6 +37,12 @@ CHANGES = {
     "softcap": {"model.logit_softcap": 15.0},
     "z-loss": {"train.z_loss": 1e-4},
     "tied head": {"model.tie_embeddings": True, "model.embed_std": 0.1},
+    "tail EMA": {"train.ema": 0.98},
+}
+# Changes with so many parameters that the base is widened to match them instead.
+LARGE = {
+    "value embeddings": {"model.value_embeddings": True},
+    "hyper-connections": {"model.residual": "hyper_connections"},
 }
 UPDATES = {
     "Muon": {"optimizer.name": "muon"},
@@ -50,9 +55,8 @@ UPDATES = {
 
 
 def get_sweep():
-    variants = {"base": {}, "value embeddings": {"model.value_embeddings": True}}
-    variants |= {name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()}
-    variants["wide"] = {"model.d_ff": match_params("value embeddings")}
+    variants = {"base": {}} | {name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()}
+    variants |= LARGE | {f"wide for {name}": {"model.d_ff": match_params(name)} for name in LARGE}
     variants["AdamW"] = {DECAY: DECAYS}
     variants |= {name: values | {DECAY: DECAYS} for name, values in UPDATES.items()}
     return Sweep(
@@ -71,7 +75,7 @@ def get_sweep():
         placebo={"model.rope_pairing": "adjacent"},
         comparisons=(
             *((name, "base") for name in CHANGES),
-            ("value embeddings", "wide"),
+            *((name, f"wide for {name}") for name in LARGE),
             *((name, "AdamW") for name in UPDATES),
         ),
         tune={LEARNING_RATE: RATES, DECAY: (0.1,)},
