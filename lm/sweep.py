@@ -12,6 +12,7 @@ from lm.config.values import short
 from lm.errors import UserError, lasting_output, with_exit_code
 from lm.files import refuse_url
 from lm.sweeps import cpu_memory
+from lm.sweeps.addition import add_change
 from lm.sweeps.plan import load_sweep
 
 
@@ -28,12 +29,16 @@ def sweep(arguments: argparse.Namespace) -> int:
     refuse_url(arguments.workdir, "--workdir")
     if arguments.together is not None and arguments.together < 1:
         raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
-    plan = load_sweep(arguments.config, arguments.budget)
+    if arguments.study:
+        plan, published = add_change(arguments.study, arguments.add, arguments.set)
+    else:
+        plan, published = load_sweep(arguments.config, arguments.budget), None
     start_jax(next(iter(plan.variants.values())).config, arguments.platform)
     from lm.sweeps.runner import run_sweep
 
-    workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{arguments.budget}")
-    return run_sweep(plan, workdir, arguments.together, dry_run=arguments.dry_run, timed=arguments.measure)
+    workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
+    options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
+    return run_sweep(plan, workdir, arguments.together, **options)
 
 
 def start_jax(config: Config, platform: str | None) -> None:

@@ -14,8 +14,8 @@ from synthetic_sweep import START, sweep
 
 from lm import report as command
 from lm.files import to_json
+from lm.sweeps import analysis, figures, report
 from lm.sweeps import record as records
-from lm.sweeps import report
 from lm.sweeps.analysis import analyze
 from lm.sweeps.results import append_runs
 
@@ -75,7 +75,18 @@ def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
     assert re.search(r"^\| gated − plain over 2 sizes \|.*\| \d\d % \[-?\d+, \d+\] \|", text, re.M)
     assert "| gated − plain at small |" in text
     assert re.search(r"^\* wide needs \d+ % \[\d+, \d+\] more training compute than plain", text, re.M)
-    assert "(95 % prediction interval)" in text
+    assert re.search(r"^\| gated − plain over 2 sizes \|.*\| 2 / 0 \| \d\.\d+ \| \[.*\] \|.*\| × 1.00 \|", text, re.M)
+
+
+def test_many_comparisons_are_sorted_below_the_placebo_with_a_table_of_the_cells(monkeypatch):
+    monkeypatch.setattr(analysis, "MANY", 1)
+    a = analyze(*sweep(SIZES, "text"))
+    assert [c.variant for c in a.shown()] == ["placebo", "gated", "wide"]
+    text = report.to_markdown(a, {})
+    assert "| gated − plain at small |" not in text
+    assert re.search(r"^\| gated − plain \| (-0.1\S* \[.*?\]) \| (-0.1\S* \[.*?\]) \|$", text, re.M)
+    assert "* In general, by these 2 texts (" in text
+    assert set(figures.figures(a)) == {"differences", "learning_rates", "curves"}
 
 
 def test_a_quick_budget_supports_no_conclusions(tmp_path, undrawn, capsys):

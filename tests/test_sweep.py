@@ -1,5 +1,7 @@
 """The command lm.sweep: dry run, training, interruption, resumption, several processes, and other designs."""
 
+import contextlib
+import dataclasses
 import json
 import signal
 import subprocess
@@ -249,3 +251,55 @@ def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_pat
     text = (tmp_path / "sweep" / "report.md").read_text()
     assert "different data or tokens" in text
     assert text.count("| more − even |") >= 3  # on each source, and on the probe
+
+
+@pytest.mark.slow
+def test_a_change_is_added_to_a_published_study_without_training_its_baseline_again(bench):
+    study = bench.base / "configs" / "studies" / "demo"
+    study.mkdir(parents=True)
+    changed(
+        study / "demo.py",
+        'variants={"mlp": tiny.variants["mlp"], "glu": {"model.d_ff": match_params("mlp")}}, '
+        'comparisons=(("glu", "mlp"),), placebo={"model.rope_pairing": "halves"}, '
+        'sizes={"one": {"model.n_layers": 1}, "two": {"model.n_layers": 2}}, '
+        'budgets={"full": Budget(tuning_seeds=1, seeds=5)}',
+    )
+    code, output = run(bench, "--budget", "full", "--workdir", "demo", config=study / "demo.py")
+    assert code == 0, output
+    assert run(bench, "demo", "--publish", "docs/results", main=report.main, config=None)[0] == 0
+    before = results(bench.base / "demo")
+    code, output = run(
+        bench, "--study", "demo", "--add", "tied head", "--set", "model.tie_embeddings=True", config=None
+    )
+    assert code == 0, output
+    assert "of mlp" not in output
+    found = results(bench.base / "sweeps" / "demo+tied_head-full")
+    kept = {key: run for key, run in before.items() if not key[1].startswith("glu")}
+    assert {key: dataclasses.replace(run, curve=()) for key, run in kept.items()} == {key: found[key] for key in kept}
+    added = {key for key in found if key not in kept}
+    assert {key[1] for key in added} == {"tied head, one", "tied head, two"}
+    assert {key[3] for key in added} == {key[3] for key in kept}
+    code, output = run(bench, "sweeps/demo+tied_head-full", main=report.main, config=None)
+    assert code == 0, output
+    assert "Not preregistered" in (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
+    page = bench.base / "docs" / "results" / "demo" / "sweep.json"
+    page.write_text(page.read_text().replace('"tokens": 512', '"tokens": 513'))
+    more = ("--workdir", "elsewhere", "--study", "demo", "--add", "tied", "--set", "model.tie_embeddings=True")
+    code, output = run(bench, *more, config=None)
+    assert code == 2
+    assert "tokens: 513 -> 512" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("--study", "x", "--add", "y", "--set", "model.ffn=mlp"), "published: "),
+        (("--study", "x", "--add", "y"), "--set model.key=value"),
+        (("--config", str(SWEEP), "--add", "y"), "--study"),
+        (("--study", "x", "--add", "y", "--set", "model.ffn=mlp", "--budget", "quick"), "leave out --budget"),
+    ],
+)
+def test_mistakes_in_an_addition_are_errors(arguments, advice, capsys):
+    with contextlib.suppress(SystemExit):
+        assert sweep.main(list(arguments)) == 2
+    assert advice in capsys.readouterr().err

@@ -15,6 +15,7 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --dry-run --measure
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
+  python -m lm.sweep --study changes_2026 --add two-heads --set model.n_heads=2
 
 Rerun the same command to resume after an interruption. Several processes that run the same command divide the runs
 among them, on one machine or on several of one kind that share the directory.
@@ -33,9 +34,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         argv: the arguments after the program's name; None: those of this process.
     """
     parser = Parser("sweep", DESCRIPTION, EPILOG)
-    parser.add_argument("--config", required=True, metavar="FILE", help="a sweep file, as in configs/sweeps/")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="a sweep file, as in configs/sweeps/")
+    what.add_argument(
+        "--study", metavar="NAME", help="a published study: train the change of --add, and compare it with the baseline"
+    )
+    parser.add_argument("--add", metavar="CHANGE", help="with --study: the name of the change")
     parser.add_argument(
-        "--budget", choices=BUDGETS, default="quick", help="a budget of the file (default: %(default)s)"
+        "--set", action="append", metavar="KEY=VALUE", help="with --study: a config value of the change"
+    )
+    parser.add_argument(
+        "--budget", choices=BUDGETS, help="a budget of the file (default: quick; with --study always full)"
     )
     parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (default: sweeps/NAME-BUDGET)")
     parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their FLOPs, and stop")
@@ -51,4 +60,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.study and not (arguments.add and arguments.set):
+        parser.error('--study needs --add "my change" and at least one --set model.key=value')
+    if (arguments.study is None) == bool(arguments.add or arguments.set):
+        parser.error("--add and --set belong to --study; a sweep file has its changes in variants")
+    arguments.budget = arguments.budget or ("full" if arguments.study else "quick")
+    if arguments.study and arguments.budget != "full":
+        parser.error("--study: the published runs have the full budget; leave out --budget")
+    return arguments

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lm.sweeps import statistics
+from lm.sweeps.declare import in_cell
 from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
 from lm.sweeps.tuning import Choice, outcome
@@ -21,6 +22,7 @@ from lm.sweeps.tuning import Choice, outcome
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
+MANY = 12  # claims; with more, reports are sorted and shorter
 NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS
 
 
@@ -103,6 +105,17 @@ class Claim:
         return self.difference.p if self.difference else math.nan
 
     @property
+    def signs(self) -> tuple[int, int]:
+        """Return how many of the differences are negative and positive."""
+        return sum(x < 0 for x in self.differences), sum(x > 0 for x in self.differences)
+
+    @property
+    def is_general(self) -> bool:
+        """Return whether a mean has the same sign in all cells, and a prediction interval without 0."""
+        low, high = self.prediction
+        return self.cell == MEAN and self.is_significant and 0 in self.signs and not low <= 0 <= high
+
+    @property
     def is_significant(self) -> bool:
         return (self.p if self.kind == PLACEBO else self.p_holm) < 1 - LEVEL
 
@@ -128,11 +141,12 @@ class Analysis:
     failed: dict[str, str]
 
     def by_source(self) -> list[tuple[str, str, str, Estimate]]:
-        """Return variant, baseline, source and the difference in test loss for each comparison and source of a mixture.
+        """Return variant, baseline, source and the difference in test loss by source of a mixture, or by probe.
 
-        The weights of the two mixtures may differ, but their sources are the same.
+        The weights of the two mixtures may differ, but their sources are the same. After the cells of a comparison come
+        the means over them; if there are many comparisons, only these.
         """
-        found = []
+        found: dict[tuple[str, str, str], dict[str, Estimate]] = {}
         for pair in self.record["comparisons"]:
             if not all(name in self.variants for name in pair):
                 continue
@@ -143,11 +157,38 @@ class Analysis:
             seeds = [seed for seed in losses[0] if losses[0][seed] and losses[1].get(seed)]
             for source in losses[0][seeds[0]] if len(seeds) > 1 else ():
                 differences = [losses[0][seed][source] - losses[1][seed][source] for seed in seeds]
-                found.append((a.name, b.name, source, statistics.estimate(differences)))
-        return found
+                in_cells = found.setdefault((a.about["arm"], b.about["arm"], source), {})
+                in_cells[a.about["cell"]] = statistics.estimate(differences)
+        rows = []
+        for (arm, against, source), of in found.items():
+            if len(of) == 1 or not self.are_many:
+                rows += [(in_cell(arm, cell), in_cell(against, cell), source, d) for cell, d in of.items()]
+            if len(of) > 1:
+                rows.append((arm, against, source, statistics.mean_over_cells(list(of.values())).mean))
+        return rows
 
     def of_kind(self, *kinds: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind in kinds]
+
+    @property
+    def are_many(self) -> bool:
+        return len(self.of_kind(CLAIM)) > MANY
+
+    def in_cells(self, claim: Claim) -> list[Claim]:
+        """Return the comparisons of the same two variants in single cells."""
+        key = claim.variant, claim.against
+        return [c for c in self.claims if (c.variant, c.against) == key and c.cell != MEAN]
+
+    def shown(self) -> list[Claim]:
+        """Return the rows of the first table and of the forest plot.
+
+        If there are many, they are sorted, below the placebo, and those of single cells are left out.
+        """
+        claims, cells, placebos = (self.of_kind(kind) for kind in (CLAIM, CELL, PLACEBO))
+        if not self.are_many:
+            return claims + cells + placebos
+        means = [claim for claim in placebos if claim.cell == MEAN]
+        return (means or placebos) + sorted(claims, key=lambda c: c.difference.mean if c.difference else math.inf)
 
 
 def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None = None) -> Analysis:

@@ -5,8 +5,10 @@ panels below each other and the legend below its panel, so that the text is legi
 """
 
 import io
+import itertools
 import math
 import textwrap
+from collections.abc import Callable
 
 import matplotlib
 
@@ -17,8 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+from lm.sweeps.analysis import CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
 from lm.sweeps.statistics import Estimate
+from lm.sweeps.tuning import LEARNING_RATE
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
@@ -40,9 +43,9 @@ def figures(a: Analysis) -> dict[str, Figure]:
     """Return the figures by name; without comparisons no "differences", without curves in the runs no "curves"."""
     drawn = {"differences": differences(a)} if a.claims else {}
     if any(len(values) > 1 for v in a.variants.values() for values in v.about["tune"].values()):
-        drawn["learning_rates"] = tuning(a)
+        drawn["learning_rates"] = small_tuning(a) if a.are_many else tuning(a)
     if any(run.curve for v in a.variants.values() for run in v.runs.values()):
-        drawn["curves"] = curves(a)
+        drawn["curves"] = small_curves(a) if a.are_many else curves(a)
     return drawn
 
 
@@ -62,8 +65,8 @@ def differences(a: Analysis) -> Figure:
 
     A diamond is a mean over cells, its ticks are the cells, and its dotted line is the prediction interval.
     """
-    claims = a.of_kind(CLAIM, CELL) + a.of_kind(PLACEBO)
-    labels = [_label(claim) for claim in claims]
+    claims = a.shown()
+    labels = [_label(claim, with_cell=not a.are_many) for claim in claims]
     heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
     figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + ROW * len(labels)), layout="constrained")
     axes = figure.subplots()
@@ -83,8 +86,8 @@ def differences(a: Analysis) -> Figure:
     return figure
 
 
-def _label(claim: Claim) -> str:
-    at = {"": "", MEAN: " (mean)"}.get(claim.cell, f" at {claim.cell}")
+def _label(claim: Claim, with_cell: bool) -> str:
+    at = {"": "", MEAN: " (mean)"}.get(claim.cell, f" at {claim.cell}") if with_cell else ""
     names = f"{claim.variant} − {claim.against}{at}:"
     if claim.difference is None:
         numbers = claim.missing
@@ -247,6 +250,70 @@ def curves(a: Analysis) -> Figure:
             margin = 0.12 * np.ptp(means) or 0.1
             axes.set(xlabel="step", ylabel=LOSS, title=title, ylim=(means.min() - margin, means.max() + margin))
         _add_legend(end)
+    return figure
+
+
+# ---- Small panels, for many comparisons ------------------------------------------------------------------------
+
+
+def small_tuning(a: Analysis) -> Figure:
+    """Draw for each comparison the tuning losses of the variant over the learning rate, in a small panel.
+
+    They are relative to the lowest of the baseline in the same cell. Other tuned values are the best ones.
+    """
+
+    def line(v: Variant, against: Variant) -> dict:
+        lowest = min(_tuning_line(a, against, LEARNING_RATE).values())
+        return {rate: loss - lowest for rate, loss in _tuning_line(a, v, LEARNING_RATE).items()}
+
+    return _small_panels(a, line, xscale="log", xlabel="learning rate")
+
+
+def small_curves(a: Analysis) -> Figure:
+    """Draw for each comparison the mean difference in validation loss during training, in a small panel."""
+
+    def line(v: Variant, against: Variant) -> dict:
+        seeds = [seed for seed in v.runs if seed in against.runs]
+        (steps, ours), (_, theirs) = (curve([x.runs[seed] for seed in seeds]) for x in (v, against))
+        return dict(zip(steps, (ours - theirs).mean(0), strict=True)) if ours.shape == theirs.shape else {}
+
+    return _small_panels(a, line, xscale="linear", xlabel="step")
+
+
+def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale: str, xlabel: str) -> Figure:
+    """Draw line(variant, its baseline), a number of nats by x, in one panel per comparison with a color per cell."""
+    by_arm = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
+    claims, cells, columns = a.of_kind(CLAIM), a.record["cells"], 3
+    rows = -(-len(claims) // columns)
+    figure = Figure(figsize=(WIDTH, 1.25 * rows + 0.2 * len(cells) + 0.3), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    shown: list[float] = []
+    at: set[float] = set()
+    for panel, claim in itertools.zip_longest(panels, claims):
+        if claim is None:
+            panel.set_axis_off()
+            continue
+        for cell, color in zip(cells, COLORS, strict=False):
+            variant, against = (by_arm.get((arm, cell)) for arm in (claim.variant, claim.against))
+            if variant and against and (found := line(variant, against)):
+                panel.plot(
+                    list(found), list(found.values()), "o-", color=color, markersize=2.5, linewidth=1, label=cell
+                )
+                shown += [y for y in found.values() if math.isfinite(y)]
+                at |= found.keys()
+        panel.axhline(0, color="black", linewidth=0.6)
+        panel.set_title(textwrap.shorten(claim.variant, 24, placeholder="…"), fontsize=8)
+        panel.tick_params(labelsize=7)
+    low, high = np.percentile(shown or [0.0, 1.0], (1, 90))  # outliers must not flatten the rest
+    margin = 0.15 * (high - low) or 0.1
+    figure.axes[0].set(ylim=(min(low, 0) - margin, high + margin), xscale=xscale)
+    ticks = sorted(at)[:: max(1, len(at) // 2)]
+    figure.axes[0].minorticks_off()
+    figure.axes[0].set_xticks(ticks, [f"{x:.3g}" for x in ticks])
+    figure.supxlabel(xlabel, fontsize=9)
+    figure.supylabel("difference in validation loss (nats per token)", fontsize=9)
+    if cells != [""]:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     return figure
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class Plan:
         variants: by full name, every variant in every cell, and the placebo.
         comparisons: pairs of full names; each pair in all cells before the next pair.
         warnings: what a user should know before the runs start.
+        study: the study that a change is added to, whose seeds it has (lm/sweeps/addition.py); "" for a sweep.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Plan:
     variants: dict[str, PlannedVariant]
     comparisons: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...] = ()
+    study: str = ""
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:
@@ -89,11 +91,12 @@ class Plan:
 
     def seeds(self, cell: str) -> tuple[int, ...]:
         """Return the fresh seeds of the final runs of a cell. Variants are paired by them; cells are independent."""
-        return draw_seeds(in_cell(self.name, cell), self.budget.seeds)
+        return draw_seeds(in_cell(self.study or self.name, cell), self.budget.seeds)
 
     def tuning_seeds(self, cell: str) -> tuple[int, ...]:
         """Return the seeds of the tuning runs of a cell; no final run uses them."""
-        return tuple(FIRST_TUNING_SEED + s for s in draw_seeds(in_cell(self.name, cell), self.budget.tuning_seeds))
+        seeds = draw_seeds(in_cell(self.study or self.name, cell), self.budget.tuning_seeds)
+        return tuple(FIRST_TUNING_SEED + seed for seed in seeds)
 
 
 def draw_seeds(name: str, n: int) -> tuple[int, ...]:
@@ -112,12 +115,23 @@ def load_sweep(path: str, budget_name: str) -> Plan:
     Raises:
         UserError: the file has mistakes.
     """
+    sweep = read_sweep(path)
+    return plan_sweep(path, sweep, budget_name, _wrong_cells(sweep))
+
+
+def read_sweep(path: str) -> Sweep:
+    """Return the Sweep of a file; raises UserError if it has none, or one with values of wrong types."""
     sweep = run_file(path, "get_sweep", "configs/sweeps")
     if not isinstance(sweep, Sweep):
         raise UserError(f"{path}: get_sweep() returned {type(sweep).__name__}; it must return a Sweep")
-    if problems := list(_wrong_types(sweep)):  # everything below relies on the types of the fields
+    if problems := list(_wrong_types(sweep)):  # everything else relies on the types of the fields
         raise UserError(*(f"{path}: {problem}" for problem in problems))
-    problems = [*_wrong_cells(sweep), *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
+    return sweep
+
+
+def plan_sweep(path: str, sweep: Sweep, budget_name: str, problems: Iterable[str] = ()) -> Plan:
+    """Plan a sweep of a file under a budget; raises UserError with these and all other mistakes."""
+    problems = [*problems, *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
     problems += _wrong_budgets(sweep, budget_name)
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     variants, warnings, of_configs = _plan_variants(sweep, budget)

@@ -71,8 +71,10 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
 
 
 def _axis(sweep: Sweep) -> str | None:
-    """Return what the cells are called: sizes, texts, or cells if they are both."""
-    return "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text" if sweep.texts else None
+    """Return what the cells are called, if there are several: sizes, texts, or cells if they are both."""
+    if len(sweep.cells) == 1:
+        return None
+    return "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text"
 
 
 def _checksum(record: dict) -> str:

@@ -154,13 +154,16 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
     costs = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
 
     def both(claim: Claim, field: str) -> str:
-        """Return a number of both variants of a claim, once if it is the same."""
-        keys = [(arm, claim.cell) for arm in (claim.variant, claim.against)]
-        pair = [costs[key] for key in keys if key in costs]
-        if len(pair) < 2:
+        """Return a number of both variants of a claim, once if it is the same; of a mean, their ratio."""
+        cells = a.record["cells"] if claim.cell == MEAN else [claim.cell]
+        pairs = [[costs.get((arm, cell)) for arm in (claim.variant, claim.against)] for cell in cells]
+        numbers = [[getattr(v, field, None) or v.about[field] for v in pair if v] for pair in pairs]
+        if any(len(pair) < 2 for pair in numbers):
             return "–"
-        numbers = [v.tokens_per_second if field == "tokens_per_second" else v.about[field] for v in pair]
-        return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in numbers))
+        if claim.cell == MEAN:  # the geometric mean
+            ratio = math.exp(statistics.estimate([math.log(x / y) for x, y in numbers]).mean)
+            return "–" if math.isnan(ratio) else f"× {ratio:.2f}"
+        return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in numbers[0]))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("lm.sweeps", "."),
@@ -179,6 +182,10 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
     text = environment.get_template("report.md.jinja").render(
         r={"design": "", **a.record},
         claims=claims,
+        rows=a.shown(),
+        a=a,
+        many=a.are_many,
+        means=any(claim.cell == MEAN for claim in a.claims),
         by_verdict={verdict: [c for c in claims if c.verdict == verdict] for verdict in VERDICTS},
         cells=a.of_kind(CELL),
         placebos=a.of_kind(PLACEBO),

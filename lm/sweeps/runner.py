@@ -35,7 +35,9 @@ MAX_DEATHS = 3  # a group of runs with so many counts as failed
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
 
 
-def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run: bool = False, timed=False) -> int:
+def run_sweep(
+    plan: Plan, workdir: Path, together: int | None = None, *, dry_run=False, timed=False, published=None
+) -> int:
     """Run or resume a sweep.
 
     Args:
@@ -44,6 +46,7 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run
         together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
         dry_run: print the runs and their cost, and stop.
         timed: in a dry run, also trace the variants and measure the baseline's speed.
+        published: the `lm.sweeps.addition.Published` whose runs are not trained again, or None.
 
     Returns:
         The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be traced), 128 + n stopped by
@@ -71,6 +74,8 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None = None, *, dry_run
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
+    if published:
+        published.copy_to(workdir, record)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         return _Runner(variants, record, workdir, together, progress.say, signals).run()

@@ -13,4 +13,4 @@ def test_the_commands_in_help_are_accepted(capsys):
     assert caught.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     examples = [line.split()[3:] for line in lines if line.startswith("  python -m lm.sweep ")]
-    assert [parse_arguments(arguments).dry_run for arguments in examples] == [True, False]
+    assert [parse_arguments(arguments).dry_run for arguments in examples] == [True, False, False]
