@@ -83,7 +83,7 @@ class Programs(NamedTuple):
 
     init: Callable  # (seeds_R) -> states
     steps: Callable  # (states, resident, inputs, values, n_steps) -> (states, metrics (R, k))
-    evaluate: Callable  # (params, resident, inputs (n, ...)) -> (sums (R, n), counts (R, n))
+    evaluate: Callable  # (params, resident, batch) -> (sums (R,), counts (R,))
     by_run: NamedSharding
     replicated: NamedSharding
 
@@ -120,8 +120,8 @@ def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None
 
         return over_runs(one_run)(states, inputs, values)
 
-    def evaluate(params, resident, inputs):
-        return over_runs(lambda p: jax.lax.map(lambda batch: eval_step(p, resident, batch, program), inputs))(params)
+    def evaluate(params, resident, batch):
+        return over_runs(lambda params: eval_step(params, resident, batch, program))(params)
 
     return Programs(
         jax.jit(over_devices(init, runs)),
@@ -310,14 +310,14 @@ class StackedRuns:
             else:
                 source = BatchSource(self.corpus.split(split), self.config)
                 resident, batches = source.resident, source.evaluation(max_batches)
-            inputs = jax.tree.map(lambda *a: np.stack(a), *batches)
-            self._evaluated[split, max_batches] = jax.device_put((resident, inputs), self._programs.replicated)
+            # One batch at a time, so that all splits share a program.
+            self._evaluated[split, max_batches] = jax.device_put((resident, list(batches)), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
         average = self.config.train.ema is not None
         params = ema_params(states) if average else evaluated_params(states, self.config)
-        sums, counts = jax.device_get(self._programs.evaluate(params, resident, inputs))
-        sums = [[float(s) for s in row] for row in sums[: len(self.configs)]]
-        counts = [int(n) for n in counts[0]]
+        found = jax.device_get([self._programs.evaluate(params, resident, batch) for batch in inputs])
+        sums = [[float(sums_R[i]) for sums_R, _ in found] for i in range(len(self.configs))]
+        counts = [int(counts_R[0]) for _, counts_R in found]
         if split in self.corpus.splits:
             lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
             check_loss(self.corpus.split(split), lowest, sum(counts))
