@@ -249,6 +249,7 @@ def _reproduction(a: Analysis) -> str:
     data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
     minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
+    steps = math.fsum(run.tokens / run.tokens_per_second for run in a.runs if run.tokens_per_second) / 60
     lines = [
         _command(starts[-1]),
         *(line for start in starts for line in code_lines(start)),
@@ -257,7 +258,8 @@ def _reproduction(a: Analysis) -> str:
         *(line for v in variants for line in shards.describe(v["data"].get("prepared"))),
         *(f"{n} runs of {tokens:,} tokens" for tokens, n in lengths.items()),
         *(f"{cell}: {text}" if cell else text for cell, text in seeds.items()),
-        f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training",
+        f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training"
+        + (f", {steps / minutes:.0%} of them in steps, the rest in compilation and evaluation" if steps else ""),
     ]
     return "\n".join(dict.fromkeys(lines))
 

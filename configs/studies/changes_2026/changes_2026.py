@@ -2,13 +2,22 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026.py --budget full
 
-A draft: nothing was run. It becomes the design when changes_2026_base.py has run, before the first run of its own. The
-seeds follow from the name of this file.
+The design, fixed before the first run (tag changes_2026-design). The seeds follow from the name of this file.
 
-Each change is compared with a base that is tuned over 48 configurations per text, at its own best learning rate, with
-ten fresh paired seeds. Update rules are tuned over rate and weight decay, and so is the AdamW that they are compared
-with. Parameters are matched through d_ff. The claims are the means over the cells, each a size on a text; Holm's
-correction is for all of them. DyT is a negative control, and a placebo is in every cell.
+* Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up are the best of 48 combinations
+  of rate, decay and warm-up on each text (changes_2026_base.py), so that no change wins because the base was not tuned.
+* Each change is tuned over 5 learning rates with 2 seeds, and trained with 10 fresh paired seeds at the vertex. Update
+  rules are tuned over rate and weight decay, and so is the AdamW that they are compared with.
+* Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so many that d_ff would
+  shrink to less than half; a wider base is matched to them instead. DyT is a negative control.
+* Cells: two sizes (parameters besides embeddings) on two texts, in the order of this file; a stop after any cell leaves
+  a complete, smaller table. Whether to stop does not depend on the results.
+* Primary claims: the 29 means over the finished cells, with Holm's correction, judged against 0.005 nats. "In general"
+  needs one sign in all cells, and a prediction interval without 0. Single cells, tau, the recall probe, a deep and
+  narrow cell, and training 3 times longer are secondary. A change with a diverged run is called unstable.
+* If the placebo is significant at 0.01 in the mean, or at 0.05 in two cells, no change is published until that is
+  explained. Nothing is added to this file after the first run; `lm.sweep --study changes_2026 --add` adds rows that are
+  marked as not preregistered.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
@@ -39,7 +48,6 @@ CHANGES = {
     "tied head": {"model.tie_embeddings": True, "model.embed_std": 0.1},
     "tail EMA": {"train.ema": 0.98},
 }
-# Changes with so many parameters that the base is widened to match them instead.
 LARGE = {
     "value embeddings": {"model.value_embeddings": True},
     "hyper-connections": {"model.residual": "hyper_connections"},
