@@ -13,8 +13,9 @@ from running import slow
 from synthetic_sweep import START, sweep
 
 from lm import report as command
+from lm.errors import UserError
 from lm.files import to_json
-from lm.sweeps import analysis, figures, report
+from lm.sweeps import analysis, figures, others, report
 from lm.sweeps import record as records
 from lm.sweeps.analysis import analyze
 from lm.sweeps.results import append_runs
@@ -110,6 +111,25 @@ def test_equal_warnings_are_one_line():
     assert len(re.findall(r"a notice", text)) == 1
     (line,) = re.findall(r"^\* Trained on different numbers of tokens: (.*)$", text, re.M)
     assert line == "gated and plain; wide and plain; placebo and plain."
+
+
+def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, undrawn, monkeypatch):
+    monkeypatch.setattr(others, "MIN_ROWS", 2)
+    page = tmp_path / "gates"
+    page.mkdir()
+    rows = [
+        "gated,lab A,better,one run,https://a.org/x_y",
+        "wide,lab A,worse,,https://a.org",
+        "wide,B,same,,https://b.org",
+    ]
+    (page / "others.csv").write_text("\n".join(["change,source,verdict,evidence,url", *rows]))
+    text = report.publish(analyze(*sweep()), tmp_path).read_text()
+    assert re.search(r"^\| gated \| -0.1\S* \| \[better\]\(https://a.org/x_y\) \| – \|$", text, re.M)
+    assert "lab A +1.00 (2 changes). This is" in text
+    for row in ("gated,A,great,,https://a.org", "gated,A,better,,javascript:x", "gated,A"):
+        (page / "others.csv").write_text(f"change,source,verdict,evidence,url\n{row}\n")
+        with pytest.raises(UserError, match="others.csv"):
+            others.read_others(page)
 
 
 def test_an_unfinished_sweep_names_what_is_missing_and_the_command(tmp_path, capsys):

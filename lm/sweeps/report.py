@@ -12,7 +12,7 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes,
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.figures import figures, nats, to_bytes, words
+from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.workdir.provenance import format_command
@@ -149,8 +150,8 @@ def _significant(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
 
 
-def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
-    """Return the report as Markdown; drawn: the paths of its figures by name."""
+def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = ()) -> str:
+    """Return the report as Markdown; drawn: the paths of its figures by name; findings: those of others."""
     costs = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
 
     def both(claim: Claim, field: str) -> str:
@@ -184,6 +185,9 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
         claims=claims,
         rows=a.shown(),
         a=a,
+        sources=list(dict.fromkeys(finding.source for finding in findings)),
+        others={(finding.change, finding.source): finding for finding in findings},
+        agreement=rank_agreement(claims, findings),
         many=a.are_many,
         means=any(claim.cell == MEAN for claim in a.claims),
         by_verdict={verdict: [c for c in claims if c.verdict == verdict] for verdict in VERDICTS},
@@ -200,7 +204,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str]) -> str:
         stuck=STUCK,
         verdicts={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}",
                   SAME: f"the same within {margin}"},
-        MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
+        MIN_ROWS=MIN_ROWS, MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -380,7 +384,7 @@ def write_page(a: Analysis, directory: Path) -> Path:
     paths = {figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()}
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
     write_text(page / "report.json", to_report_json(a))
-    write_text(directory / f"{name}.md", to_markdown(a, paths))
+    write_text(directory / f"{name}.md", to_markdown(a, paths, read_others(page)))
     return directory / f"{name}.md"
 
 
