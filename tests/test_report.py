@@ -128,7 +128,7 @@ def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, u
     assert "lab A +1.00 (2 changes). This is" in text
     for row in ("gated,A,great,,https://a.org", "gated,A,better,,javascript:x", "gated,A"):
         (page / "others.csv").write_text(f"change,source,verdict,evidence,url\n{row}\n")
-        with pytest.raises(UserError, match="others.csv"):
+        with pytest.raises(UserError, match=r"others\.csv"):
             others.read_others(page)
 
 

@@ -19,7 +19,7 @@ from lm.cost.units import duration
 from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.sweeps.plan import Plan
-from lm.sweeps.record import open_sweep, sweep_record, wait_for_lock
+from lm.sweeps.record import SWEEP, open_sweep, sweep_record, wait_for_lock
 from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
 from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose
@@ -62,7 +62,9 @@ def run_sweep(
     progress.say(describe_variants(plan, variants))
     if dry_run and not timed:
         return 0
-    traced = refuse_idle_changes(variants, progress.say)
+    # A sweep that was started before passed this check then; tracing takes a second for each variant.
+    resumed = (workdir / SWEEP).is_file() and not dry_run
+    traced = set(variants) if resumed else refuse_idle_changes(variants, progress.say)
     if together is None:
         together = _runs_that_fit(variants)
     # The final runs of one variant always share a program.

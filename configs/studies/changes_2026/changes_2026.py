@@ -8,8 +8,8 @@ The design, fixed before the first run (tag changes_2026-design). The seeds foll
   of rate, decay and warm-up on each text (changes_2026_base.py), so that no change wins because the base was not tuned.
 * Each change is tuned over 5 learning rates with 2 seeds, and trained with 10 fresh paired seeds at the vertex. Update
   rules are tuned over rate and weight decay, and so is the AdamW that they are compared with.
-* Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so many that d_ff would
-  shrink to less than half; a wider base is matched to them instead. DyT is a negative control.
+* Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so many that d_ff
+  would shrink to a half or less; a wider base is matched to them instead. DyT is a negative control.
 * Cells: two sizes (parameters besides embeddings) on two texts, in the order of this file; a stop after any cell leaves
   a complete, smaller table. Whether to stop does not depend on the results.
 * Primary claims: the 29 means over the finished cells, with Holm's correction, judged against 0.005 nats. "In general"

@@ -2,8 +2,8 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026_deep.py --budget full
 
-Twelve layers of width 32, 0.12 M parameters besides embeddings, on Tiny Shakespeare: one more cell of changes_2026.py for
-the rows that need depth, with the same rules. It is secondary there.
+Twelve layers of width 32, 0.12 M parameters besides embeddings, on Tiny Shakespeare: one more cell of changes_2026.py,
+for the rows that need depth, with the same rules. It is secondary there.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
