@@ -4,7 +4,10 @@
 
 RMSNorm, SwiGLU, RoPE, QK-norm and AdamW, 256 tokens per sequence. Four layers, so that changes by layer have room.
 Cost: 480 steps of 2,048 characters.
-Result: not run. changes_2026_base.py is to find its learning rate, weight decay and warm-up for the study.
+Result: rate, decay and warm-up are the best of 48 combinations on Python's documentation, and within 0.007 nats of the
+best on Tiny Shakespeare (changes_2026_base.py, one seed each). The warm-up is the longest of the three that were tried.
+Against the first guess (rate 0.016, warm-up 48) the validation loss fell by 0.028 on Tiny Shakespeare and 0.100 on
+Python's documentation.
 """
 
 from lm.config import default_config
@@ -19,8 +22,8 @@ def get_config():
     config.model.n_heads = 3
     config.model.qk_norm = True
     config.model.rope_pairing = "halves"
-    config.optimizer.learning_rate = 1.6e-2
-    config.optimizer.warmup_steps = 48
+    config.optimizer.learning_rate = 3.2e-2
+    config.optimizer.warmup_steps = 144
     config.train.steps = 480
     config.train.batch_size = 8
     config.train.seq_len = 256

@@ -4,8 +4,8 @@
 
 The design, fixed before the first run (tag changes_2026-design). The seeds follow from the name of this file.
 
-* Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up are the best of 48 combinations
-  of rate, decay and warm-up on each text (changes_2026_base.py), so that no change wins because the base was not tuned.
+* Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up come from 48 combinations of
+  rate, decay and warm-up on each text (changes_2026_base.py), so that no change wins because the base was not tuned.
 * Each change is tuned over 5 learning rates with 2 seeds, and trained with 10 fresh paired seeds at the vertex. Update
   rules are tuned over rate and weight decay, and so is the AdamW that they are compared with.
 * Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so many that d_ff
