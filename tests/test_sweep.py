@@ -283,11 +283,12 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert code == 0, output
     assert "Not preregistered" in (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
     page = bench.base / "docs" / "results" / "demo" / "sweep.json"
-    page.write_text(page.read_text().replace('"tokens": 512', '"tokens": 513'))
+    page.write_text(page.read_text().replace('"tokens": 512', '"tokens": 513').replace('b1": 0.9', 'b1": 0.8'))
     more = ("--workdir", "elsewhere", "--study", "demo", "--add", "tied", "--set", "model.tie_embeddings=True")
     code, output = run(bench, *more, config=None)
     assert code == 2
     assert "tokens: 513 -> 512" in output
+    assert "b1: 0.8 -> 0.9" in output
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ whose runs are not trained again. This module does not import jax.
 """
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from lm.config.convert import suggestion
+from lm.config.convert import flatten, suggestion
 from lm.config.schema import schema
 from lm.config.values import parse, short
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import read_json, to_json
 from lm.sweeps.declare import Values, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import wait_for_lock
@@ -39,8 +40,10 @@ class Published(NamedTuple):
             UserError: the present code or data make another experiment of the published variants.
         """
         for name in dict.fromkeys(run.variant for run in self.runs):
-            was, now = self.record["variants"][name], record["variants"][name]
-            pairs = {key: (was[key], now[key]) for key in ("n_params", "tokens", "tune", "seeds", "tuning_seeds")}
+            was, now = (json.loads(to_json(r["variants"][name])) for r in (self.record, record))
+            configs = was["config"], flatten(now["config"])  # a key that one of the two lacks is newer than the page
+            pairs = {key: (configs[0][key], configs[1][key]) for key in configs[0].keys() & configs[1].keys()}
+            pairs |= {key: (was[key], now[key]) for key in ("n_params", "tokens", "tune", "seeds", "tuning_seeds")}
             pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
             if other := [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]:
                 raise UserError(f"--study: {name} is not what was published: {'; '.join(other)}; check the data, or "

@@ -20,6 +20,8 @@ import jinja2
 import markdown
 from markupsafe import Markup
 
+from lm.config.convert import flatten
+from lm.config.schema import schema
 from lm.data import shards
 from lm.errors import UserError
 from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
@@ -360,7 +362,12 @@ def publish(a: Analysis, directory: Path) -> Path:
     if not is_file_name(name):
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
     make_folder(page)
-    variants = {k: {key: x for key, x in v.items() if key != "config"} for k, v in a.record["variants"].items()}
+    execution = {key for key, (_, field) in schema().items() if field.metadata["execution"]}  # has the user's paths
+    variants = {name: dict(about) for name, about in a.record["variants"].items()}
+    for about in variants.values():
+        config = flatten(about.pop("config"))
+        if about["arm"] in (a.record["baseline"], PLACEBO):  # a change that is added later is compared with it
+            about["config"] = {key: value for key, value in config.items() if key not in execution}
     record = a.record | {"variants": variants, "starts": _starts(a)}
     record.pop("sha256", None)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")

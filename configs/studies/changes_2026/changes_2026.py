@@ -15,6 +15,8 @@ The design, fixed before the first run (tag changes_2026-design). The seeds foll
 * Primary claims: the 29 means over the finished cells, with Holm's correction, judged against 0.005 nats. "In general"
   needs one sign in all cells, and a prediction interval without 0. Single cells, tau, the recall probe, a deep and
   narrow cell, and training 3 times longer are secondary. A change with a diverged run is called unstable.
+* A claim is refuted by a sweep of this design with other seeds (a copy of this file under another name) whose interval
+  does not overlap its own, and "in general" by any size or text with a significant difference of the other sign.
 * If the placebo is significant at 0.01 in the mean, or at 0.05 in two cells, no change is published until that is
   explained. Nothing is added to this file after the first run; `lm.sweep --study changes_2026 --add` adds rows that are
   marked as not preregistered.
