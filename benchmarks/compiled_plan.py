@@ -1,7 +1,7 @@
 """Compare the estimate of --plan with the compilers of TPUs and GPUs: python -m benchmarks.compiled_plan --out FILE
 
 Compiles the training step of each row until buffers are assigned, with the extras [tpu] and [cuda], and prints the
-Markdown table of docs/plan.md. FILE keeps the compilers' figures: its rows are not compiled again, only planned.
+Markdown table of benchmarks/NOTES.md. FILE keeps the compilers' figures: its rows are not compiled again, only planned.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def compiled(row: tuple) -> dict:
 
 
 def table_line(row: tuple, found: dict) -> list[str]:
-    """Return the line of docs/plan.md for a row and the compiler's figures."""
+    """Return the line of benchmarks/NOTES.md for a row and the compiler's figures."""
     model, device, mesh, _, _, _, remat, optimizer, scan = row
     e = estimate(config_of(row), device, math.prod(mesh))
     axes = " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, mesh, strict=True) if size > 1)

@@ -1,7 +1,7 @@
 """Compare the estimate of --plan with published runs: python -m benchmarks.published_runs
 
-Prints all runs, and the Markdown table of docs/plan.md. Nothing is run: lm/cost predicts memory and speed of this code
-with the same sizes. The sources reported their figures for other software.
+Prints all runs, and the Markdown table of benchmarks/NOTES.md. Nothing is run: lm/cost predicts memory and speed of
+this code with the same sizes. The sources reported their figures for other software.
 """
 
 import dataclasses
@@ -194,7 +194,7 @@ def reported(run: Run, config: Config) -> tuple[float, float]:
 
 
 def table(found: list[Comparison]) -> str:
-    """Return the table of docs/plan.md: the runs of each source on each kind of device."""
+    """Return the table of benchmarks/NOTES.md: the runs of each source on each kind of device."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for c in found:
         groups.setdefault((c.run.source, c.run.device), []).append(c)

@@ -66,7 +66,7 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
     Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
     builds as many rings as there are devices in the group, each with its own network port: a collective with m
     devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
-    time. Latencies are not counted: those of NCCL change the predictions of docs/plan.md by at most 4 %.
+    time. Latencies are not counted: those of NCCL change the predictions for published runs by at most 4 %.
 
     Args:
         transfer: the collectives.

@@ -2,7 +2,7 @@
 
 Nothing is allocated or compiled. All figures are computed by formulas (lm/cost/memory.py, lm/cost/communication.py)
 from the vendors' figures (lm/cost/devices.py). The memory that XLA needs is known only after it has compiled the step
-for the device. docs/plan.md compares the estimate with published runs.
+for the device. benchmarks/NOTES.md compares the estimate with published runs.
 """
 
 import dataclasses

@@ -56,7 +56,7 @@ class Memory:
 def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -> Memory:
     """Return the bytes that a training step needs.
 
-    Each term is one of the largest buffers of compiled programs; docs/plan.md compares the sums.
+    Each term is one of the largest buffers of compiled programs; benchmarks/NOTES.md compares the sums.
 
     Args:
         config: a resolved config.

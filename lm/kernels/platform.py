@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 
 # XLA's options of training programs, all "true". On TPUs collectives then run at the same time as products (measured in
-# compiled programs, docs/plan.md).
+# compiled programs, benchmarks/NOTES.md).
 OPTIONS = {
     "tpu": (
         "xla_tpu_enable_async_collective_fusion",

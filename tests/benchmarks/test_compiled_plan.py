@@ -10,7 +10,7 @@ from benchmarks.compiled_plan import ROWS, main
 from lm.cost.compiled import Compiled
 from lm.errors import UserError
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
 C = Compiled(
     peak=2 * 10**9, state=0, aliased=0, buffers=[], sent={("all-reduce", (), True): 4e9}, compute=None, seconds=1
 )

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.published_runs import MODELS, RUNS, SOURCES, Run, compare, config_of, reported, summary, table
 from lm import parameters
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
 
 
 def test_sizes_of_the_models():
