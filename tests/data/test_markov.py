@@ -60,21 +60,6 @@ def test_the_surprisal_of_a_part_of_the_text_is_that_within_the_whole():
     assert chain.surprisal(text[:2]).tolist() == [0, 0]
 
 
-def test_letters_are_zipf_distributed_and_each_letter_of_the_context_lowers_the_entropy():
-    chain, order = MarkovChain(3), 3
-    joint = chain.stationary[:, None] * chain.weights / TOTAL
-
-    def entropy(j):
-        """Return the entropy of a letter given the last j letters."""
-        p = joint.reshape(-1, 16**j, 16).sum(0)
-        return -(p * np.log(p / p.sum(1, keepdims=True))).sum()
-
-    assert np.diff([entropy(j) for j in range(order + 1)]).max() < -0.1
-    shares = np.sort(joint.sum(0))[::-1]
-    exponent = -np.polyfit(np.log(np.arange(1, 17)), np.log(shares), 1)[0]
-    assert 0.7 < exponent < 1.3
-
-
 def test_the_text_is_deterministic_and_shorter_ones_are_prefixes():
     starts = "hjcgknpjioadahjnjpljckegkegcfomckgigkahl", "cjpockcgcecacecaphcacimcgcgcofbcdjboaeag"
     for order, start in enumerate(starts, 1):

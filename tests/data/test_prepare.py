@@ -156,9 +156,13 @@ def test_a_folder_that_is_not_as_its_manifest_says_is_refused(prepared, tmp_path
     assert corpus(prepared, tmp_path, "none").splits["train"].n_tokens == sum(
         shard["tokens"] for shard in records_of(prepared) if shard["split"] == "train"
     )
-    lost = prepared / records_of(prepared)[3]["file"]
-    lost.write_bytes(lost.read_bytes() + b"\0\0")
+    lost = next(prepared / shard["file"] for shard in records_of(prepared) if shard["tokens"] % 2 == 0)
+    ids = np.load(lost)
+    np.save(lost, ids.repeat(2))
     with pytest.raises(UserError, match=r"has \d+ bytes, but manifest.json lists"):
+        corpus(prepared, tmp_path, "none")
+    np.save(lost, np.zeros(len(ids) // 2, np.uint32))  # as many bytes
+    with pytest.raises(UserError, match=r"has \d+ uint32 ids, but manifest\.json lists"):
         corpus(prepared, tmp_path, "none")
     lost.unlink()
     with pytest.raises(UserError, match=r"is listed in manifest\.json but does not exist"):

@@ -138,16 +138,16 @@ def test_documents_are_left_out_by_length_and_as_copies(tmp_path):
 def test_a_unit_that_is_larger_than_a_shard_becomes_several_shards(tmp_path, monkeypatch):
     """A compressed file is read in one go, in memory that does not grow with it."""
     write(tmp_path / "a.jsonl.zst")
-    sources = {name: tmp_path / name for name in ("one", "many")}
-    for out in sources.values():
+    outputs = {name: tmp_path / name for name in ("one", "many")}
+    for out in outputs.values():
         assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]) == 0
         monkeypatch.setattr("lm.data.unit_shards.SHARD", 100)
         monkeypatch.setattr("lm.data.encoding.BATCH", 60)
-    assert len(list(sources["many"].glob("train_000000*.npy"))) > 5
-    assert len(list(sources["one"].glob("train_000000*.npy"))) == 1
+    assert len(list(outputs["many"].glob("train_000000*.npy"))) > 5
+    assert len(list(outputs["one"].glob("train_000000*.npy"))) == 1
     one, many = (
         open_corpus(DataConfig(source=f"tokens:{out}", tokenizer=f"hf:{out}/tokenizer.json"), say=str).split("train")
-        for out in sources.values()
+        for out in outputs.values()
     )
     np.testing.assert_array_equal(np.asarray(one.tokens), np.asarray(many.tokens))
     assert one.n_bytes == many.n_bytes

@@ -55,8 +55,9 @@ def test_ids_are_those_of_tiktoken():
     """Stored results; see tests/references/make_special_tokens.py."""
     assert sum(len(with_special) < len(without) for _, with_special, without in STORED["cases"]) > 30
     for text, with_special, without in STORED["cases"]:
-        assert ON.encode(text).tolist() == with_special, text
-        assert OFF.encode(text).tolist() == without, text
+        for tokenizer, ids in ((ON, with_special), (OFF, without)):
+            assert tokenizer.encode(text).tolist() == ids, text
+            assert tokenizer.decode(ids) == text
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +74,6 @@ def encoding():
 def test_ids_of_random_texts_are_those_of_tiktoken(encoding, text):
     assert ON.encode(text).tolist() == encoding.encode(text, allowed_special="all")
     assert OFF.encode(text).tolist() == encoding.encode(text, disallowed_special=())
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=TEXTS)
-def test_texts_with_special_tokens_make_the_round_trip(text):
-    for tokenizer in ():
-        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_the_longest_of_the_special_tokens_that_start_at_a_character_is_taken():
@@ -217,7 +211,6 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
 
 
 def test_bytes_have_no_special_tokens(tmp_path, capsys):
-    assert tokenizers.ByteTokenizer().with_special_tokens(False).kind == "byte"
     with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
         tokenizers.ByteTokenizer().with_special_tokens(True)
     (tmp_path / "text.txt").write_text("text")

@@ -112,17 +112,6 @@ def test_a_tokenizer_is_restored_from_its_json(bpe):
     assert len({tokenizer.fingerprint for tokenizer in made}) == len(made)
 
 
-def test_hf_loads_a_tokenizer_json_and_detects_a_lossy_one(bpe, tmp_path):
-    spec = json.loads(bpe.json)
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(spec))
-    exact = tokenizers.make(f"hf:{path}", ())
-    np.testing.assert_array_equal(exact.encode(ENGLISH), bpe.encode(ENGLISH))
-    assert not tokenizers.is_lossy(exact)
-    path.write_text(json.dumps(spec | {"normalizer": {"type": "Lowercase"}}))
-    assert tokenizers.is_lossy(tokenizers.make(f"hf:{path}", ()))
-
-
 def test_a_bad_spec_is_an_error_that_quotes_it(bpe, tmp_path):
     spec = json.loads(bpe.json)
     empty = spec | {"added_tokens": [], "model": spec["model"] | {"vocab": {}, "merges": []}}
