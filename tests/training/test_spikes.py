@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import assert_same_run, metrics_of, slow, summary_of
+from running import assert_same_run, metrics_of, summary_of
 from scipy.stats import median_abs_deviation
 
 from lm import show, spikes
@@ -36,25 +36,34 @@ def test_scores_are_those_of_scipy_and_0_until_half_of_the_window_is_known():
     assert spikes.scores(half, jnp.array([1e9, 1e9])).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("resumed", [False, slow(True)])
-def test_a_spike_is_logged_skipped_and_shown_and_a_resumed_run_decides_alike(train, command, text, tmp_path, resumed):
+def test_a_spike_is_logged_skipped_and_shown(train, command, text, tmp_path):
+    code, output = train(tmp_path / "run", *KEYS, f"--config.data.source=text:{text}", "--config.train.on_spike=skip")
+    assert (code, "step 101 is a spike" in output) == (0, True)
+    assert summary_of(tmp_path / "run")["skipped"] == 1
+    (spike,) = (line for line in metrics_of(tmp_path / "run") if "window_starts" in line)
+    assert (spike["step"], spike["window_starts"]) == (101, [FIRST, FIRST + 16, FIRST + 32, FIRST + 48])
+
+    code, output = command(show.main, f"--workdir={tmp_path / 'run'}", "--step=101")
+    shown = [line[:16] for line in output.splitlines() if "----" not in line]
+    assert (code, "".join(shown)) == (0, text.read_text()[FIRST : FIRST + N])
+    text.write_text(text.read_text().replace("cat", "dog"))
+    for more, advice in (("--step=0", "use 1 to 112"), ("--step=113", "use 1 to 112"), ("--step=1", "other text")):
+        code, output = command(show.main, f"--workdir={tmp_path / 'run'}", more)
+        assert (code, advice in output) == (2, True)
+
+
+@pytest.mark.slow
+def test_watching_changes_no_bit_and_a_resumed_run_decides_alike(train, text, tmp_path):
     keys = (*KEYS, f"--config.data.source=text:{text}")
     for action in ("none", "warn", "skip"):
         code, output = train(tmp_path / action, *keys, f"--config.train.on_spike={action}")
-        assert code == 0
-        assert ("step 101 is a spike" in output) == (action != "none")
+        assert (code, "step 101 is a spike" in output) == (0, action != "none")
         assert summary_of(tmp_path / action)["skipped"] == (action == "skip")
     none, warn, skip = (metrics_of(tmp_path / action) for action in ("none", "warn", "skip"))
-    # Watching changes no bit; skipping changes no loss up to that of the spike, and those after it.
+    # Skipping changes no loss up to that of the spike, and those after it.
     assert [line["loss"] for line in none] == [line["loss"] for line in warn if line["step"] != 101]
     assert [line["loss"] for line in skip[:6]] == [line["loss"] for line in warn[:6]]
     assert skip[6]["loss"] != warn[6]["loss"]
-    (spike,) = (line for line in skip if "window_starts" in line)
-    assert (spike["step"], spike["window_starts"]) == (101, [FIRST, FIRST + 16, FIRST + 32, FIRST + 48])
-
-    code, output = command(show.main, f"--workdir={tmp_path / 'skip'}", "--step=101")
-    shown = [line[:16] for line in output.splitlines() if "----" not in line]
-    assert (code, "".join(shown)) == (0, text.read_text()[FIRST : FIRST + N])
 
     def resume(before: str, after: str, *more):
         """Resume a copy of a finished run from step 100."""
@@ -65,28 +74,18 @@ def test_a_spike_is_logged_skipped_and_shown_and_a_resumed_run_decides_alike(tra
         assert train(workdir, *keys, "--resume", f"--config.train.on_spike={after}", *more)[0] == 0
         return workdir
 
-    if resumed:
-        assert_same_run(resume("skip", "skip", "--config.train.steps_per_dispatch=5"), tmp_path / "skip", 112)
-        # The key may be changed: then the window is new and at first finds no spikes, or is dropped.
-        for before, after, skipped in (("warn", "skip", 1), ("none", "skip", 0), ("skip", "none", 0)):
-            assert summary_of(resume(before, after))["skipped"] == skipped
-
-    text.write_text(text.read_text().replace("cat", "dog"))
-    for more, advice in (("--step=0", "use 1 to 112"), ("--step=113", "use 1 to 112"), ("--step=1", "other text")):
-        code, output = command(show.main, f"--workdir={tmp_path / 'skip'}", more)
-        assert (code, advice in output) == (2, True)
+    assert_same_run(resume("skip", "skip", "--config.train.steps_per_dispatch=5"), tmp_path / "skip", 112)
+    # The key may be changed: then the window is new and at first finds no spikes, or is dropped.
+    for before, after, skipped in (("warn", "skip", 1), ("none", "skip", 0), ("skip", "none", 0)):
+        assert summary_of(resume(before, after))["skipped"] == skipped
 
 
-@pytest.mark.parametrize(
-    ("keys", "places"),
-    [
-        (
-            ('--config.data.mixture=(("web", "text:{}", 3.0), ("code", "text:{}", 1.0))', "--config.data.order=epochs"),
-            "of ",
-        ),
-        slow(("--config.data.packing=documents", "--config.data.order=epochs", "--config.data.source=text:{}"), "row "),
-    ],
-)
+MIXTURE = '--config.data.mixture=(("web", "text:{}", 3.0), ("code", "text:{}", 1.0))'
+PACKED = "--config.data.packing=documents", "--config.data.source=text:{}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keys", "places"), [((MIXTURE,), "of "), (PACKED, "row ")])
 def test_examples_of_mixtures_and_packed_rows_are_shown_with_their_place(train, command, text, tmp_path, keys, places):
     texts = text, tmp_path / "code.txt"
     texts[1].write_text("".join(reversed(text.read_text())))
