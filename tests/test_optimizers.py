@@ -104,52 +104,28 @@ def test_weight_decay_applies_to_weights_and_to_the_kinds_that_the_config_adds(k
     assert {path for path in table if chosen[path] and not default[path]} == members[kind]
 
 
-def test_sgd_subtracts_lr_times_gradient_and_decay_is_decoupled():
-    config = tiny(model={"n_layers": 1})
-    params, (grads,) = parameters_of(config), gradients(config, n=1)
-    plain = {"name": "sgd", "learning_rate": 0.5, "schedule": "constant", "clip_norm": None}
-    after = updates(OptimizerConfig(weight_decay=0.0, **plain), config, [grads], params)
-    chex.assert_trees_all_close(after, jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), rtol=1e-6, atol=1e-6)
-    after = flat(updates(OptimizerConfig(weight_decay=0.1, **plain), config, [grads], params))
-    p, g = flat(params), flat(grads)
-    for path in p:
-        decay = 0.0 if path == "embedding" or "norm" in path else 0.1
-        np.testing.assert_allclose(after[path], p[path] - 0.5 * (g[path] + decay * p[path]), rtol=1e-5, atol=1e-6)
+# (update, momentum) by gradient and momentum; Lion: Chen et al. 2023, algorithm 2.
+RULES = {
+    "sgd": ({}, lambda g, m: (g, m)),
+    "sgd with momentum": ({"momentum": 0.9, "nesterov": False}, lambda g, m: (g + 0.9 * m, g + 0.9 * m)),
+    "sgd with Nesterov": ({"momentum": 0.9}, lambda g, m: (1.9 * g + 0.81 * m, g + 0.9 * m)),
+    "lion": ({}, lambda g, m: (np.sign(0.9 * m + 0.1 * g), 0.95 * m + 0.05 * g)),
+}
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_follows_its_formula(nesterov):
-    """m = g + 0.9 m; the update is -lr m, or -lr (g + 0.9 m) (Sutskever et al. 2013, as in Optax and PyTorch)."""
-    config = tiny(model={"n_layers": 1})
-    o = OptimizerConfig(
-        name="sgd", learning_rate=0.1, schedule="constant", momentum=0.9, nesterov=nesterov, weight_decay=0.0,
-        clip_norm=None,
-    )  # fmt: skip
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_of_numbers_follow_their_formulas_and_decay_is_decoupled(rule):
+    keys, formula = RULES[rule]
+    config, clip = tiny(model={"n_layers": 1}), {"clip_norm": None}
+    o = OptimizerConfig(name=rule[:4].strip(), learning_rate=0.1, schedule="constant", weight_decay=0.1, **clip, **keys)
     params, grads = parameters_of(config), gradients(config)
     after = flat(updates(o, config, grads, params))
-    p, m = {path: np.float64(x) for path, x in flat(params).items()}, {}
-    for g in map(flat, grads):
-        for path in p:
-            m[path] = g[path] + 0.9 * m.get(path, 0)
-            p[path] = p[path] - 0.1 * (g[path] + 0.9 * m[path] if nesterov else m[path])
-    for path in p:
-        np.testing.assert_allclose(after[path], p[path], rtol=1e-5, atol=1e-5)
-
-
-def test_lion_follows_its_formula():
-    """Chen et al. 2023, algorithm 2: the update is sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g."""
-    config = tiny(model={"n_layers": 1})
-    o = OptimizerConfig(name="lion", learning_rate=0.1, schedule="constant", weight_decay=0.0, clip_norm=None)
-    params, grads = parameters_of(config), gradients(config, n=2)
-    after = flat(updates(o, config, grads, params))
-    p, m = {path: np.float64(x) for path, x in flat(params).items()}, {}
-    for g in map(flat, grads):
-        for path in p:
-            old = m.get(path, 0)
-            p[path] = p[path] - 0.1 * np.sign(0.9 * old + 0.1 * np.float64(g[path]))
-            m[path] = 0.95 * old + 0.05 * np.float64(g[path])
-    for path in p:
-        np.testing.assert_allclose(after[path], p[path], rtol=1e-5, atol=1e-5)
+    for path, x in flat(params).items():
+        x, m = np.float64(x), 0.0
+        for g in grads:
+            u, m = formula(np.float64(flat(g)[path]), m)
+            x = x - 0.1 * (u + (0.0 if path == "embedding" or "norm" in path else 0.1) * x)
+        np.testing.assert_allclose(after[path], x, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 10.0])

@@ -11,8 +11,7 @@ import pytest
 from running import slow
 from tiny import tiny, unstack_layers
 
-from lm import layer_stack, parameters
-from lm.config import Config, ModelConfig, TrainConfig
+from lm import layer_stack
 from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
@@ -26,51 +25,6 @@ def initial(seed=7, **model):
 @functools.cache
 def initial_of(c, seed):
     return flat(unstack_layers(init_params(c, seed)))
-
-
-# Published models with known exact parameter counts; those of configs/ are in tests/config/test_config_files.py.
-MODELS = {
-    "qwen2_0.5b": (
-        494_032_768,
-        TrainConfig(seq_len=4096),
-        ModelConfig(
-            vocab_size=151_936, d_model=896, n_layers=24, n_heads=14, n_kv_heads=2, d_ff=4864, attn_bias=True,
-            attn_out_bias=False, tie_embeddings=True,
-        ),
-    ),
-    "olmo2_7b": (
-        7_298_617_344,
-        TrainConfig(seq_len=4096),
-        ModelConfig(
-            vocab_size=100_352, d_model=4096, n_layers=32, n_heads=32, d_ff=11_008, norm_placement="output",
-            qk_norm=True, qk_norm_over="all_heads",
-        ),
-    ),
-    "gemma2_2b": (
-        2_614_341_888,
-        TrainConfig(seq_len=8192),
-        ModelConfig(
-            vocab_size=256_000, d_model=2304, n_layers=26, n_heads=8, n_kv_heads=4, d_head=256, d_ff=9216,
-            norm_placement="sandwich", tie_embeddings=True,
-        ),
-    ),
-    "llama_3.2_1b": (
-        1_235_814_400,
-        TrainConfig(seq_len=8192),
-        ModelConfig(
-            vocab_size=128_256, d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192, tie_embeddings=True,
-        ),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_published_models_have_their_exact_parameter_counts(name):
-    expected, train, model = MODELS[name]
-    c = parameters.resolve(Config(model=model, train=train), model.vocab_size).model
-    assert count(parameter_table(c)) == expected
-    shapes = jax.eval_shape(functools.partial(init_params, c), 0)
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == expected
 
 
 def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():
@@ -170,18 +124,6 @@ def test_the_derivative_of_split_layers_equals_that_of_indexing():
     ours = jax.grad(lambda p: loss(split(p), p["head"]))(params)
     plain = jax.grad(lambda p: loss(p["layers"]["ffn"]["w_up_DF"], p["head"]))(params)
     chex.assert_trees_all_close(ours, plain, rtol=1e-6)
-
-
-@pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
-@pytest.mark.slow
-def test_initial_values_of_a_layer_do_not_depend_on_the_depth(init):
-    """Except for a factor: GPT-2 divides residual projections by sqrt(2 n_layers)."""
-    shallow, deep = initial(init=init, n_layers=2), initial(init=init, n_layers=3)
-    for path, x in shallow.items():
-        residual = init == "gpt2" and path.endswith(("w_o_HKD", "w_down_FD"))
-        np.testing.assert_allclose(
-            x, deep[path] * (math.sqrt(3 / 2) if residual else 1.0), rtol=3e-7 if residual else 0, err_msg=path
-        )
 
 
 # (d_in, d_out) by path, for the published standard deviations: Glorot and Bengio 2010, He et al. 2015, GPT-2's code.

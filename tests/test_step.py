@@ -46,22 +46,6 @@ def rolled(config, n_steps, *, resident=True, state=None):
     return state, jax.tree.map(lambda *m: np.concatenate(m), *metrics)
 
 
-@pytest.mark.slow
-def test_micro_batches_equal_one_batch_with_unequal_weights_and_dropout():
-    """Each target has the same weight in any micro-batch, and each example keeps its dropout mask."""
-    configs = [tiny(model=ONE | {"dropout": 0.3}, train={"micro_batch_size": n}) for n in (None, 1)]
-    weights = np.ones((4, 8), np.float32)
-    weights[0, 1:], weights[2] = 0, 0
-    batch = batch_of(configs[0], weights=jnp.asarray(weights))
-    whole, parts = (jit_gradients(state_of(c), batch, c) for c in configs)
-    np.testing.assert_allclose(parts[0]["loss"], whole[0]["loss"], rtol=1e-6)
-    chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-5, atol=1e-6)
-    # The mean of the micro-batches' means differs, so the comparison above can fail.
-    by_row = [jax.tree.map(lambda a, i=i: a[np.full(4, i)], batch) for i in (0, 1, 3)]
-    means = [jit_gradients(state_of(configs[0]), row, configs[0])[0]["loss"] for row in by_row]
-    assert abs(np.mean(means) - whole[0]["loss"]) > 1e-2
-
-
 def test_the_z_loss_is_a_term_of_its_own():
     """It is minimized and logged, but neither in the loss nor in evaluations; its sums add up."""
     batch = batch_of(tiny(), weights=np.random.default_rng(1).uniform(size=(4, 8)).astype(np.float32))
@@ -171,18 +155,6 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
 
 
 @pytest.mark.slow
-def test_training_overfits_one_batch():
-    config, losses = tiny(**HALTING), []
-    state, inputs = state_of(config), stacked([batch_of(config)] * 4)
-    for _ in range(20):
-        state, metrics = jit_steps(state, None, inputs, 4, config)
-        losses.append(metrics["loss"])
-    assert losses[0][0] > 2
-    assert losses[-1][-1] < 0.05
-    assert int(state.step) == 80
-
-
-@pytest.mark.slow
 def test_gradients_equal_central_differences_in_float64():
     """One random direction for each parameter; the model has every kind of parameter."""
     keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
@@ -260,33 +232,20 @@ def test_the_step_keeps_dtypes(dtype):
     assert metrics["loss"].dtype == metrics["grad_norm"].dtype == jnp.float32
 
 
-def test_a_new_metric_of_train_step_is_stacked_over_a_dispatch(monkeypatch):
-    train_step = step.train_step
+def test_a_dispatch_traces_the_step_once_and_stacks_its_metrics(monkeypatch):
+    train_step, traced = step.train_step, []
 
     def with_one_more(state, batch, config):
+        traced.append(batch["tokens"].shape)
         state, metrics = train_step(state, batch, config)
         return state, metrics | {"n_tokens": jnp.int32(batch["tokens"].size)}
 
     monkeypatch.setattr(step, "train_step", with_one_more)
     config = tiny(model=ONE)
+    inputs = stacked([batch_of(config)] * 2)
     _, metrics = jax.eval_shape(
-        lambda state, inputs: step.train_steps(state, None, inputs, 2, config),
-        state_of(config),
-        stacked([batch_of(config)] * 2),
+        lambda state, n: step.train_steps(state, None, inputs, n, config), state_of(config), np.int32(1)
     )
+    assert len(traced) == 1
     assert metrics["n_tokens"].shape == (2,)
     assert metrics["n_tokens"].dtype == jnp.int32
-
-
-def test_a_dispatch_traces_the_step_once(monkeypatch):
-    train_step, traced = step.train_step, []
-
-    def counting(state, batch, config):
-        traced.append(batch["tokens"].shape)
-        return train_step(state, batch, config)
-
-    monkeypatch.setattr(step, "train_step", counting)
-    config = tiny(model=ONE)
-    inputs = stacked([batch_of(config)] * 2)
-    jax.jit(lambda state, n: step.train_steps(state, None, inputs, n, config)).lower(state_of(config), np.int32(1))
-    assert len(traced) == 1

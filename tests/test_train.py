@@ -1,16 +1,12 @@
 """The command lm.train: the files of a run, its output, and its execution options."""
 
 import json
-import os
-import pty
-import time
 
 import numpy as np
 import pytest
 from running import checkpoint_steps, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
-from lm.training import job
 from lm.training.finish import joined
 from lm.workdir.directory import SUMMARY_FIELDS
 from lm.workdir.metrics import validation_losses
@@ -136,20 +132,6 @@ def test_a_run_stops_when_its_patience_ends_and_does_not_go_on(train, tmp_path):
     assert summary_of(tmp_path / "run")["steps"] == summary["steps"]
 
 
-@pytest.mark.slow
-def test_wall_seconds_include_compilation(train, tmp_path, monkeypatch):
-    compile_steps = job.compile_steps
-
-    def compile_slowly(*args):
-        time.sleep(5)
-        return compile_steps(*args)
-
-    monkeypatch.setattr(job, "compile_steps", compile_slowly)
-    code, _ = train(tmp_path / "run", "--config.train.steps=1", "--config.eval.every=0")
-    assert code == 0
-    assert summary_of(tmp_path / "run")["wall_seconds"] >= 5
-
-
 def test_a_log_file_has_plain_lines(bench):
     bench.reference()
     output = (bench.base / "reference.txt").read_text()
@@ -159,27 +141,6 @@ def test_a_log_file_has_plain_lines(bench):
         assert text in output
     assert output.splitlines().index(next(line for line in output.splitlines() if line.startswith("step  1/"))) <= 8
     assert "Traceback" not in output
-
-
-@pytest.mark.slow
-def test_a_terminal_shows_every_step(bench, tmp_path):
-    ours, theirs = pty.openpty()
-    env = bench.env | {"TERM": "xterm"}
-    with open(theirs, "w", closefd=False) as terminal:
-        run = bench.start(tmp_path / "run", env=env, stdout=terminal)
-    with run:
-        os.close(theirs)
-        output = b""
-        try:
-            while chunk := os.read(ours, 2**16):
-                output += chunk
-        except OSError:  # on Linux: the other end is closed
-            pass
-    os.close(ours)
-    assert run.returncode == 0
-    shown = [line for line in output.decode().splitlines() if line.startswith("step ") and "tokens/s" in line]
-    assert [line.split("/")[0].split() for line in shown] == [["step", str(step)] for step in range(1, 13)]
-    assert b"validation: loss" in output
 
 
 @pytest.mark.slow
