@@ -29,7 +29,6 @@ from lm.layers.variants import OFF, attention_gate
 from lm.past import Past
 from lm.step import _sums, batch_fields, loss_terms
 from lm.training.layer_statistics import layer_statistics
-from lm.workdir.checkpoints import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,19 +246,6 @@ def test_all_are_exported_as_they_are_or_refused():
 def test_experts_that_do_not_exist_are_refused(key, value):
     with pytest.raises(UserError, match=f"config.model.{key}"):
         config_of(VARIANTS["experts"], **{key: value})
-
-
-@pytest.mark.parametrize("row", [TOGETHER[0], *(pytest.param(Row(keys), marks=SLOW) for keys in PAIRS[1:])])
-def test_it_resumes_from_the_same_bits(tmp_path, row):
-    """A restored state is the saved one; each later step is a function of it (tests/training/test_resume.py)."""
-    shapes, draw = jax.eval_shape(lambda: state_of(config_of(row))), np.random.default_rng(0)
-    state = jax.tree.map(lambda x: jnp.asarray(draw.integers(0, 9, x.shape).astype(x.dtype)), shapes)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, state, {})
-    checkpoints.wait()
-    _, restored, _ = checkpoints.restore(shapes)
-    checkpoints.close()
-    chex.assert_trees_all_equal(restored, state, strict=True)
 
 
 def test_loss_terms_of_packed_rows_add_up_over_micro_batches():

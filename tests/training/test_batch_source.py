@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from tiny import redrawn, tiny
@@ -20,22 +19,6 @@ PACKED = Split("validation", TOKENS.reshape(30, 9), TOKENS.size, None, np.ones((
 
 def config_of(device_bytes=2**20, **data):
     return tiny(data={"device_bytes": device_bytes} | data, train={"steps_per_dispatch": 3})
-
-
-class CountingArray:
-    """An array that counts how many of its elements are read."""
-
-    def __init__(self, array):
-        self.array, self.n_read = array, 0
-        self.ndim, self.shape, self.nbytes = array.ndim, array.shape, array.nbytes
-
-    def __len__(self):
-        return len(self.array)
-
-    def __getitem__(self, index):
-        result = self.array[index]
-        self.n_read += result.size
-        return result
 
 
 @pytest.mark.parametrize("split", [PLAIN, PACKED], ids=["plain", "packed"])
@@ -63,13 +46,6 @@ def test_another_seed_shares_the_arrays():
     np.testing.assert_array_equal(other.train(0, 3)["starts"], batches.window_starts(PLAIN, config, np.arange(3)))
 
 
-def test_packed_batches_on_the_host_are_gathered_once():
-    tokens, segments = CountingArray(PACKED.tokens), CountingArray(PACKED.segments)
-    split = dataclasses.replace(PACKED, tokens=tokens, segments=segments)
-    BatchSource(split, config_of(device_bytes=0, order="epochs")).train(0, 3)
-    assert tokens.n_read == segments.n_read == 3 * 4 * 9
-
-
 def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
     sent, replicate = [], sharding.replicate
     monkeypatch.setattr(sharding, "replicate", lambda mesh, array: sent.append(array) or replicate(mesh, array))
@@ -85,12 +61,3 @@ def test_evaluation_stops_between_two_batches():
     source = BatchSource(PLAIN, config)
     assert evaluate(redrawn(config.model), source, stop=lambda: calls.append(1) or len(calls) == 2) is None
     assert len(calls) == 2
-
-
-def test_max_batches_limits_an_evaluation():
-    source = BatchSource(PLAIN, config_of())
-    assert len(list(source.evaluation())) == batches.n_eval_batches(PLAIN, source.config)
-    assert len(list(source.evaluation(2))) == 2
-    assert all(
-        isinstance(array, np.ndarray | jax.Array) for inputs in source.evaluation(1) for array in inputs.values()
-    )

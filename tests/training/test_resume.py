@@ -87,16 +87,6 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     assert_same_run(workdir, reference)
 
 
-@pytest.mark.slow
-def test_these_comparisons_detect_another_seed(bench, train, tmp_path):
-    reference = bench.reference()
-    train(tmp_path / "run", "--config.train.seed=1")
-    assert set(checksums(tmp_path / "run", 12)) == set(checksums(reference, 12))
-    with pytest.raises(AssertionError):
-        assert_same_run(tmp_path / "run", reference)
-    assert metrics_of(tmp_path / "run") != metrics_of(reference)
-
-
 def test_a_stopped_run_equals_an_uninterrupted_run(bench, train, tmp_path):
     keys = ("--config.log.tensorboard=true", "--config.eval.sample_tokens=10", "--config.train.steps_per_dispatch=1")
     with stopped_at(9):
@@ -152,20 +142,6 @@ def test_a_second_ctrl_c_ends_at_once(bench, tmp_path):
     assert checkpoint_steps(tmp_path / "run") == []  # nothing was saved
 
 
-# Orbax does not await all of its reads when one fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.slow
-def test_a_corrupted_checkpoint_is_skipped(bench, train, tmp_path):
-    reference = bench.reference()
-    workdir = unfinished_copy(reference, tmp_path / "run")
-    damage(workdir / "checkpoints" / "12")
-    code, output = train(workdir, "--resume")
-    assert code == 0
-    assert output.count("corrupted checkpoint of step 12") == 1
-    assert "falling back to step 8" in output
-    assert_same_run(workdir, reference)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", PAIRS, ids=range(len(PAIRS)))
 def test_a_run_with_ideas_resumes_to_the_same_bits(train, tmp_path, keys):
@@ -177,6 +153,7 @@ def test_a_run_with_ideas_resumes_to_the_same_bits(train, tmp_path, keys):
     damage(workdir / "checkpoints" / "12")
     code, output = train(workdir, "--resume", *flags)
     assert code == 0, output
+    assert output.count("corrupted checkpoint of step 12") == 1
     assert "falling back to step 8" in output
     assert_same_run(workdir, tmp_path / "whole")
 
