@@ -243,13 +243,11 @@ MISTAKES = {
         "12 is not divisible by replica x fsdp = 32": (*TPUS, *CONFIG, "--config.train.batch_size=12"),
         "--restarts must be at least 0": (*GPUS, "--restarts", "-1", *CONFIG),
         "after two dashes: -- --config FILE": GPUS,
-        "two dashes: -- --config FILE": (*GPUS, "--", "--config.mesh.fsdp=8"),
         "--name: 'GPT_2' is not a valid": ("--name", "GPT_2", *GPUS[2:], *CONFIG),
         "--secret: 'a b' is not a valid": (*GPUS, "--secret", "a b", *CONFIG),
         "--memory: '64 GB' is not a size such as 64Gi": (*GPUS, "--memory", "64 GB", *CONFIG),
         "--slices must be at least 1": (*TPUS, "--slices", "0", *CONFIG),
         "--slices 2: several slices need TPU": (*GPUS, "--slices", "2", *CONFIG),
-        "--slices 2: several slices need": (*JOB, "--tpu", "v5e:2x2", "--slices", "2", *CONFIG),
         "1 is not a multiple of the 2 TPU slices": (*TPUS, "--slices", "2", *CONFIG, "--config.mesh.fsdp=64"),
         "--pod: launch/none.yaml cannot be read": (*GPUS, "--pod", "launch/none.yaml", *CONFIG),
         "--pod: launch/skypilot.yaml must have": (*GPUS, "--pod", "launch/skypilot.yaml", *CONFIG),
@@ -258,7 +256,6 @@ MISTAKES = {
         "--coordinator_address after the two dashes": (*GPUS, *CONFIG, "--coordinator_address=x:1"),
         "12 is not a multiple of the 8 GPUs": (*JOB, "--gpu", "h100:12", *CONFIG),
         "'h900:8' is not KIND:COUNT": (*JOB, "--gpu", "h900:8", *CONFIG),
-        "'h100-pcie:8' is not KIND:COUNT": (*JOB, "--gpu", "h100-pcie:8", *CONFIG),
         "there is no v5e slice 0x4": (*JOB, "--tpu", "v5e:0x4", *CONFIG),
         "there are 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16": (*JOB, "--tpu", "v5e:4x3", *CONFIG),
         "at most 6144 chips": (*JOB, "--tpu", "v5p:16x16x28", *CONFIG),
@@ -386,14 +383,3 @@ def test_skypilot_file_is_a_task_whose_scripts_parse():
     assert "--platform gpu" in task["run"]
     for part in ("setup", "run"):
         assert subprocess.run(["bash", "-n"], input=task[part], text=True).returncode == 0
-    for path in ("docs/scaling.md", "launch/skypilot.yaml"):
-        commands = re.findall(r"sky jobs launch launch/skypilot\.yaml.*", (ROOT / path).read_text())
-        assert commands
-        assert all("--use-spot" in command for command in commands)
-
-
-def test_skypilot_itself_loads_the_file():
-    sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
-    task = sky.Task.from_yaml(str(ROOT / "launch" / "skypilot.yaml"))
-    assert task.num_nodes == 1
-    assert task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"  # the variable is replaced

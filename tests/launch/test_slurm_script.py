@@ -142,13 +142,3 @@ def test_names_are_quoted_for_sbatch(capsys, tmp_path):
     script = script_of(capsys, "--workdir", str(tmp_path / "50%j"), "--name", "it's a \\ run")
     assert "#SBATCH --job-name='it\\'s a \\\\ run'\n" in script
     assert f"#SBATCH --output={tmp_path}/50%%j/slurm.log\n" in script  # SLURM replaces %j by the job's ID
-
-
-@pytest.mark.parametrize(
-    ("gpus", "command", "expected"),
-    [("4", TRAIN, "--platform gpu --resume"), ("0", TRAIN, "--platform cpu --resume"), ("1", SWEEP, "--platform gpu")],
-)
-def test_the_command_names_the_platform(capsys, tmp_path, gpus, command, expected):
-    array = ("--array", "2") if command == SWEEP else ()
-    script = script_of(capsys, "--workdir", str(tmp_path), "--gpus-per-node", gpus, *array, command=command)
-    assert f" --workdir {tmp_path} {expected}\n" in script

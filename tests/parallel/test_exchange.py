@@ -52,30 +52,23 @@ def test_all_processes_get_the_result_of_the_first(process):
     assert first == other == {"a": [1, None]}
 
 
-@pytest.mark.parametrize("kind", [UserError, TemporaryError])
-def test_an_error_for_the_user_is_raised_in_all_processes(process, kind):
-    for i in range(2):
-        with pytest.raises(kind) as raised:
-            process(i, processes.from_first, fail, kind("one", "two"))
-        assert raised.value.problems == ("one", "two")
-        assert type(raised.value) is kind
-
-
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device", "runs/a"), KeyError("defect"), KeyboardInterrupt()]
+    ("error", "kind", "message"),
+    [
+        (UserError("one", "two"), UserError, "^one\ntwo$"),
+        (TemporaryError("one", "two"), TemporaryError, "^one\ntwo$"),
+        (OSError(28, "No space left on device", "runs/a"), TemporaryError, "process 0 failed: .*No space left"),
+        (KeyError("defect"), TemporaryError, "process 0 failed: .*defect"),
+        (KeyboardInterrupt(), TemporaryError, "process 0 was interrupted"),
+        (None, TemporaryError, "process 0 failed: TypeError"),  # the result is not JSON
+    ],
 )
-def test_any_other_exception_in_process_0_ends_all_processes(process, error):
-    with pytest.raises(type(error)):
-        process(0, processes.from_first, fail, error)
-    with pytest.raises(TemporaryError, match=r"process 0 (failed: .*(No space left|defect)|was interrupted)"):
+def test_an_exception_in_process_0_ends_all_processes(process, error, kind, message):
+    with pytest.raises(type(error) if error else TypeError):
+        process(0, processes.from_first, *((fail, error) if error else (object,)))
+    with pytest.raises(kind, match=message) as raised:
         process(1, processes.from_first, fail, AssertionError("called in process 1"))
-
-
-def test_a_result_that_is_not_json_ends_all_processes(process):
-    with pytest.raises(TypeError):
-        process(0, processes.from_first, object)
-    with pytest.raises(TemporaryError, match="process 0 failed: TypeError"):
-        process(1, processes.from_first, object)
+    assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize(("code", "kind"), [(1, TemporaryError), (2, UserError), (130, TemporaryError)])

@@ -108,22 +108,6 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four(bench, alo
         np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "whole"), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_mixture_goes_on_with_another_number_of_processes(bench, tmp_path):
-    mixture = f'--config.data.mixture=(("a", "text:{bench.text}", 2.0), ("b", "text:{bench.text}", 1.0))'
-    keys = (
-        mixture,
-        "--config.data.order=epochs",
-        "--config.optimizer.schedule=constant",
-        "--config.data.device_bytes=0",
-    )
-    run(bench, tmp_path / "run", 2, *keys, "--config.train.steps=6")
-    run(bench, tmp_path / "run", 1, *keys, "--resume")
-    run(bench, tmp_path / "whole", 1, *keys)
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(evaluations(tmp_path / "run")[-2:], evaluations(tmp_path / "whole")[-2:], atol=1e-5)
-
-
 ENDLESS = ("--config.train.steps=200", "--config.eval.every=0", "--config.checkpoint.every=0")
 
 

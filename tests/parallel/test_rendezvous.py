@@ -42,16 +42,12 @@ def test_missing_processes_are_named_in_all_others():
         assert "processes 1, 3 of 4 did not connect to process 0 within 0.5 s (--connect_timeout)" in str(problem)
 
 
-def test_a_missing_process_0_is_named():
-    (problem,) = meet_all((2, 1), timeout=0.3)
+@pytest.mark.parametrize("host", ["localhost", "nohost.invalid"])
+def test_a_process_0_that_cannot_be_reached_is_named(host):
+    (problem,) = meet_all((2, 1), address=f"{host}:{free_ports(1)[0]}", timeout=0.3)
     assert isinstance(problem, TemporaryError)
-    assert "process 1 could not reach process 0 at localhost:" in str(problem)
-    assert "Connection refused" in str(problem)
-
-
-def test_an_unknown_host_is_named():
-    (problem,) = meet_all((2, 1), address="nohost.invalid:1234", timeout=0.3)
-    assert "process 1 could not reach process 0 at nohost.invalid:1234 within 0.3 s" in str(problem)
+    assert f"process 1 could not reach process 0 at {host}:" in str(problem)
+    assert "Connection refused" in str(problem) or host != "localhost"
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:70000", ":1234"])

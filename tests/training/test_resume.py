@@ -57,6 +57,7 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     # In the evaluation at step 8 (the one at step 4 had 3 batches), with an incomplete last line.
     done = bench.train(workdir, "--resume", at="KILL evaluation 5")
     assert done.returncode == -signal.SIGKILL
+    assert "corrupted" not in done.stdout + done.stderr  # an unfinished checkpoint is none
     assert checkpoint_steps(workdir) == [4]
     assert steps_logged(workdir) == [1, 2, 3, 4, 5, 6, 7, 8]
     with open(workdir / "metrics.jsonl", "a") as file:
@@ -84,6 +85,7 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     assert done.returncode == 0
     assert "resuming at step 10" in done.stdout
     assert summary_of(workdir)["status"] == "finished"
+    assert not list((workdir / "checkpoints").glob("*tmp*"))
     assert_same_run(workdir, reference)
 
 

@@ -14,7 +14,6 @@ from lm.training import probes
 from lm.training.loss_curve import loss_curve
 from lm.training.run import Run
 from lm.training.scores import probe_losses
-from lm.workdir.metrics import MetricsWriter
 
 PROBES = "--config.eval.probes=repeat,recall"
 
@@ -78,12 +77,3 @@ def test_scores_are_logged_once_plotted_and_in_the_summary(train, bench, tmp_pat
     # The picture of the losses has a curve of the average.
     labels = [text.get_text() for text in loss_curve(metrics_of(workdir)).axes[0].get_legend().get_texts()]
     assert labels == ["training", "validation", "validation, averaged parameters"]
-
-
-def test_each_score_has_a_curve(tmp_path):
-    writer = MetricsWriter(tmp_path)
-    writer.write({"step": 3, "scores": {"probe/repeat": 2.5, "task/arc_easy/acc": 0.25}})
-    writer.close()
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    content = file.read_bytes()
-    assert all(tag in content for tag in (b"probe/repeat", b"task/arc_easy/acc"))

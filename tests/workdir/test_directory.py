@@ -62,17 +62,11 @@ def with_steps(path: Path, steps=(1,)) -> Path:
 
 
 def test_a_run_is_never_overwritten(tmp_path):
-    start(tmp_path / "run", Config())
-    with_steps(tmp_path / "run")
-    before = tree(tmp_path)
-    with pytest.raises(UserError, match="already holds a run"):
-        start(tmp_path / "run", Config())
-    assert tree(tmp_path) == before
-    for mark in ("metrics.jsonl", "checkpoints/5/state", "summary.json"):
-        path = tmp_path / mark.replace("/", "-") / mark
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """What remains of a run suffices (a whole run: tests/test_train_refusals.py)."""
+    for i, mark in enumerate(("metrics.jsonl", "checkpoints/5/state", "summary.json")):
+        path = (workdir := tmp_path / str(i)) / mark
+        path.parent.mkdir(parents=True)
         path.write_text("x")
-        workdir = tmp_path / mark.replace("/", "-")
         with pytest.raises(UserError, match="already holds a run"):
             saved_run.check_workdir(workdir, Config(), resume=False)
         with pytest.raises(UserError, match=r"has no config\.json"):
@@ -89,20 +83,6 @@ def test_a_run_that_made_no_step_starts_anew(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_model"] == 384
     (tmp_path / "slurm-1.out").write_text("queued")
     start(tmp_path, Config(), resume=True)
-
-
-def test_resuming_with_another_experiment_is_refused_and_lists_every_difference(tmp_path):
-    start(tmp_path, Config())
-    with_steps(tmp_path)
-    before = tree(tmp_path)
-    changed = with_keys(Config(), model_d_model=384, train_seed=5, train_steps=10, log_every=1)
-    with pytest.raises(UserError) as error:
-        start(tmp_path, changed, resume=True)
-    text = str(error.value)
-    for part in ("config.model.d_model: 256 -> 384", "config.train.seed: 0 -> 5", "can grow but not shrink"):
-        assert part in text
-    assert "log.every" not in text
-    assert tree(tmp_path) == before
 
 
 def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
@@ -228,14 +208,6 @@ def test_links_that_the_owner_made_are_followed_and_no_file_is_written_through_o
     with pytest.raises(UserError, match=r"\.lock is not a file"):
         start(tmp_path / "run", Config(), resume=True)
     assert precious.read_text() == "precious"
-
-
-def test_a_named_pipe_in_a_workdir_is_an_error_that_names_it(tmp_path):
-    """Reading a pipe would wait forever."""
-    with_steps(tmp_path)
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(UserError, match=r"config\.json is corrupted: .* a pipe or a device"):
-        start(tmp_path, Config(), resume=True)
 
 
 def test_default_workdirs_differ_within_one_second(tmp_path):

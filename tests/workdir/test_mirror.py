@@ -90,9 +90,14 @@ def url(request, tmp_path):
 
 def test_what_was_copied_is_fetched_and_what_the_run_deleted_is_deleted(url, tmp_path):
     run = tmp_path / "run"
+    assert not Mirror(url, run).fetch(Config(), print)
+    Mirror(url, run).claim(Config())
+    assert not Mirror(url, run).fetch(Config(), print)  # there is no copy yet
     for steps in ((4, 8), (8, 12)):
         write_run(run, *steps)
         assert copy(url, run) == [f"{url} has a copy of step {steps[-1]}"]
+        (tmp_path / f"fetched {steps}" / "samples").mkdir(parents=True)  # of a start without a run
+        (tmp_path / f"fetched {steps}" / "samples" / "old.txt").write_text("an old text")
         lines = fetch(url, tmp_path / f"fetched {steps}")
         assert lines == [f"starting from the copy in {url}, of step {steps[-1]}"]
         assert content(tmp_path / f"fetched {steps}") == content(run)
@@ -101,12 +106,6 @@ def test_what_was_copied_is_fetched_and_what_the_run_deleted_is_deleted(url, tmp
     assert len(system.ls(f"{root}/files")) == n_contents
     assert len(system.ls(root)) == 2  # and one manifest
     assert not Mirror(url, run).fetch(Config(), print)  # the workdir holds a run
-
-
-def test_a_mirror_without_a_copy_starts_nothing(url, tmp_path):
-    assert not Mirror(url, tmp_path / "run").fetch(Config(), print)
-    Mirror(url, tmp_path / "run").claim(Config())
-    assert not Mirror(url, tmp_path / "run").fetch(Config(), print)
 
 
 def test_a_bucket_is_not_made(s3, tmp_path):
@@ -240,15 +239,6 @@ def test_a_mirror_belongs_to_one_run(tmp_path):
         Mirror(url, run).claim(shorter)
 
 
-def test_what_a_start_without_a_run_left_is_replaced(tmp_path):
-    url, run, new = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4), tmp_path / "new"
-    copy(url, run)
-    (new / "samples").mkdir(parents=True)
-    (new / "samples" / "old.txt").write_text("an old text")
-    fetch(url, new)
-    assert content(new) == content(run)
-
-
 def test_of_two_starts_the_later_one_owns_the_mirror(tmp_path):
     url, run = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4)
     lines, first, second = [], Mirror(url, run), Mirror(url, write_run(tmp_path / "other", 4, 8))
@@ -325,12 +315,8 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_failure(flaky, tmp_path, monkeypatch):
-    url, run, lines, describe = (
-        f"memory://{tmp_path.name}",
-        write_run(tmp_path / "run", 4, 8),
-        [],
-        mirror_module._describe,
-    )
+    url, run, lines = f"memory://{tmp_path.name}", write_run(tmp_path / "run", 4, 8), []
+    describe = mirror_module._describe
 
     def late(content):
         if content == run / "checkpoints/4/state/d/array" and content.exists():
