@@ -88,11 +88,6 @@ def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activatio
             assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
 
 
-def test_an_unknown_activation_is_an_error():
-    with pytest.raises(ValueError, match="'selu'; expected one of relu, silu"):
-        mlp(X, W_IN, W_OUT, activation="selu")
-
-
 def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weights():
     x = jnp.asarray(X, jnp.bfloat16)
 

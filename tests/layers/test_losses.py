@@ -91,6 +91,11 @@ def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
 
 
+def test_a_chunk_size_below_1_is_an_error():
+    with pytest.raises(ValueError, match="chunk_size is 0"):
+        chunked(H, W, BIAS, WEIGHTS, chunk_size=0)
+
+
 def test_a_tied_head_is_the_transposed_embedding_table():
     sums, (d_h, d_w, d_bias, _) = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
     for f in (whole, chunked):
@@ -109,16 +114,6 @@ def test_bias_and_weights_may_be_absent():
         np.testing.assert_allclose(without[0], loss, rtol=1e-6)
         for g, e in zip(without[1], (d_h, d_w), strict=True):
             np.testing.assert_allclose(3 / count * g, e, rtol=1e-5, atol=1e-6)
-
-
-def test_sums_over_parts_of_a_batch_add_up():
-    f = jax.jit(lambda logits, targets, weights: softmax_cross_entropy(logits, targets, weights, z_loss=0.1))
-    logits = H @ W
-    total = f(logits, TARGETS, WEIGHTS)
-    parts = [f(logits[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1]) for i in range(B)]
-    assert len({float(sums.weight) for sums in parts}) > 1
-    np.testing.assert_allclose(np.sum(parts, axis=0), total, rtol=1e-6)
-    np.testing.assert_allclose(total.objective, total.nll + 0.1 * total.square_log_z, rtol=1e-6)
 
 
 def test_equals_torch(torch_answers):
@@ -182,8 +177,3 @@ def test_the_chunked_loss_has_no_intermediate_as_large_as_all_logits(transposed)
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
         assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the unchunked loss has all logits
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v
-
-
-def test_a_chunk_size_below_1_is_an_error():
-    with pytest.raises(ValueError, match="chunk_size is 0"):
-        chunked(H, W, BIAS, WEIGHTS, chunk_size=0)

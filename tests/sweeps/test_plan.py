@@ -54,12 +54,7 @@ def test_every_variant_is_planned_at_every_size(planned):
     values = {"data.source": "text:text.txt", "train.steps": match_tokens(5)}
     plan = planned(sizes=SIZES, values=values, placebo={"model.rope_pairing": "halves"})
     assert list(plan.variants) == [f"{n}, {size}" for size in "sm" for n in ("mlp", "glu", "wild", "placebo")]
-    assert plan.comparisons == (
-        ("glu, s", "mlp, s"),
-        ("glu, m", "mlp, m"),
-        ("wild, s", "mlp, s"),
-        ("wild, m", "mlp, m"),
-    )
+    assert plan.comparisons == tuple((f"{name}, {size}", f"mlp, {size}") for name in ("glu", "wild") for size in "sm")
     assert plan.placebos == (("placebo, s", "mlp, s"), ("placebo, m", "mlp, m"))
     rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
@@ -107,9 +102,7 @@ def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned):
 MISTAKES = [
     ({"variants": TWO | {"b": {"model.norn": "layer"}}, **PAIR}, "variant 'b': config.model.norn: unknown key"),
     ({"variants": TWO | {"b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
-    ({"variants": {}}, "variants: there are 0"),
     ({"variants": {"mlp": {}}, "sizes": SIZES}, "variants: there is 1"),
-    ({"variants": ["a", "b"]}, "variants: ['a', 'b'] must be dict[str, dict["),
     ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be dict["),
     ({"variants": TWO | {"placebo": {}}, **PAIR}, "variants: 'placebo' is the name of"),
     ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
@@ -124,7 +117,6 @@ MISTAKES = [
     ({"values": {"model.d_ff": match_tokens(5)}}, "values: model.d_ff: 5 tokens per parameter: only train.steps"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "values: model.d_ff: params of 'mlp': matched widths belong in"),
     ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
-    ({"sizes": None}, "sizes: None must be dict["),
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
     ({"sizes": {"s": {}}}, "sizes: there is 1, and a comparison between sizes needs at least 2"),
     ({"sizes": SIZES | {"": {}}}, "sizes: each must have a name"),
@@ -135,10 +127,8 @@ MISTAKES = [
     ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "name of two variants"),
     ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
     ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),
-    ({"texts": {"docs": {}}}, "texts: there is 1"),
     ({"texts": TEXTS | {"long": {"train.steps": 9}}}, "text 'long': train.steps: a text may set keys of data and"),
     ({"comparisons": ()}, "comparisons: there are none; name the pairs"),
-    ({"comparisons": None}, "comparisons: None must be tuple["),
     ({"comparisons": ("glu", "mlp")}, "comparisons: ('glu', 'mlp') must be tuple[tuple[str, str]"),
     ({"comparisons": (("glue", "mlp"),)}, "there is no variant 'glue'; did you mean 'glu'?"),
     ({"comparisons": (("glu", "glu"),)}, "'glu' is compared with itself"),
@@ -158,7 +148,6 @@ MISTAKES = [
     ({"margin": float("nan")}, "margin: nan must be between 0.0001 and 1 nats per token"),
     ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be dict[str, "),
     ({"budgets": {"full": FULL}}, "budgets: there is no 'quick'; add it, or run it with --budget full"),
-    ({"budgets": {"quick": QUICK, "huge": FULL}}, "unknown 'huge'"),
     ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds: '2' must be int"),
     ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
     ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),

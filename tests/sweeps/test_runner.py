@@ -66,12 +66,8 @@ def fake(monkeypatch):
 def start(workdir, names=("rms", "layer"), lines=None, cells=("",)) -> _Runner:
     """Return the runner of a new process; with several cells, each name is a variant of its own cell."""
     variants = dict(zip(names, map(Norm, names, cells if len(cells) > 1 else cells * len(names)), strict=True))
-    about = {
-        "tune": {LEARNING_RATE: list(RATES)},
-        "seeds": SEEDS,
-        "tuning_seeds": TUNING_SEEDS,
-        "data": {"unigram": {"validation": 9.0}},
-    }
+    about = {"tune": {LEARNING_RATE: list(RATES)}, "seeds": SEEDS, "tuning_seeds": TUNING_SEEDS}
+    about["data"] = {"unigram": {"validation": 9.0}}
     record = {"tune": [LEARNING_RATE], "variants": dict.fromkeys(names, about), "cells": list(cells)}
     record["starts"] = [{"processor": "", "git": {"commit": "abc", "dirty": True}}]
     return _Runner(variants, record, workdir, 2, ([] if lines is None else lines).append, NoSignals)
