@@ -18,7 +18,6 @@ CONTRADICTIONS = [
     ("model.parametrization=mup model.attn_scale=0.1", "model.attn_scale: 0.1, but muP scales attention scores"),
     ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
     ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
-    ("model.n_kv_heads=8", "model.n_kv_heads: 8 does not divide"),
     ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
     (
         "model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
@@ -43,11 +42,7 @@ CONTRADICTIONS = [
         "model.attention: cudnn needs one window",
     ),
     ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
-    (
-        "data.splits=(0,0.5,0.5)",
-        "data.splits: (0.0, 0.5, 0.5) must be three fractions (train, validation, test) that add up to 1, "
-        "with train above 0",
-    ),
+    ("data.splits=(0,0.5,0.5)", "data.splits: (0.0, 0.5, 0.5) must be three fractions"),
     ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),
     ("data.tokenizer=none", "data.tokenizer: none, but tfds:tiny_shakespeare is text"),
     ("data.tokenizer=bpe:256", "data.tokenizer: bpe:256 is too small"),

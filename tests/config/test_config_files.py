@@ -1,11 +1,10 @@
 """The files in configs/: they have the sizes they claim, report missing data in one line, and train."""
 
-import json
 from runpy import run_path
 
 import numpy as np
 import pytest
-from running import ROOT
+from running import ROOT, metrics_of, summary_of
 
 from lm import parameters
 from lm.command_line.loading import load
@@ -49,20 +48,16 @@ def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count
 
 
 @pytest.mark.parametrize("name", ["cs336_tinystories", "gpt2_124m"])
-def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, command):
     monkeypatch.setattr(memory, "device_memory", lambda device: None)  # some configs may not fit on this machine
-    assert main(arguments(name)) == 2
-    printed = capsys.readouterr().err
-    assert len(printed.splitlines()) == 1
-    assert "config.data.source" in printed
+    code, output = command(main, *arguments(name))
+    assert (code, output.count("\n"), "config.data.source" in output) == (2, 1, True), output
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_trains_on_other_data(name, train_in, tmp_path):
+def test_a_config_trains_on_other_data(name, command, tmp_path):
     keys = dict(SMALL)
     if name == "gpt2_124m":
         ids = np.random.default_rng(0).integers(0, 50_257, 3000).astype(np.uint16)
@@ -78,27 +73,14 @@ def test_a_config_trains_on_other_data(name, train_in, tmp_path):
         keys |= {"data.tokenizer": "bpe:300", "data.splits": "(0.8,0.2,0.0)"}
     if name == "cmu_15780":
         keys["data.stride"] = 32
-    summary, lines = train_in(tmp_path, arguments(name, **keys))
-    assert summary["status"] == "finished"
-    assert summary["steps"] == 20
-    losses = [line["loss"] for line in lines]
+    code, output = command(main, *arguments(name, **keys), "--workdir=run")
+    assert code == 0, output
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("finished", 20)
+    losses = [line["loss"] for line in metrics_of(tmp_path / "run")]
     assert all(np.isfinite(losses))
     # There is nothing to learn from random ids; on text the loss falls.
     assert name == "gpt2_124m" or losses[-1] < losses[0]
-
-
-@pytest.fixture
-def train_in(monkeypatch):
-    """Return train_in(directory, arguments), which runs lm.train there and returns its summary and metrics."""
-
-    def run(directory, arguments):
-        monkeypatch.chdir(directory)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-        assert main([*arguments, "--workdir=run"]) == 0
-        lines = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
-        return json.loads((directory / "run" / "summary.json").read_text()), lines
-
-    return run
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -70,20 +70,9 @@ def test_a_checkpoint_is_a_trained_model(model_dir):
 
 
 @pytest.mark.slow
-def test_logits_text_and_loss_of_a_checkpoint(model_dir):
+def test_the_logits_of_a_checkpoint_are_those_of_transformers(model_dir):
     run, expected = lm.load(model_dir), EXPECTED["llama"]
     np.testing.assert_allclose(run.logits(expected["ids"])[-1], expected["logits"], atol=1e-5)
-    text = run.generate("abc", 5, temperature=0)
-    assert run.tokenizer.encode(text).tolist() == greedy(run, [0, 1, 2], 5)
-    assert run.loss("abc") == pytest.approx(run.loss([0, 1, 2]))
-
-
-def greedy(run, ids: list[int], n: int) -> list[int]:
-    """Return the greedy continuation by ids below that of the end of text."""
-    for _ in range(n):
-        ids = [*ids, int(run.logits(ids)[-1, :10].argmax())]
-        assert ids[-1] != 9
-    return ids[-n:]
 
 
 def test_a_checkpoint_without_tokenizer_has_logits_of_ids_only(tmp_path):

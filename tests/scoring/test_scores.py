@@ -32,14 +32,6 @@ def test_intervals_cover_the_mean_of_a_correlated_process(phi):
     assert rms == pytest.approx(1 / ((1 - phi) * math.sqrt(n)), rel=0.07)
 
 
-def test_the_error_of_independent_tokens_is_too_small_for_a_correlated_process():
-    """The reason for blocks: with phi = 0.9 it is sqrt((1 - phi) / (1 + phi)) = 0.23 times the true one."""
-    series = autoregressive(200, 6000, 0.9, mean=0.0)
-    naive = math.sqrt(np.mean(series.var(1))) / math.sqrt(6000)
-    blocks = [ratio(s, np.full(MAX_BLOCKS, 200.0)).error for s in series.reshape(200, MAX_BLOCKS, -1).sum(2)]
-    assert naive / math.sqrt(np.mean(np.square(blocks))) == pytest.approx(math.sqrt(0.1 / 1.9), rel=0.1)
-
-
 def test_blocks_of_different_sizes_weigh_by_their_tokens():
     """The error of a ratio agrees with its standard deviation over repeated draws of blocks."""
     draw = np.random.default_rng(1)
