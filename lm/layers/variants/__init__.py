@@ -14,7 +14,7 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
 
 `here` is a `Here`, `stream` a dict of arrays. The key under which an idea stands in a site is the key of config.model
 that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in the program. A site applies its
-ideas in the order of the dict. docs/changing-the-model.md shows two of them, tests/test_variants.py checks all.
+ideas in the order of the dict. docs/changing-the-model.md shows one of them, tests/test_variants.py checks all.
 
 An idea that lets positions see each other calls `here.last` or `here.running_sum`, which own its cache for decoding.
 """
