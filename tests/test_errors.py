@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import sys
 
 import pytest
 from running import ROOT
 
 from lm import sweep
 from lm.data import prepare
-from lm.errors import TemporaryError, UserError, lasting_output, with_exit_code
+from lm.errors import TemporaryError, UserError, with_exit_code
 from lm.files import name_errors
 from lm.sweeps import runner
 
@@ -21,14 +20,6 @@ def unread():
     os.close(reader)
     with os.fdopen(writer, "w") as stream, contextlib.redirect_stdout(stream):
         yield stream
-
-
-def test_long_work_continues_when_its_reader_goes_away():
-    with unread() as stream:
-        with lasting_output():
-            print("lost", flush=True)
-            print("lost, too", flush=True)
-        assert sys.stdout is stream
 
 
 def test_sweeps_and_the_preparation_of_a_corpus_continue_when_their_reader_goes_away(command, monkeypatch, tmp_path):

@@ -34,27 +34,28 @@ def cache(bench, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
 
 
-@pytest.fixture(scope="module")
-def found(bench, tmp_path_factory):
-    """Return the directory of the results, and the output, of the command with three texts and a stride."""
-    output, printed = tmp_path_factory.mktemp("evaluation"), tmp_path_factory.mktemp("texts")
-    other = printed / "other.txt"
-    other.write_text("the mat sat on a cat " * 40)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
-        arguments = [f"--workdir={bench.reference()}", "--step=latest", f"--output={output}", "--stride=4"]
-        assert main([*arguments, f"--data=text:{bench.text}", f"--data=text:{other}"]) == 0
-    return output
-
-
-def test_the_loss_is_the_one_that_the_run_logged(bench, found):
+def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(bench, tmp_path, command):
+    """With three texts and a stride."""
+    (tmp_path / "other.txt").write_text("the mat sat on a cat " * 40)
+    texts = f"--data=text:{bench.text}", "--data=text:other.txt"
+    arguments = f"--workdir={bench.reference()}", "--step=latest", "--output=results", "--stride=4"
+    assert command(main, *arguments, *texts)[0] == 0
+    record = json.loads((tmp_path / "results/step_12_test_text_txt_other_txt_stride_4.json").read_text())
+    assert (record["step"], record["seq_len"]) == (12, 16)
+    text, other = record["texts"]
+    assert (text["name"], other["name"]) == ("text.txt", "other.txt")
+    plain, sliding = text["plain"], text["sliding"]
     (logged,) = (line for line in metrics_of(bench.reference()) if line.get("split") == "test")
-    record = json.loads((found / "step_12_test_text_txt_other_txt_stride_4.json").read_text())
-    plain = record["texts"][0]["plain"]
-    for ours, theirs in (("loss", "loss"), ("bits_per_byte", "bits_per_byte"), ("perplexity", "perplexity")):
-        assert plain[ours] == pytest.approx(logged[theirs], rel=1e-6)
-    assert plain["predicted_tokens"] == logged["tokens"]
-    assert set(record["texts"][0]["baselines"]) == {"unigram", "bigram", "trigram"}
+    for key in ("loss", "bits_per_byte", "perplexity"):
+        assert plain[key] == pytest.approx(logged[key], rel=1e-6)
+    assert plain["predicted_tokens"] == sliding["predicted_tokens"] == logged["tokens"] == text["tokens"] - 1
+    assert (plain["stride"], sliding["stride"]) == (16, 4)
+    assert len(plain["block_losses"]) == plain["blocks"] > 8
+    assert 0 < plain["loss_error"] < plain["loss"]
+    assert other["plain"]["loss_error"] is None  # 42 tokens are three windows
+    assert [b["last"] for b in plain["by_context"]] == [1, 2, 4, 8, 16]
+    assert sum(b["tokens"] for b in plain["by_context"]) == text["tokens"] - 1
+    assert set(text["baselines"]) == {"unigram", "bigram", "trigram"}
 
 
 def test_a_loss_below_that_of_the_best_possible_model_is_an_error(run):
@@ -68,20 +69,6 @@ def test_a_loss_below_that_of_the_best_possible_model_is_an_error(run):
     score_text(run, knowing(least), {}, stride=4)
     with pytest.raises(BelowEntropy, match="the test loss is "):
         score_text(run, knowing(least + 1), {}, stride=4)
-
-
-def test_the_file_has_each_text(found):
-    record = json.loads((found / "step_12_test_text_txt_other_txt_stride_4.json").read_text())
-    assert (record["step"], record["seq_len"]) == (12, 16)
-    text, other = record["texts"]
-    assert (text["name"], other["name"]) == ("text.txt", "other.txt")
-    assert text["plain"]["predicted_tokens"] == text["sliding"]["predicted_tokens"] == text["tokens"] - 1
-    assert (text["plain"]["stride"], text["sliding"]["stride"]) == (16, 4)
-    assert len(text["plain"]["block_losses"]) == text["plain"]["blocks"] > 8
-    assert 0 < text["plain"]["loss_error"] < text["plain"]["loss"]
-    assert other["plain"]["loss_error"] is None  # 42 tokens are three windows
-    assert [b["last"] for b in text["plain"]["by_context"]] == [1, 2, 4, 8, 16]
-    assert sum(b["tokens"] for b in text["plain"]["by_context"]) == text["tokens"] - 1
 
 
 def test_tables_and_json(bench, tmp_path, capsys):
@@ -262,15 +249,12 @@ def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, r
     assert set(losses) == {"unigram", "bigram", "trigram"}
 
 
-def test_without_the_text_of_the_run_there_are_no_baselines(bench, run, tmp_path):
+def test_without_the_text_of_the_run_there_are_no_baselines(run):
     text, messages = open_text(run, "test", None, print), []
     data = dataclasses.replace(run.config.data, source="text:absent.txt")
     lost = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
     assert find_baselines(lost, [text], messages.append) == [{}]
     assert messages[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
-    imported = dataclasses.replace(run, path=tmp_path)
-    assert find_baselines(imported, [text], messages.append) == [{}]
-    assert len(messages) == 1
 
 
 def test_running_out_of_memory_is_an_error(bench, capsys, monkeypatch, tmp_path):

@@ -201,29 +201,16 @@ def test_equal_contexts_get_different_samples(adapt):
     assert len(set(found)) == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"windows": "full"}, "training, harness"), ({"batch_size": "0"}, "at least 1"), ({"batch_size": "x"}, "auto")],
-)
-def test_wrong_options_are_user_errors(adapt, options, message):
-    with pytest.raises(UserError, match=message):
-        adapt(trained(), **options)
-
-
-def test_an_empty_prompt_needs_an_end_of_text(adapt):
-    with pytest.raises(UserError, match="without a context"):
+def test_mistakes_are_user_errors(adapt, command):
+    for more, message in (("--step=first", "--step: 'first' is not best"), ("--tasks=no_such_task", "no_such_task")):
+        code, output = command(main, "--workdir=none", more)
+        assert (code, message in output) == (2, True)
+    for options, message in (
+        ({"windows": "full"}, "training, harness"),
+        ({"batch_size": "0"}, "at least 1"),
+        ({"batch_size": "x"}, "auto"),
+    ):
+        with pytest.raises(UserError, match=message):
+            adapt(trained(), **options)
+    with pytest.raises(UserError, match="without a context"):  # there is no end of text
         adapt(trained()).generate_until(instances([("", {})]), True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workdir", "none", "--step", "first"], "--step: 'first' is not best"),
-        (["--workdir", "none", "--tasks", "no_such_task"], "no_such_task"),
-    ],
-)
-def test_mistakes_exit_with_2(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["test"])
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err

@@ -43,13 +43,6 @@ def test_the_packages_import_one_way():
     assert order.index("layers") < order.index("model") < order.index("step") < order.index("training")
 
 
-def test_the_modules_of_sweeps_import_one_way():
-    order = import_order("lm/sweeps")
-    assert order.index("tuning") < order.index("declare") < order.index("plan") < order.index("variants")
-    assert order.index("results") < order.index("analysis") < order.index("report")
-    assert order.index("variants") < order.index("runner")
-
-
 def test_the_modules_import_one_way():
     """Imports within functions count, so none of them is there to hide a cycle."""
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES}

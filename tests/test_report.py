@@ -3,9 +3,9 @@
 import base64
 import csv
 import dataclasses
-import html.parser
 import json
 import re
+import shutil
 import xml.etree.ElementTree
 
 import pytest
@@ -102,17 +102,6 @@ def test_a_quick_budget_supports_no_conclusions(tmp_path, undrawn, capsys):
     assert not (tmp_path / "docs").exists()
 
 
-def test_equal_warnings_are_one_line():
-    record, runs = sweep()
-    for entry in record["variants"].values():
-        entry["data"]["notices"] = ["a notice"]
-        entry["tokens"] += entry["arm"] == "plain"
-    text = text_of(record, runs)
-    assert len(re.findall(r"a notice", text)) == 1
-    (line,) = re.findall(r"^\* Trained on different numbers of tokens: (.*)$", text, re.M)
-    assert line == "gated and plain; wide and plain; placebo and plain."
-
-
 def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, undrawn, monkeypatch):
     monkeypatch.setattr(others, "MIN_ROWS", 2)
     page = tmp_path / "gates"
@@ -177,21 +166,11 @@ def test_all_files_are_written_and_hold_the_unrounded_numbers(written):
     assert all((workdir / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in report.CAPTIONS)
 
 
-class References(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-
-
 def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
-    page, parser = (written / "report.html").read_text(), References()
-    parser.feed(page)
-    start = "data:image/svg+xml;base64,"
-    assert len(parser.found) == len(report.CAPTIONS)
-    for source in parser.found:
+    page, start = (written / "report.html").read_text(), "data:image/svg+xml;base64,"
+    sources = re.findall(r"""<[^>]*\b(?:src|href|srcset|data|action) *= *["']?([^"' >]*)""", page)
+    assert len(sources) == len(report.CAPTIONS)
+    for source in sources:
         svg = xml.etree.ElementTree.fromstring(base64.b64decode(source.removeprefix(start)))
         links = [v for e in svg.iter() for name, v in e.attrib.items() if name.endswith(("href", "src"))]
         assert all(link.startswith(("#", "data:")) for link in links)
@@ -255,11 +234,8 @@ def test_nothing_is_published_through_a_link(tmp_path, undrawn, capsys, link):
     assert command.main([str(workdir), "--publish", str(docs)]) == (2 if link == "gates" else 0)
     assert list(outside.iterdir()) == [] if link == "gates" else outside.read_text() == "kept"
     assert (docs / link).is_symlink() == (link == "gates")
-
-
-def test_no_report_is_written_through_a_link(tmp_path, undrawn, capsys):
-    workdir = write(tmp_path / "s", *sweep())
-    (workdir / "figures").symlink_to(tmp_path)
+    shutil.rmtree(workdir / "figures")
+    (workdir / "figures").symlink_to(tmp_path)  # nor is a report written through one
     assert command.main([str(workdir)]) == 2
     assert not list(tmp_path.glob("*.png"))
 

@@ -34,14 +34,6 @@ def test_the_notebook_is_small_and_names_no_directory_of_a_machine():
     assert not [text for text in texts if re.search(r"(?<!\w)/(tmp|home|root|work|usr|var|Users)/", text)]
 
 
-def test_every_figure_has_labels_on_both_axes():
-    for cell in code_cells():
-        source = "".join(cell["source"])
-        assert figures([cell]) == [source.count("plt.show()")]
-        for axis in "xy" if "plt.show()" in source else "":
-            assert re.search(rf"{axis}label\b", source), source
-
-
 @pytest.mark.slow
 def test_the_notebook_runs_from_a_clean_state(tmp_path, monkeypatch):
     """With empty caches, in the directory where Jupyter would start it."""

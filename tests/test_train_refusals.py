@@ -28,6 +28,7 @@ REFUSALS = {
     "missing config file": (["--config=configs/shakespear.py"], ["configs/shakespear.py"]),
     "resume where": ([TINY, "--resume"], ["--resume", "--workdir"]),
     "workdir is a file": ([TINY, f"--workdir={CONFIG}"], ["is a file"]),
+    "workdir is a URL": ([TINY, "--workdir=gs://bucket/run"], ["--workdir gs://bucket/run", "mount the bucket"]),
 }
 
 
@@ -64,6 +65,8 @@ def test_mistakes_that_need_the_data(train, tmp_path):
     code, output = train(tmp_path / "run", "--config.data.source=text:absent.txt")
     assert code == 2
     assert "absent.txt" in output
+    code, output = train(tmp_path / "run", "--config.data.cache_dir=gs://bucket/cache")
+    assert (code, "config.data.cache_dir gs://bucket/cache: URLs" in output) == (2, True)
     prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
     code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
     assert code == 2
