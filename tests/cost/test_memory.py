@@ -7,6 +7,7 @@ from running import python
 from tiny import tiny
 
 from lm import parameters
+from lm.config import MESH_AXES
 from lm.cost.devices import DEVICES
 from lm.cost.memory import (
     activation_bytes,
@@ -15,86 +16,62 @@ from lm.cost.memory import (
     memory_per_device,
     moved_activation_bytes,
     scores_per_query,
+    train_state_bytes,
 )
 from lm.parameters import init_params
 from lm.step import loss_sum
 
+ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
 MESHES = [[8, 1, 1, 1], [1, 8, 1, 1], [2, 2, 2, 1], [1, 2, 2, 2]]
+SMALL = {"model": {"vocab_size": 20}, "train": {"batch_size": 16}}
+LARGE = {
+    "model": {"n_layers": 4, "d_model": 256, "d_ff": 1024, "remat": "block"},
+    "train": {"batch_size": 16, "micro_batch_size": 1},
+}
+FLAGS = (  # keep the barriers of jax.checkpoint, and schedule for memory instead of concurrency
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
+    "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"
+)
 COMPILED = f"""
 import jax; jax.config.update("jax_num_cpu_devices", 8)
 import numpy as np
 from tiny import tiny
 from lm.config import MESH_AXES
-from lm.cost.memory import abstract_train_state, local_bytes, train_state_bytes
+from lm.cost.memory import abstract_train_state, local_bytes
 from lm.parallel.mesh import BATCH_AXES, make_mesh
 from lm.step import train_step
 
-config = tiny(model={{"vocab_size": 20}}, train={{"batch_size": 16}})
-for mesh in {MESHES}:
-    sizes = dict(zip(MESH_AXES, mesh))
-    mesh = make_mesh(sizes)
-    state = abstract_train_state(config, mesh)
+for sections, sizes in [*(({SMALL}, mesh) for mesh in {MESHES}), ({LARGE}, [1, 8, 1, 1])]:
+    mesh = make_mesh(dict(zip(MESH_AXES, sizes)))
+    state = abstract_train_state(tiny(**sections), mesh)
     with jax.set_mesh(mesh):
         rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
         batch = {{"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}}
-        jitted = jax.jit(train_step, static_argnames="config", keep_unused=True)
-        compiled = jitted.lower(state, batch, config).compile().memory_analysis().argument_size_in_bytes
-    print(*train_state_bytes(config, sizes), local_bytes(state) + local_bytes(batch), compiled)
+        shardings = (jax.tree.map(lambda a: a.sharding, state), None)
+        step = jax.jit(train_step, static_argnames="config", keep_unused=True, out_shardings=shardings)
+        memory = step.lower(state, batch, tiny(**sections)).compile().memory_analysis()
+    print(local_bytes(state) + local_bytes(batch), memory.argument_size_in_bytes, memory.temp_size_in_bytes)
 """
 
 
 @pytest.mark.slow
-def test_train_state_bytes_match_compiled_programs():
-    """The compiled step's arguments have the predicted size; parameters are divided by the axes that shard them."""
-    table = parameters.parameter_table(tiny(model={"vocab_size": 20}).model)
-    for (_, fsdp, tensor, _), line in zip(MESHES, python(COMPILED).splitlines(), strict=True):
-        params, optimizer, predicted, compiled = map(int, line.split())
-        assert params == 4 * sum(p.size // (1 if p.kind == "norm" else fsdp * tensor) for p in table.values())
+def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_not_gathered_at_once():
+    """Arguments have the predicted size, parameters are divided by the axes that shard them, and temporary memory is
+    within the estimate, and far less than the gathered parameters of all layers."""
+    *small, large = ([*map(int, line.split())] for line in python(COMPILED, XLA_FLAGS=FLAGS).splitlines())
+    table = parameters.parameter_table(tiny(**SMALL).model)
+    for mesh, (predicted, arguments, _) in zip(MESHES, small, strict=True):
+        sizes = dict(zip(MESH_AXES, mesh, strict=True))
+        params, optimizer = train_state_bytes(tiny(**SMALL), sizes)
+        shards = sizes["fsdp"] * sizes["tensor"]
+        assert params == 4 * sum(p.size // (1 if p.kind == "norm" else shards) for p in table.values())
         assert optimizer == 2 * params + 3 * 4  # two moments; the counters of Adam, the schedule and weight decay
-        assert predicted == compiled
-
-
-FLAGS = (  # keep the barriers of jax.checkpoint, and schedule for memory instead of concurrency
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
-    "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"
-)
-UNROLLED = """
-import jax; jax.config.update("jax_num_cpu_devices", 8)
-import numpy as np
-from tiny import tiny
-from lm import parameters
-from lm.config import MESH_AXES
-from lm.cost.devices import DEVICES
-from lm.cost.memory import abstract_train_state, memory_per_device
-from lm.parallel.mesh import BATCH_AXES, make_mesh
-from lm.step import train_step
-
-model = {"n_layers": 4, "d_model": 256, "d_ff": 1024, "remat": "block"}
-config = tiny(model=model, train={"batch_size": 16, "micro_batch_size": 1})
-sizes = dict(zip(MESH_AXES, [1, 8, 1, 1]))
-mesh = make_mesh(sizes)
-state = abstract_train_state(config, mesh)
-with jax.set_mesh(mesh):
-    rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
-    batch = {"tokens": jax.ShapeDtypeStruct((16, 9), np.int32, sharding=rows)}
-    shardings = (jax.tree.map(lambda a: a.sharding, state), None)
-    jitted = jax.jit(train_step, static_argnames="config", out_shardings=shardings)
-    compiled = jitted.lower(state, batch, config).compile().memory_analysis().temp_size_in_bytes
-m = memory_per_device(config, DEVICES["h100"], sizes)
-layers = sum(4 * p.size for path, p in parameters.parameter_table(config.model).items() if path.startswith("layers/"))
-print(compiled, m.total - m.parameters - m.optimizer, layers)
-"""
-
-
-@pytest.mark.slow
-def test_unrolled_layers_are_not_gathered_at_once():
-    """Temporary memory is within the estimate, and far less than the gathered parameters of all layers."""
-    compiled, estimated, layers = map(float, python(UNROLLED, XLA_FLAGS=FLAGS).split())
-    assert compiled < estimated
-    assert compiled < layers / 2
-
-
-ONE = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
+        assert predicted == arguments
+    m, layers = memory_per_device(tiny(**LARGE), DEVICES["h100"], ONE | {"fsdp": 8}), 0
+    for path, p in parameters.parameter_table(tiny(**LARGE).model).items():
+        layers += 4 * p.size if path.startswith("layers/") else 0
+    assert large[2] < m.total - m.parameters - m.optimizer
+    assert large[2] < layers / 2
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import contextlib
 import hashlib
 import http.client
-import http.server
+import io
 import itertools
 import os
 import shutil
-import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,28 +23,13 @@ SPEECH = "First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 4
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """Serve `server.content` instead of the real address, and count the requests in `server.requests`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            served.requests += 1
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(served.content)
-
-        def log_message(self, *args):
-            pass
-
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served.content, served.requests = SPEECH.encode(), 0
-    threading.Thread(target=served.serve_forever, daemon=True).start()
-    monkeypatch.setattr(shakespeare, "URL", f"http://127.0.0.1:{served.server_port}/input.txt")
+def downloads(monkeypatch):
+    """Answer each download with SPEECH, and return the list of their addresses."""
+    found = []
+    monkeypatch.setattr(shakespeare.urllib.request, "urlopen",
+                        lambda url, timeout: found.append(url) or io.BytesIO(SPEECH.encode()))  # fmt: skip
     monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(SPEECH.encode()).hexdigest())
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield served
-    served.shutdown()
-    served.server_close()
+    return found
 
 
 @pytest.fixture
@@ -101,22 +85,36 @@ def test_the_real_text_is_cut_anew_and_our_builder_writes_the_same_files_as_tfds
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_text_is_downloaded_once(config, server, tmp_path):
+def test_the_text_is_downloaded_once(config, downloads, tmp_path):
     first = quiet(config())
     shutil.rmtree(tmp_path / "cache")
     second = quiet(config())
-    assert server.requests == 1
+    assert downloads == [shakespeare.URL]
     assert first.fingerprint == second.fingerprint
     assert text_of(second, "train") == SPEECH[: int(len(SPEECH) * 0.9)]
     assert "".join(text_of(second, split) for split in SPLITS) == SPEECH
     assert [path.name for path in (tmp_path / "tfds").rglob("*") if path.is_dir()] == ["tiny_shakespeare", "1.0.0"]
 
 
-def test_a_file_with_a_wrong_checksum_is_not_kept(config, server, tmp_path):
-    server.content = b"<html>Please log in to the hotel's network</html>"
+def test_a_file_with_a_wrong_checksum_is_not_kept(config, downloads, tmp_path, monkeypatch):
+    monkeypatch.setattr(shakespeare, "SHA256", "0")
     with pytest.raises(Unavailable, match="wrong checksum"):
         quiet(config())
     assert not (tmp_path / "tfds").exists()
+
+
+def test_a_slow_or_endless_download_is_abandoned(monkeypatch):
+    """A response that repeats one chunk without end; time passes at every look at the clock, or not."""
+    for chunk, seconds, reason in ((b"x", 5, "13 of 1115394 bytes in 60 s"), (b"x" * 2**16, 0, "wrong checksum")):
+        answer = Mock(read=Mock(side_effect=[chunk] * 1000))
+        urlopen, clock = (
+            Mock(return_value=contextlib.nullcontext(answer)),
+            Mock(side_effect=itertools.count(0, seconds)),
+        )
+        monkeypatch.setattr(shakespeare.urllib.request, "urlopen", urlopen)
+        monkeypatch.setattr(shakespeare.time, "monotonic", clock)
+        with pytest.raises(Unavailable, match=reason):
+            shakespeare.download()
 
 
 def test_an_answer_that_is_not_http_or_ends_early_is_a_failed_download(monkeypatch):
@@ -125,23 +123,6 @@ def test_an_answer_that_is_not_http_or_ends_early_is_a_failed_download(monkeypat
         with pytest.raises(Unavailable, match=r"cannot be downloaded from .*(SSH-2\.0|IncompleteRead)") as caught:
             shakespeare.download()
         assert "\n" not in caught.value.problems[0]
-
-
-def test_a_slow_or_endless_download_is_abandoned(monkeypatch):
-    """A response that repeats one chunk without end; time passes at every look at the clock, or not."""
-
-    class Answer(contextlib.nullcontext):
-        def read(self, size):
-            next(self.left)
-            return self.chunk
-
-    for chunk, seconds, reason in ((b"x", 5, "13 of 1115394 bytes in 60 s"), (b"x" * 2**16, 0, "wrong checksum")):
-        now, answer = itertools.count(0, seconds), Answer()
-        answer.enter_result, answer.chunk, answer.left = answer, chunk, iter(range(1000))
-        monkeypatch.setattr(shakespeare.urllib.request, "urlopen", lambda url, timeout: answer)  # noqa: B023
-        monkeypatch.setattr(shakespeare.time, "monotonic", lambda: next(now))  # noqa: B023
-        with pytest.raises(Unavailable, match=reason):
-            shakespeare.download()
 
 
 def test_without_a_network_the_error_lists_three_alternatives(config, no_network, tmp_path):

@@ -59,13 +59,10 @@ def test_bpe_of_a_text_without_spaces_takes_time_in_proportion_to_its_length():
     assert len(tokenizer.encode(dna)) < 0.45 * len(dna)
 
 
-def test_bpe_is_deterministic_and_has_the_given_size(bpe):
+def test_bpe_is_deterministic_has_the_given_size_and_an_end_of_text_that_no_text_is_encoded_as(bpe):
     assert bpe.vocab_size == 280
     assert bpe.end_of_text == 279
     assert hf_tokenizer.train_bpe([ENGLISH * 20], 280).to_json() == bpe.to_json()
-
-
-def test_the_end_of_text_is_never_the_encoding_of_text(bpe):
     assert bpe.end_of_text not in bpe.encode(f"a{hf_tokenizer.END_OF_TEXT}b")
     assert bpe.decode([bpe.end_of_text]) == hf_tokenizer.END_OF_TEXT
 
