@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.errors import UserError, with_exit_code
+from benchmarks.page import fill
+from lm.errors import with_exit_code
 from lm.files import read_json, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, analyze
@@ -24,7 +25,6 @@ from lm.sweeps.report import format_p, read_page, to_csv, write_page
 from lm.sweeps.results import runs_from_csv
 from lm.text_tables import markdown_table
 
-BEGIN, END = "<!-- written by python3 -m {} -->", "<!-- end -->"
 RESULTS = Path("docs/results")
 FEED_FORWARD = "swiglu_vs_silu"  # its page has ten seeds, five of them in EARLIER
 EARLIER = "seeds_0_to_4.csv"
@@ -40,18 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         write_page(read_page(page), directory)
     rows, index = claims(directory), directory / "README.md"
     write_text(directory / "claims.csv", to_csv(rows))
-    fill(index, "\n\n".join(filter(None, [summary(rows), replication(directory), slopes(directory)])))
+    parts = filter(None, [summary(rows), replication(directory), slopes(directory)])
+    fill(index, "written by python3 -m benchmarks.claims", "\n" + "\n\n".join(parts) + "\n")
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
     return 0
-
-
-def fill(page: Path, text: str, command: str = "benchmarks.claims") -> None:
-    """Replace the part of a page that a command writes; raises UserError if the page does not mark it."""
-    begin, old = BEGIN.format(command), page.read_text(encoding="utf-8")
-    before, found, rest = old.partition(begin)
-    if not found or END not in rest:
-        raise UserError(f"{page} has no lines {begin} and {END}; add them where the table should be")
-    write_text(page, f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
 def pages(directory: Path) -> list[Path]:
@@ -89,11 +81,8 @@ def summary(rows: list[dict]) -> str:
         f"{n_wrong} of the {len(placebos)} placebos of the pages are significant. [claims.csv](claims.csv) lists all."
     )
     header = ["claim", "difference [95 % interval]", "p on its page", "p over all pages", "page"]
-    return f"{about}\n\n{markdown_table(header, [_cells(row) for row in sorted(listed, key=_p_over_all)])}"
-
-
-def _p_over_all(row: dict) -> float:
-    return float(row["p_all_pages"])
+    listed.sort(key=lambda row: float(row["p_all_pages"]))
+    return f"{about}\n\n{markdown_table(header, [_cells(row) for row in listed])}"
 
 
 def _cells(row: dict) -> list[str]:

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import fill, marked
+from lm.errors import UserError
 from lm.workdir.provenance import format_command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
@@ -42,30 +43,34 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line, and check at the start what would otherwise fail after minutes of measuring.
 
-    Pins this process to one core if --pin is given. Exits with code 2 if PyTorch or transformers is missing, or if
-    --publish is given and docs/performance.md has no marks for the table.
+    Pins this process to one core if --pin is given.
+
+    Raises:
+        UserError: PyTorch or transformers is missing, or --publish is given and docs/performance.md has no marks for
+            the table.
     """
     a = parser.parse_args()
     if a.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {a.rounds}")
-    require("torch", "transformers", prog=parser.prog)
-    if a.publish and table_between_marks(a.name).search(PAGE.read_text(encoding="utf-8")) is None:
-        parser.error(f"docs/performance.md has no marks for this table: <!-- {a.name} --> and <!-- end -->")
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{' and '.join(missing)} not installed; run: pip install -e '.[bench]'")
+    if a.publish:
+        marked(PAGE, a.name)
     if a.pin:
-        pin_to_one_core()
+        use_cores(1)
     return a
 
 
-def require(*packages: str, prog: str) -> None:
-    """Exit with code 2 and one line of advice if a package of the extra [bench] is not installed."""
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        print(f"{prog}: {' and '.join(missing)} not installed; run: pip install -e '.[bench]'", file=sys.stderr)
-        sys.exit(2)
+def use_cores(n: int) -> None:
+    """Pin this process, and every process that it starts, to the first n cores that it may use. No effect on macOS.
 
-
-def pin_to_one_core() -> None:
-    """Pin this process, and every process it starts, to one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    Raises:
+        UserError: this process may use fewer than n cores.
+    """
+    with contextlib.suppress(AttributeError):  # macOS
+        if len(cores := sorted(os.sched_getaffinity(0))) < n:
+            raise UserError(f"{n} CPU cores are needed, but this process may use {len(cores)}")
+        os.sched_setaffinity(0, cores[:n])
 
 
 # ---- Measuring -------------------------------------------------------------------------------------------------------
@@ -134,27 +139,36 @@ def ratio(denominators: list[float], numerators: list[float]) -> dict:
     return found | {"quartiles": [q1, q3], "rounds": len(ratios)}
 
 
-def timed(command: list[str], env: dict[str, str] | None = None) -> dict:
-    """Run a command to its end: {"wall": seconds, "cpu": seconds, "peak_bytes", "output"}.
+def timed(command: list[str], env: dict[str, str] | None = None, until: Callable[[str], bool] | None = None) -> dict:
+    """Run a command to its end, or kill it after a line of its output.
 
     Args:
         command: the program and its arguments, run in the root of the repository.
         env: its environment; None: that of this process.
+        until: whether a line is the last one that is awaited; None: the command runs to its end.
+
+    Returns:
+        {"wall", "cpu": seconds, of it and its children; "peak_bytes": largest resident size; "output": lines}
 
     Raises:
-        RuntimeError: with the end of the output, if the command fails.
+        RuntimeError: with the end of the output, if the command fails, or ends before that line.
     """
-    began = time.perf_counter()
+    began, lines, reached = time.perf_counter(), [], False
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
-    output = process.stdout.read()
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if until and (reached := until(line)):
+            wall = time.perf_counter() - began
+            process.kill()
+            break
     _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(output[-3000:])
-    wall = time.perf_counter() - began
-    return {
-        "wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024, "output": output,
-    }  # fmt: skip
+    if not reached:
+        wall = time.perf_counter() - began
+        if status or until:
+            raise RuntimeError("\n".join(lines)[-3000:])
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"wall": wall, "cpu": cpu, "peak_bytes": usage.ru_maxrss * 1024, "output": lines}
 
 
 # ---- Publishing ------------------------------------------------------------------------------------------------------
@@ -173,8 +187,7 @@ def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
         write_results(a.json, rows)
     if a.publish:
         results = write_results(RESULTS / f"{a.name}.json", rows)
-        text, shown = PAGE.read_text(encoding="utf-8"), f"{table}\n\n{where_and_when(results['machine'])}\n"
-        PAGE.write_text(table_between_marks(a.name).sub(lambda m: m[1] + shown + m[2], text), encoding="utf-8")
+        fill(PAGE, a.name, f"{table}\n\n{where_and_when(results['machine'])}")
 
 
 def write_results(path: Path, rows: list | dict, **more) -> dict:
@@ -199,11 +212,6 @@ def where_and_when(machine: dict) -> str:
     git = machine["git"]  # None outside a checkout
     commit = f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"] if git else ""
     return f"Measured {machine['date']} on {device}; {packages}{commit}."
-
-
-def table_between_marks(name: str) -> re.Pattern:
-    """Return a pattern for a table of docs/performance.md: group 1 is the mark before it, group 2 the one after."""
-    return re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
 
 
 def format_ratio(ratio: dict) -> str:

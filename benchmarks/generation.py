@@ -18,7 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
-from benchmarks.shapes import config_of, named
+from benchmarks.shapes import config_of, named, transformers_fields, transformers_params
+from lm.errors import with_exit_code
 from lm.text_tables import markdown_table
 
 BATCHES = (1, 16)
@@ -26,6 +27,7 @@ CHECKED = 4  # tokens that all sides must agree on
 N_LENGTHS = 4
 
 
+@with_exit_code
 def main() -> int:
     parser = argument_parser("generation", __doc__)
     parser.add_argument("--shape", default="G", help="a GPT-2 of benchmarks/shapes.py [%(default)s]")
@@ -51,7 +53,6 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     from lm import parameters
 
     config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU
-    config = parameters.resolve(config, config.model.vocab_size)
     c, seq_len = config.model, config.train.seq_len
     # Noise is added because a model with tied embeddings and initial parameters repeats its last token.
     noise = np.random.default_rng(0)
@@ -61,7 +62,7 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     return {
         "ours": (True, ours(params, c, seq_len)),
         "ours, uncached": (False, ours_uncached(params, c, seq_len)),
-        "transformers": (True, transformers_side(named(name), arrays)),
+        "transformers": (True, transformers_side(config, params)),
     }
 
 
@@ -97,18 +98,13 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
     return padded
 
 
-def transformers_side(shape, arrays: dict) -> Callable:
+def transformers_side(config, params: dict) -> Callable:
     """Return a side as `ours`, but for `generate` of transformers with our parameters, which has a cache."""
     import torch
-    import transformers
 
-    from benchmarks.peers import gpt2_state, loaded
+    from benchmarks.peers import built
 
-    config = transformers.GPT2Config(
-        vocab_size=shape.vocab_size, n_positions=shape.seq_len, n_embd=shape.d_model, n_layer=shape.n_layers,
-        n_head=shape.n_heads, n_inner=shape.d_ff, activation_function="gelu", bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = loaded(transformers.GPT2LMHeadModel(config), gpt2_state(shape, arrays)).eval()
+    model = built(transformers_fields(config), transformers_params(config, params), attention="sdpa").eval()
 
     @torch.no_grad()
     def generate(ids_BT, n_tokens):

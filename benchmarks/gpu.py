@@ -16,15 +16,17 @@ a GPU. Writes results/gpu.json, or results/gpu-PARTS.json for some of the parts.
 
 import argparse
 import json
+import math
 import os
-import subprocess
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.compare import RESULTS, ROOT, format_ratio, write_results
+from benchmarks.compare import RESULTS, format_ratio, timed, write_results
+from lm.errors import UserError, with_exit_code
 from lm.text_tables import markdown_table
 
 BATCHES = {"124M": (128, 64, 48, 32, 24, 16, 8), "1B": (16, 8, 4, 2, 1), "G": (64,)}
@@ -32,14 +34,13 @@ OUT_OF_MEMORY = ("out of memory", "Out of memory", "RESOURCE_EXHAUSTED", "CUBLAS
 NANOGPT_LOSS = 1.47  # of the GPU run on Tiny Shakespeare in nanoGPT's README
 
 
+@with_exit_code
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="parts to run [all]")
     parser.add_argument("--text", metavar="PATH", help="Tiny Shakespeare's input.txt [default: download it]")
     a = parser.parse_args()
-    if problem := missing_gpu():
-        print(f"benchmarks.gpu: {problem}", file=sys.stderr)
-        return 2
+    require_gpu()
     name = "-".join(["gpu", *(a.parts if a.parts != list(PARTS) else [])])
     parts = {PARTS[part][0]: lambda part=part: PARTS[part][1](a) for part in a.parts}
     rows = run_parts(parts, RESULTS / f"{name}.json")
@@ -70,30 +71,22 @@ def run_parts(parts: dict[str, Callable[[], dict]], path: Path) -> list[dict]:
     return rows
 
 
-def missing_gpu() -> str | None:
-    """Return why this machine cannot run the benchmarks, or None if it can."""
-    checks = {
-        "jax": "import jax; assert jax.default_backend() == 'gpu', jax.default_backend()",
-        "torch": "import torch; assert torch.cuda.is_available(), torch.version.cuda",
-        "transformers": "import transformers",
-    }
-    for name, check in checks.items():
-        done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            error = (done.stderr.strip() or "killed").splitlines()[-1]
-            advice = "pip install -e '.[test,bench,cuda]'"
-            return f"{name} is not installed or sees no GPU ({error}); on a machine with a GPU run: {advice}"
-    return None
-
-
-def run(*command: str, **env: str) -> str:
-    """Run `python -m COMMAND` and return its standard output. Raises RuntimeError with its output if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, env=os.environ | env
+def require_gpu() -> None:
+    """Raise UserError if jax or torch is not installed or sees no GPU. They are imported in another process."""
+    check = (
+        "import jax, torch, transformers; assert jax.default_backend() == 'gpu', 'jax sees no GPU'; "
+        "assert torch.cuda.is_available(), 'torch sees no GPU'"
     )
-    if done.returncode:
-        raise RuntimeError(done.stdout + done.stderr)
-    return done.stdout
+    try:
+        timed([sys.executable, "-c", check])
+    except RuntimeError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise UserError(f"{last}; on a machine with a GPU run: pip install -e '.[test,bench,cuda]'") from None
+
+
+def run(*command: str, **env: str) -> list[str]:
+    """Run `python -m COMMAND` and return the lines of its output. Raises RuntimeError with their end if it fails."""
+    return timed([sys.executable, "-m", *command], os.environ | env)["output"]
 
 
 # ---- Parts -----------------------------------------------------------------------------------------------------------
@@ -106,7 +99,7 @@ def tests(a) -> dict:
         "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
         "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # also for the processes that tests start
     }
-    return {"result": run("pytest", **env).strip().splitlines()[-1]}
+    return {"result": run("pytest", **env)[-1]}
 
 
 def speed(shape: str) -> dict:
@@ -154,16 +147,18 @@ def time_to_loss(a) -> dict:
         keys += [f"--config.data.source=text:{Path(a.text).resolve()}"] if a.text else []
         command = [sys.executable, "-m", "lm.train", "--config", "configs/shakespeare_gpu.py", *keys]
         command += ["--workdir", directory + "/run"]
-        began = time.monotonic()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        last = ""
-        for last in process.stdout:
-            if "validation: loss" in last and float(last.split("validation: loss")[1].split()[0]) <= NANOGPT_LOSS:
-                seconds = time.monotonic() - began
-                process.kill()
-                process.wait()
-                return {"result": f"{seconds:.0f} s, {last.split('validation')[0].strip()}"}
-    raise RuntimeError(f"training ended before a validation loss of {NANOGPT_LOSS}: {last}")
+        found = timed(command, until=lambda line: validation_loss(line) <= NANOGPT_LOSS)
+    return {"result": f"{found['wall']:.0f} s, {found['output'][-1].split('validation')[0].strip()}"}
+
+
+def validation_loss(line: str) -> float:
+    """Return the validation loss in a line of the log, infinity if it has none.
+
+    >>> validation_loss("step 250  validation: loss 1.5021 (best)"), validation_loss("compiled")
+    (1.5021, inf)
+    """
+    found = re.search(r"validation: loss (\S+)", line)
+    return float(found[1]) if found else math.inf
 
 
 PARTS = {

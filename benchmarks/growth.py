@@ -14,11 +14,10 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 
-from benchmarks.compare import RESULTS, ROOT, write_results
+from benchmarks.compare import RESULTS, ROOT, timed, write_results
 
 BASE = {
     "model.d_model": 128, "model.n_layers": 4, "model.n_heads": 4, "model.vocab_size": 256, "train.seq_len": 128,
@@ -56,10 +55,7 @@ def measure() -> list[dict]:
     for axis, changes in AXES.items():
         for change in changes:
             command = [sys.executable, "-m", "benchmarks.growth", "--point", json.dumps(change)]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-3000:])
-            found = json.loads(done.stdout.splitlines()[-1])
+            found = json.loads(timed(command)["output"][-1])
             at = found["n_params"] if axis == "parameters" else next(iter(change.values()))
             rows.append({"axis": axis, "at": at, "change": change} | found)
             print(rows[-1], flush=True)
@@ -141,34 +137,24 @@ def slope(at: list[float], costs: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def enclosing_ticks(values: list[float]) -> list[float]:
-    """Return the numbers 1 and 3 times powers of ten from below the smallest value to above the largest.
-
-    >>> enclosing_ticks([0.2, 4.0])
-    [0.1, 0.3, 1.0, 3.0, 10.0]
-    """
-    ticks = [float(f"{digit}e{power}") for power in range(-6, 7) for digit in (1, 3)]
-    first = max(i for i, tick in enumerate(ticks) if tick <= min(values))
-    return [tick for i, tick in enumerate(ticks) if i >= first and (i == first or ticks[i - 1] < max(values))]
-
-
 def draw(rows: list[dict]):
     """Draw each cost over each size in log-log axes, with the fitted slope beside each line; the estimate is dashed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     figure, panels = plt.subplots(len(COSTS), len(COLUMNS), figsize=(16, 9), sharex="col", sharey="row")
     for i, (cost, label) in enumerate(COSTS.items()):
         panels[i, 0].set_ylabel(label)
-        ticks = enclosing_ticks([r[cost] / unit_of(cost) for r in rows])
         for j, (group, title) in enumerate(COLUMNS.items()):
             axes = panels[i, j]
             draw_panel(axes, [r for r in rows if r["axis"].split(",")[0] == group], cost)
-            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.set_ylim(ticks[0], ticks[-1])
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
+            axes.margins(y=0.1)
             if i == 0:
                 axes.set_title(title)
     figure.suptitle("Cost of a training step, both axes logarithmic; beside each line: its slope (1: proportional)")

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.compare import alternate
 from benchmarks.page import publish
 from lm import data
 from lm.data.batches import gather
@@ -26,7 +27,6 @@ from lm.errors import UserError, with_exit_code
 from lm.interpret import capture
 from lm.layers import layer_norms
 from lm.malloc import retain_freed_memory
-from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel, load
 from lm.workdir.provenance import format_command
 
@@ -41,23 +41,16 @@ def main() -> int:
     parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
     a = parser.parse_args()
     retain_freed_memory()  # as in training: some algorithms need large temporary arrays
-    return measure(a)
-
-
-def measure(a: argparse.Namespace) -> int:
     found = [swapped(run) for run in a.runs]
-    rows = table(found, speeds())
-    print(markdown_table(rows[0], rows[1:]))
-    if a.publish:
-        about = (
-            f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over the first "
-            f"windows of the test split ({N_WINDOWS} at most): deviation of the logits, and relative error of each "
-            "layer's output (root mean square, mean over models). Time: of the layer alone, forward and backward, "
-            "relative to two_pass."
-        )
-        commands = [line for run in a.runs for line in training_commands(run)]
-        commands += [format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
-        publish(Path(a.publish), "layernorm_swap", about, commands, rows, draw(found))
+    about = (
+        f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over the first "
+        f"windows of the test split ({N_WINDOWS} at most): deviation of the logits, and relative error of each "
+        "layer's output (root mean square, mean over models). Time: of the layer alone, forward and backward, "
+        "relative to two_pass."
+    )
+    commands = [line for run in a.runs for line in training_commands(run)]
+    commands += [format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
+    publish(a.publish, "layernorm_swap", about, commands, table(found, speeds()), lambda: draw(found))
     return 0
 
 
@@ -132,13 +125,8 @@ def speeds() -> dict[str, float]:
 
         return once
 
-    timers = {a: timed(a) for a in ALGORITHMS}
-    times = {a: [] for a in ALGORITHMS}
-    for i in range(ROUNDS):
-        for a in ALGORITHMS[:: -1 if i % 2 else 1]:
-            times[a].append(timers[a]())
-    medians = {a: statistics.median(values) for a, values in times.items()}
-    return {a: seconds / medians["two_pass"] for a, seconds in medians.items()}
+    medians = [statistics.median(times) for times in alternate(ROUNDS, *map(timed, ALGORITHMS))]
+    return {a: seconds / medians[0] for a, seconds in zip(ALGORITHMS, medians, strict=True)}
 
 
 def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:

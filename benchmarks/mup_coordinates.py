@@ -23,7 +23,6 @@ from lm.data.batches import gather, train_batch
 from lm.errors import with_exit_code
 from lm.interpret import capture
 from lm.step import init_state, train_step
-from lm.text_tables import markdown_table
 from lm.trained_model import TrainedModel
 from lm.training.run import resolve_config
 
@@ -36,22 +35,16 @@ BASE = "configs/shakespeare_small.py"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0])
     parser.add_argument("--publish", metavar="DIR", help="write mup_coordinates.md and its picture there")
-    return measure(parser.parse_args())
-
-
-def measure(a: argparse.Namespace) -> int:
+    a = parser.parse_args()
     found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
-    rows = table(found)
-    print(markdown_table(rows[0], rows[1:]))
-    if a.publish:
-        command = "python -m benchmarks.mup_coordinates --publish docs/results"
-        about = (
-            f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: root mean "
-            f"square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the slope of a line "
-            "fitted in log-log axes: 0 means independent of width. "
-            f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
-        )
-        publish(Path(a.publish), "mup_coordinates", about, [command], rows, draw(found))
+    about = (
+        f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: root mean "
+        f"square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the slope of a line "
+        "fitted in log-log axes: 0 means independent of width. "
+        f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
+    )
+    command = "python -m benchmarks.mup_coordinates --publish docs/results"
+    publish(a.publish, "mup_coordinates", about, [command], table(found), lambda: draw(found))
     return 0
 
 

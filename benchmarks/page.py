@@ -1,40 +1,55 @@
-"""Pages of docs/results that a single command writes: a table, a picture, and the commands that reproduce them."""
+"""Pages that a command writes: all of one, or the part of it between two marks."""
 
 import time
 from pathlib import Path
 
+from lm.errors import UserError
 from lm.files import write_text
-from lm.sweeps.report import code_lines
 from lm.text_tables import markdown_table
 from lm.workdir.provenance import describe_start
 
 
-def publish(directory: Path, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:
-    """Write NAME.md and NAME.png into a directory.
+def marked(page: Path, mark: str) -> tuple[str, str, str]:
+    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and after them.
+
+    Raises:
+        UserError: the page has no such lines.
+    """
+    begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    inside, found, after = rest.partition(end)
+    if not found:
+        raise UserError(f"{page} has no lines {begin.strip()} and {end}; add them where the table should be")
+    return before + begin, inside, end + after
+
+
+def fill(page: Path, mark: str, text: str) -> None:
+    """Replace what a page has between two marks; raises UserError as `marked` does."""
+    before, _, after = marked(page, mark)
+    write_text(page, f"{before}{text}\n{after}")
+
+
+def publish(directory: str | None, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:
+    """Print a table, and write NAME.md and NAME.png into a directory if one is given.
 
     Args:
-        directory: created if missing.
+        directory: created if missing; None: write nothing.
         name: of both files, and title of the page.
         about: text above the table.
         commands: that reproduce the page, in order.
         table: header and rows.
-        figure: Matplotlib figure.
+        figure: () -> Matplotlib figure.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    here = describe_start()
-    parts = [
-        f"# {name}",
-        about,
-        markdown_table(table[0], table[1:]),
-        f"![{name}]({name}.png)",
-        "To reproduce it:",
-        "```",
-        *commands,
-        *code_lines(here),
-        f"{here['processor']}, {time.strftime('%Y-%m-%d')}",
-        "```",
-    ]
-    text = "\n\n".join(parts[:5]) + "\n\n" + "\n".join(parts[5:]) + "\n"
-    write_text(directory / f"{name}.md", text)
-    figure.savefig(directory / f"{name}.png", dpi=110, bbox_inches="tight")
-    print(directory / f"{name}.md")
+    from lm.sweeps.report import code_lines
+
+    text = markdown_table(table[0], table[1:])
+    print(text)
+    if directory is None:
+        return
+    target, here = Path(directory), describe_start()
+    target.mkdir(parents=True, exist_ok=True)
+    made = "\n".join([*commands, *code_lines(here), f"{here['processor']}, {time.strftime('%Y-%m-%d')}"])
+    parts = [f"# {name}", about, text, f"![{name}]({name}.png)", "To reproduce it:", f"```\n{made}\n```"]
+    write_text(target / f"{name}.md", "\n\n".join(parts) + "\n")
+    figure().savefig(target / f"{name}.png", dpi=110, bbox_inches="tight")
+    print(target / f"{name}.md")

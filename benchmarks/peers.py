@@ -1,6 +1,7 @@
 """The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, in a loop like nanoGPT's train.py."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -8,24 +9,6 @@ import numpy as np
 import torch  # in the extra [bench]
 
 from benchmarks.shapes import OPTIMIZER, SHAPES, Shape, named
-
-CONV = {
-    "attn.c_proj.weight": "attention/w_o_HKD",
-    "mlp.c_fc.weight": "ffn/w_in_DF",
-    "mlp.c_proj.weight": "ffn/w_out_FD",
-}
-GPT2_VECTORS = {
-    "ln_1.weight": "attention_norm/scale_D", "ln_1.bias": "attention_norm/bias_D", "ln_2.weight": "ffn_norm/scale_D",
-    "ln_2.bias": "ffn_norm/bias_D", "attn.c_proj.bias": "attention/b_o_D", "mlp.c_fc.bias": "ffn/b_in_F",
-    "mlp.c_proj.bias": "ffn/b_out_D",
-}  # fmt: skip
-LLAMA = {
-    "input_layernorm.weight": "attention_norm/scale_D", "post_attention_layernorm.weight": "ffn_norm/scale_D",
-    "mlp.gate_proj.weight": "ffn/w_gate_DF", "mlp.up_proj.weight": "ffn/w_up_DF",
-    "mlp.down_proj.weight": "ffn/w_down_FD",
-    "self_attn.q_proj.weight": "attention/w_q_DHK", "self_attn.k_proj.weight": "attention/w_k_DGK",
-    "self_attn.v_proj.weight": "attention/w_v_DGK",
-}  # fmt: skip
 
 
 def tokens_in(directory: Path, shape: Shape):
@@ -36,22 +19,20 @@ class Peer:
     """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient clipping.
 
     Args:
-        shape: sizes of model and batch.
-        params: our initial parameters by path, as numpy arrays; None: PyTorch's own initialization.
+        shape: sizes of the batch.
+        model: what `built` returned.
         tokens: flat array of training tokens.
         dtype: "float32", or "bfloat16" for autocast over float32 parameters.
         compiled: use torch.compile.
     """
 
-    def __init__(self, shape: Shape, params: dict | None, tokens, dtype="float32", compiled=False):
+    def __init__(self, shape: Shape, model, tokens, dtype="float32", compiled=False):
         self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32, as JAX by default
         else:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
-        torch.manual_seed(0)
-        builder = {"gpt2": gpt2, "llama": llama}[shape.family]
-        self.model = builder(shape, params).train().to(self.device)
+        self.model = model.train().to(self.device)
         self.loss = torch.compile(self._loss) if compiled else self._loss
         self.autocast = torch.autocast(self.device, torch.bfloat16, enabled=dtype == "bfloat16")
         o = OPTIMIZER
@@ -117,67 +98,27 @@ def causal_sdpa() -> str:
     return "causal_sdpa"
 
 
-def gpt2(m: Shape, params: dict | None):
+def built(fields: str, params: dict | None = None, attention: str | None = None):
+    """Build a model of transformers.
+
+    Args:
+        fields: its config.json.
+        params: arrays by its names; None: PyTorch's own initialization. The head is tied to the embedding.
+        attention: transformers' name of its attention; None: `causal_sdpa`.
+
+    Raises:
+        ValueError: a parameter is missing or unexpected.
+    """
     import transformers
 
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=m.vocab_size, n_positions=m.seq_len, n_embd=m.d_model, n_layer=m.n_layers,
-            n_head=m.n_heads, n_inner=m.d_ff, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, layer_norm_epsilon=1e-5, attn_implementation=causal_sdpa(),
-        )
-    )  # fmt: skip
-    return model if params is None else loaded(model, gpt2_state(m, params))
-
-
-def gpt2_state(m: Shape, params: dict) -> dict:
-    """Convert our parameters to GPT-2's names and layouts."""
-    D = m.d_model
-    state = {"transformer.wte.weight": params["embedding"], "transformer.wpe.weight": params["positions"]}
-    state |= {
-        "transformer.ln_f.weight": params["final_norm/scale_D"],
-        "transformer.ln_f.bias": params["final_norm/bias_D"],
-    }
-    for i in range(m.n_layers):
-        layer = {name: params[f"layers/{path}"][i] for name, path in (GPT2_VECTORS | CONV).items()}
-        layer["attn.c_proj.weight"] = layer["attn.c_proj.weight"].reshape(-1, D)
-        qkv = [params[f"layers/attention/{name}"][i] for name in ("w_q_DHK", "w_k_DGK", "w_v_DGK")]
-        layer["attn.c_attn.weight"] = np.concatenate([w.reshape(D, -1) for w in qkv], axis=1)
-        biases = [params[f"layers/attention/{name}"][i] for name in ("b_q_HK", "b_k_GK", "b_v_GK")]
-        layer["attn.c_attn.bias"] = np.concatenate([b.reshape(-1) for b in biases])
-        state |= {f"transformer.h.{i}.{name}": value for name, value in layer.items()}
-    return state
-
-
-def llama(m: Shape, params: dict | None):
-    import transformers
-
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=m.vocab_size, hidden_size=m.d_model, intermediate_size=m.d_ff, num_hidden_layers=m.n_layers,
-            num_attention_heads=m.n_heads, num_key_value_heads=m.n_kv_heads, rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-            max_position_embeddings=m.seq_len, tie_word_embeddings=True, attn_implementation=causal_sdpa(),
-        )
-    )  # fmt: skip
-    if params is None:
-        return model
-    state = {"model.embed_tokens.weight": params["embedding"], "model.norm.weight": params["final_norm/scale_D"]}
-    for i in range(m.n_layers):
-        for name, path in LLAMA.items():
-            w = params[f"layers/{path}"][i]
-            state[f"model.layers.{i}.{name}"] = w.reshape(m.d_model, -1).T if "attn" in name and w.ndim == 3 else w.T
-        w_o = params["layers/attention/w_o_HKD"][i].reshape(-1, m.d_model)
-        state[f"model.layers.{i}.self_attn.o_proj.weight"] = w_o.T
-    return loaded(model, state)
-
-
-def loaded(model, state: dict):
-    """Load parameters into a model with tied head. Raises ValueError if one is missing or unexpected."""
-    tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in state.items()}
-    found = model.load_state_dict(tensors, strict=False)
-    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
-        raise ValueError(f"parameters do not match the model: {found}")
+    values = json.loads(fields)
+    model_class = getattr(transformers, values["architectures"][0])
+    model = model_class(model_class.config_class(**values, attn_implementation=attention or causal_sdpa()))
+    if params is not None:
+        tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in params.items()}
+        found = model.load_state_dict(tensors, strict=False)
+        if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+            raise ValueError(f"parameters do not match the model: {found}")
     return model
 
 
@@ -185,8 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Take one step of a shape.")
     parser.add_argument("shape", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or NAME@BATCH")
     parser.add_argument("path", type=Path, help="the directory of the shape's tokens")
+    parser.add_argument("fields", metavar="JSON", help="the config.json of its model in transformers")
     a = parser.parse_args()
-    Peer(named(a.shape), None, tokens_in(a.path, named(a.shape))).run(1)
+    Peer(named(a.shape), built(a.fields), tokens_in(a.path, named(a.shape))).run(1)
     print("step 1", flush=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from benchmarks.claims import fill
+from benchmarks.page import fill
 from lm.errors import UserError, with_exit_code
 from lm.sweeps import statistics
 from lm.sweeps.analysis import PLACEBO
@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.add:
         add(arguments.add, arguments.directory / "placebo" / f"{arguments.name}.csv")
-    fill(arguments.directory / "placebo.md", table(arguments.directory), "benchmarks.placebo")
+    written = "written by python3 -m benchmarks.placebo"
+    fill(arguments.directory / "placebo.md", written, f"\n{table(arguments.directory)}\n")
     return 0
 
 

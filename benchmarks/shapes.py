@@ -1,10 +1,13 @@
 """Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models in PyTorch."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import numpy as np
+
+from lm.errors import UserError
 
 CONFIG = Path(__file__).parent / "config.py"
 MODEL_KEYS = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "vocab_size")
@@ -66,14 +69,14 @@ OPTIMIZER = {"learning_rate": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_d
 
 
 def named(name: str) -> Shape:
-    """Return a shape by name, with another batch size for NAME@BATCH. Raises ValueError for unknown names.
+    """Return a shape by name, with another batch size for NAME@BATCH. Raises UserError for unknown names.
 
     >>> named("G@64").batch_size
     64
     """
     base, _, batch = name.partition("@")
     if base not in SHAPES or not re.fullmatch("|[1-9][0-9]{0,8}", batch):
-        raise ValueError(f"unknown shape {name[:80]!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
+        raise UserError(f"unknown shape {name[:80]!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
     return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
 
 
@@ -96,10 +99,32 @@ def values_of(name: str, data: str) -> dict:
 
 
 def config_of(name: str, data: str, overrides: dict):
-    """Return our config for a shape, with overrides by key, such as {"train.loss_chunk": 512}."""
+    """Return our resolved config for a shape, with overrides by key, such as {"train.loss_chunk": 512}."""
+    from lm import parameters
     from lm.command_line.loading import load_values
 
-    return load_values(str(CONFIG), values_of(name, data) | overrides)
+    config = load_values(str(CONFIG), values_of(name, data) | overrides)
+    return parameters.resolve(config, config.model.vocab_size)
+
+
+def transformers_fields(config) -> str:
+    """Return the config.json of the model that is ours in transformers.
+
+    The tanh GELU is "gelu_new" there, as in the published GPT-2.
+    """
+    from lm.huggingface.config_files import export_fields
+
+    return json.dumps(export_fields(config)[1]).replace('"gelu_pytorch_tanh"', '"gelu_new"')
+
+
+def transformers_params(config, params: dict) -> dict[str, np.ndarray]:
+    """Return our parameters (nested dicts) by transformers' names."""
+    from lm.huggingface.config_files import export_fields
+    from lm.huggingface.weights import exported_tensors, planned_tensors
+
+    family, _ = export_fields(config)
+    names = [planned.name for planned in planned_tensors(family, config.model)]
+    return dict(zip(names, exported_tensors(family, config.model, params), strict=True))
 
 
 def write_tokens(directory: Path, shape: Shape) -> None:

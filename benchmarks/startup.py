@@ -7,39 +7,30 @@ compilation cache, and of PyTorch's GPT-2 of the same shape in a script that doe
 Also measures imports alone.
 """
 
-import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.compare import (
-    ROOT,
-    alternate,
-    argument_parser,
-    format_ratio,
-    parse_arguments,
-    publish,
-    ratio,
-)
-from benchmarks.shapes import CONFIG, SHAPES, named, values_of, write_tokens
+from benchmarks.compare import alternate, argument_parser, format_ratio, parse_arguments, publish, ratio, timed
+from benchmarks.shapes import CONFIG, SHAPES, config_of, named, transformers_fields, values_of, write_tokens
+from lm.errors import with_exit_code
 from lm.text_tables import markdown_table
 
 IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 
 
+@with_exit_code
 def main() -> int:
     parser = argument_parser("startup", __doc__)
     parser.add_argument("--shape", default="S", choices=list(SHAPES), help="see benchmarks/shapes.py [%(default)s]")
     a = parse_arguments(parser)
-    rows = []
+    rows, fields = [], transformers_fields(config_of(a.shape, "unread", {}))
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         write_tokens(data, named(a.shape))
-        theirs = [sys.executable, "-m", "benchmarks.peers", a.shape, str(data)]
+        theirs = [sys.executable, "-m", "benchmarks.peers", a.shape, str(data), fields]
         for cache in ("warm", "empty"):
             runs = (Path(directory) / f"{cache}{i}" for i in range(100))
 
@@ -50,7 +41,8 @@ def main() -> int:
 
             ours()  # fills the compilation cache and the system's file cache
             rows.append(row(cache, *alternate(a.rounds, ours, lambda: first_step(theirs))))
-        imports = {name: statistics.median(import_seconds(name) for _ in range(a.rounds)) for name in IMPORTS}
+        alone = {name: [sys.executable, "-c", f"import os, {name}; os._exit(0)"] for name in IMPORTS}  # no cleanup
+        imports = {n: statistics.median(timed(c)["cpu"] for _ in range(a.rounds)) for n, c in alone.items()}
     results = {"shape": a.shape, "caches": rows, "imports_cpu": imports}
     publish(a, results, table(results))
     return 0
@@ -70,16 +62,6 @@ def table(results: dict) -> str:
     return markdown_table(header, cells) + f"\n\nCPU seconds of imports alone: {imports}."
 
 
-def import_seconds(names: str) -> float:
-    """Return the CPU seconds of a process that imports these modules and exits without the interpreter's cleanup."""
-    before = os.times()
-    subprocess.run(
-        [sys.executable, "-c", f"import os, {names}; os._exit(0)"], cwd=ROOT, check=True, capture_output=True
-    )
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
 def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]:
     """Return the command that trains a shape for 10 steps and logs each; cache is the compilation cache."""
     keys = values_of(shape, str(data)) | {"train.steps": 10, "log.every": 1, "data.cache_dir": cache}
@@ -90,28 +72,9 @@ def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]
 
 
 def first_step(command: list[str]) -> dict:
-    """Run a command until it prints its first step, then kill it.
-
-    Returns:
-        {"wall": seconds, "cpu": seconds of it and its children, "peak_bytes": largest resident size}
-
-    Raises:
-        RuntimeError: with the end of the output, if the command ends before its first step.
-    """
-    began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("step ") and line.split()[1].split("/")[0] == "1":
-            wall = time.perf_counter() - began
-            ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            process.kill()
-            process.wait()
-            cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-            return {"wall": wall, "cpu": cpu, "peak_bytes": int(re.search(r"VmHWM:\s*(\d+)", status)[1]) * 1024}
-    raise RuntimeError("".join(lines[-20:]))
+    """Run a command until it prints its first step; returns its seconds and bytes, see `timed`."""
+    found = timed(command, until=re.compile(r"step +1\b").match)
+    return {key: found[key] for key in ("wall", "cpu", "peak_bytes")}
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:

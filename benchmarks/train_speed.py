@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.compare import Worker, alternate, argument_parser, format_ratio, parse_arguments, publish, ratio
-from benchmarks.shapes import SHAPES, config_of, less_memory, named, write_tokens
+from benchmarks.shapes import SHAPES, config_of, less_memory, named, transformers_fields, write_tokens
+from lm.errors import UserError, with_exit_code
 from lm.text_tables import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
@@ -24,6 +25,7 @@ DTYPES = ("float32", "bfloat16")
 TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2}  # between the losses of both sides
 
 
+@with_exit_code
 def main() -> int:
     parser = argument_parser("train_speed", __doc__)
     shapes_help = f"{', '.join(SHAPES)}; G@64 is G with batch size 64, G:bfloat16 is G with --dtype bfloat16"
@@ -33,14 +35,9 @@ def main() -> int:
     parser.add_argument("--peer-dtype", choices=DTYPES, help="torch's compute dtype [the same as ours]")
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round, roughly [%(default)s]")
     a = parse_arguments(parser)
-    try:
-        cases = [case(text, a) for text in a.shapes]
-        for name, _ in cases:
-            named(name)
-        if len({(name, one.dtype) for name, one in cases}) < len(cases):
-            raise ValueError("a shape is given twice with the same dtype")
-    except ValueError as error:
-        parser.error(str(error))
+    cases = [case(text, a) for text in a.shapes]
+    if len({(name, one.dtype) for name, one in cases}) < len(cases):
+        raise UserError("a shape is given twice with the same dtype")
     with tempfile.TemporaryDirectory() as directory:
         rows = [row(name, one, Path(directory)) for name, one in cases]
     publish(a, rows, table(rows))
@@ -51,12 +48,13 @@ def case(text: str, a) -> tuple[str, argparse.Namespace]:
     """Split SHAPE:DTYPE; return the shape, and the command line with the dtypes of both sides at this shape.
 
     Raises:
-        ValueError: for an unknown dtype.
+        UserError: for an unknown shape or dtype.
     """
     name, _, dtype = text.partition(":")
+    named(name)
     dtype = dtype or a.dtype
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype in {text[:80]!r}; use one of {', '.join(DTYPES)}")
+        raise UserError(f"unknown dtype in {text[:80]!r}; use one of {', '.join(DTYPES)}")
     return name, argparse.Namespace(**vars(a) | {"dtype": dtype, "peer_dtype": a.peer_dtype or dtype})
 
 
@@ -95,7 +93,6 @@ def row(name: str, a, directory: Path) -> dict:
         a: the command line, see `case`.
         directory: for tokens, parameters and logs; shapes share it.
     """
-    from lm import parameters
     from lm.cost.devices import peak_flops
     from lm.cost.flops import mfu
 
@@ -104,8 +101,8 @@ def row(name: str, a, directory: Path) -> dict:
         write_tokens(data, named(name))
     overrides = {"model.compute_dtype": a.dtype}
     config = config_of(name, str(data), overrides)
-    config = parameters.resolve(config, config.model.vocab_size)
     job = {"shape": name, "data": str(data), "dtype": a.peer_dtype, "compiled": a.peer == "compiled"}
+    job["fields"] = transformers_fields(config)
     job |= {"overrides": overrides, "params": str(directory / "params.npz")}
     seconds, measured = both_sides(job, directory / f"{name}-{a.dtype}", config.train.steps_per_dispatch, a)
     clock = "cpu" if a.pin else "wall"
@@ -169,11 +166,10 @@ def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, 
 
 def flops_per_step(config, *, full_square: bool) -> float:
     """Return the FLOPs of a training step; full_square counts masked attention scores too, as some papers do."""
-    from lm import parameters
     from lm.cost import flops
 
-    model, t = parameters.resolve(config, config.model.vocab_size).model, config.train
-    return flops.flops_per_token(model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
+    t = config.train
+    return flops.flops_per_token(config.model, t.seq_len, full_square=full_square) * t.batch_size * t.seq_len
 
 
 def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:

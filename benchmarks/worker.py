@@ -5,9 +5,9 @@ Each line of JSON on its standard input is a question, answered by a line on its
     {"losses": k}      the losses of k steps on fixed batches
     {"run": n}         the seconds of n steps
     {"facts": true}    its memory, and for our side the attention it uses and the device
-    {"save": path}     writes the parameters
+    {"save": path}     writes the parameters, with transformers' names
 
-JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "params", "workdir", "dtype", "compiled"}.
+JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "fields", "params", "workdir", "dtype", "compiled"}.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shapes import config_of, named
+from benchmarks.shapes import config_of, named, transformers_params
 
 
 def main(job: dict) -> None:
@@ -53,31 +53,26 @@ def answer(job: dict, side, asked: dict) -> dict:
     return {"peak_bytes": peak} | side.facts()
 
 
-def prepared(job: dict):
-    """Return the prepared run of a job."""
+def ours(job: dict):
+    from lm.parallel.mesh import use_mesh
     from lm.runtime import start_jax
     from lm.training.run import prepare
 
     config = config_of(job["shape"], job["data"], job["overrides"])
     start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
-    return prepare(config, say=lambda text: None)
-
-
-def ours(job: dict):
-    from lm.parallel.mesh import use_mesh
-
-    run = prepared(job)
+    run = prepare(config, say=lambda text: None)
     use_mesh(run.mesh_sizes).__enter__()  # for the life of this process
     return Ours(run, Path(job["workdir"]))
 
 
 def theirs(job: dict):
-    from benchmarks.peers import Peer, tokens_in
+    from benchmarks.peers import Peer, built, tokens_in
 
     shape = named(job["shape"])
     with np.load(job["params"]) as archive:
         params = dict(archive)  # read each array once, not once per layer
-    return Peer(shape, params, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
+    model = built(job["fields"], params)
+    return Peer(shape, model, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
 
 
 class Ours:
@@ -104,6 +99,7 @@ class Ours:
             sources={"train": source},
             diagnostics=Diagnostics(run, source, workdir, progress),
             record={},
+            scorers={},
             clock=WallTime({}),
         )
 
@@ -132,11 +128,7 @@ class Ours:
 
     def save(self, path: str) -> None:
         """Save the parameters, for the other side to start from."""
-        import jax
-
-        from lm.parameters import flat
-
-        np.savez(path, **jax.device_get(flat(self.state.params)))
+        np.savez(path, **transformers_params(self.loop.run.config, self.state.params))
 
     def peak_bytes(self) -> int | None:
         import jax

@@ -129,19 +129,16 @@ def test_results_are_those_of_the_harness_for_the_same_weights(adapt):
     pytest.importorskip("accelerate", reason="accelerate is not installed (lm-eval[hf])")
     from lm_eval.models.huggingface import HFLM
 
-    from benchmarks.peers import gpt2
-    from benchmarks.shapes import Shape
-    from lm.parameters import flat
+    from benchmarks.peers import built
+    from benchmarks.shapes import transformers_fields, transformers_params
 
     keys = {"norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "ffn_bias": True, "attn_bias": True}
     run = trained("bpe:300", positions="learned", tie_embeddings=True, d_ff=64, **keys)
-    c = run.config.model
-    shape = Shape("", c.n_layers, c.n_heads, c.d_model, c.d_ff, c.vocab_size, 16, 1)
-    params = {path: np.asarray(value) for path, value in flat(run.params).items()}
+    model = built(transformers_fields(run.config), transformers_params(run.config, run.params)).eval()
     end = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=run.tokenizer.model, **end)
     # Their cache gives wrong results if one text is split into context and continuation in several ways.
-    theirs = HFLM(gpt2(shape, params).eval(), tokenizer=tokenizer, max_length=16, logits_cache=False, device="cpu")
+    theirs = HFLM(model, tokenizer=tokenizer, max_length=16, logits_cache=False, device="cpu")
     ours = adapt(run, windows="harness")
 
     text = "the cat sat on a mat and that hat"

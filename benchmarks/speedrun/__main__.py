@@ -8,17 +8,15 @@ Shakespeare and appends them to log.json. README.md has the rules.
 """
 
 import argparse
-import contextlib
-import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.compare import machine
+from benchmarks.compare import machine, use_cores
 from benchmarks.speedrun import records, table, tracks
 from benchmarks.speedrun.runs import train_and_score
-from lm.errors import UserError, with_exit_code
+from lm.errors import with_exit_code
 from lm.workdir.provenance import format_command
 
 
@@ -81,18 +79,6 @@ def speedrun(a: argparse.Namespace, overrides: list[str]) -> int:
         print(f"not a record: {'; '.join(found)}" if found else "a record")
         table.update()
     return 0
-
-
-def use_cores(n: int) -> None:
-    """Pin this process, and every process that it starts, to the first n cores that it may use. No effect on macOS.
-
-    Raises:
-        UserError: this process may use fewer than n cores.
-    """
-    with contextlib.suppress(AttributeError):  # macOS
-        if len(cores := sorted(os.sched_getaffinity(0))) < n:
-            raise UserError(f"a speedrun uses {n} CPU cores, but this process may use {len(cores)}")
-        os.sched_setaffinity(0, cores[:n])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.compare import table_between_marks
+from benchmarks.page import fill
 from benchmarks.speedrun.records import RECORDS, column, p_value, problems, read_attempts, seconds
 from benchmarks.speedrun.tracks import TRACKS
-from lm.files import write_text
 from lm.text_tables import markdown_table
 
 PAGE = Path(__file__).with_name("README.md")
@@ -20,10 +19,8 @@ HEADER = [
 
 def update() -> None:
     """Rewrite the table of each track in README.md."""
-    text = PAGE.read_text(encoding="utf-8")
     for name in TRACKS:
-        text = table_between_marks(name).sub(lambda m, name=name: m[1] + track_table(name) + "\n" + m[2], text)
-    write_text(PAGE, text)
+        fill(PAGE, name, track_table(name))
 
 
 def track_table(track: str, directory: Path = RECORDS) -> str:

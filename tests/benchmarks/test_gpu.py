@@ -1,7 +1,5 @@
 """The parts of benchmarks/gpu.py that run without a GPU."""
 
-import json
-
 import jax
 import pytest
 
@@ -9,13 +7,10 @@ from benchmarks import gpu
 
 
 def test_a_failing_part_is_reported_and_the_next_one_runs(tmp_path, capsys):
-    parts = {"lists": lambda: {"result": [1] / [2]}, "works": lambda: {"result": "fast"},
-             "command": lambda: gpu.run("benchmarks.absent")}  # fmt: skip
+    parts = {"command": lambda: {"result": gpu.run("benchmarks.absent")}, "works": lambda: {"result": "fast"}}
     rows = gpu.run_parts(parts, tmp_path / "gpu.json")
-    assert [(row["what"], row["failed"]) for row in rows] == [("lists", True), ("works", False), ("command", True)]
-    assert rows[0]["result"] == "FAILED: TypeError: unsupported operand type(s) for /: 'list' and 'list'"
-    assert "No module named benchmarks.absent" in rows[2]["result"]
-    assert json.loads((tmp_path / "gpu.json").read_text())["rows"] == rows
+    assert [(row["what"], row["failed"]) for row in rows] == [("command", True), ("works", False)]
+    assert "No module named benchmarks.absent" in rows[0]["result"]
     assert "works: fast" in capsys.readouterr().out
 
 
@@ -37,4 +32,4 @@ def test_the_largest_batch_is_the_first_that_fits_in_memory():
 def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     assert gpu.main() == 2
-    assert "jax is not installed or sees no GPU" in capsys.readouterr().err
+    assert "jax sees no GPU; on a machine with a GPU run: pip install -e" in capsys.readouterr().err

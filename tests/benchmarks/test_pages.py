@@ -26,9 +26,8 @@ def test_the_exponent_is_that_of_a_power_law():
 def test_a_page_has_the_commands_that_reproduce_it_and_names_no_local_directory(tmp_path):
     by_width = [moves(width) for width in mup_coordinates.WIDTHS]
     found = {"mup": by_width, "standard": by_width}
-    page.publish(
-        tmp_path, "check", "About it.", ["first", "second"], [["a", "b"], ["1", "2"]], mup_coordinates.draw(found)
-    )
+    table = [["a", "b"], ["1", "2"]]
+    page.publish(tmp_path, "check", "About it.", ["first", "second"], table, lambda: mup_coordinates.draw(found))
     text = (tmp_path / "check.md").read_text()
     assert text.startswith("# check\n\nAbout it.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n![check](check.png)\n")
     assert re.search(r"```\nfirst\nsecond\ncommit .*\nversions python 3.*jax.*\n.*, \d{4}-\d\d-\d\d\n```\n$", text)
