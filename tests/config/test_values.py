@@ -19,6 +19,8 @@ WRONG = [
     ("optimizer.learning_rate=1e999", "not a finite number"),
     ("model.d_model=1e3", "1000.0 is not an int"),
     ("model.d_model=True", "True is not an int"),
+    ("model.tie_embeddings=yes", "'yes' is not a bool"),
+    ("train.seed=-1", "-1 is out of range; it must be >= 0"),
     ("model.d_ff=wide", "'wide' is not an int or none"),
     ("model.window_pattern=(4,-1)", "-1 is out of range"),
     ("model.window_pattern=()", "empty"),

@@ -4,7 +4,6 @@ import dataclasses
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -159,23 +158,6 @@ def test_evaluation_of_a_packed_split_reads_every_row_once():
     rows, weights_BT = (np.concatenate(parts) for parts in zip(*windows, strict=True))
     assert rows.tolist() == [0, 1, 2, 3, 4, 4]
     assert weights_BT.tolist() == [[1.0] * 7] * 5 + [[0.0] * 7]
-
-
-def test_the_device_and_a_host_thread_gather_the_same(tmp_path):
-    """Resident tokens gathered in a jitted step, and memory-mapped shards gathered by the background thread."""
-    tokens = np.random.default_rng(0).integers(0, 60_000, 501).astype(np.uint16)
-    for i, part in enumerate(np.split(tokens, [100, 110])):
-        np.save(tmp_path / f"{i}.npy", part)
-    shards = ConcatenatedArray([np.load(tmp_path / f"{i}.npy", mmap_mode="r") for i in range(3)])
-    gather, k = jax.jit(batches.gather, static_argnums=2), 3
-    for order in ("crops", "epochs"):
-        config = config_of(seq_len=16, order=order)
-        starts = batches.window_starts(split_of(tokens), config, np.arange(30)).reshape(10, k, -1)
-        resident = [gather({"tokens": jnp.asarray(tokens)}, s.astype(np.int32), 16)["tokens"] for s in starts]
-        streamed = list(batches.prefetch(lambda s: batches.gather({"tokens": shards}, s, 16)["tokens"], starts))
-        assert resident[0].dtype == streamed[0].dtype == np.int32
-        assert resident[0].shape == (k, 4, 17)
-        np.testing.assert_array_equal(resident, streamed)
 
 
 def test_prefetch_keeps_the_order_in_one_background_thread_and_raises_an_exception_in_its_place():

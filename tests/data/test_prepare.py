@@ -28,7 +28,8 @@ DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x'
 @pytest.fixture
 def dump(tmp_path):
     path = tmp_path / "dump.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(DOCUMENTS)))
+    lines = [json.dumps({"text": text, "id": i}, ensure_ascii=False) for i, text in enumerate(DOCUMENTS)]
+    path.write_text("\n".join([*lines, ""]))
     return path
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 
 from lm.config import DataConfig
 from lm.data import hf_tokenizer, open_corpus, prepare, tokenizers, unit_shards
@@ -33,19 +34,11 @@ def added(name: str, i: int, **flags) -> dict:
     return {"id": i, "content": name, "special": True} | off | flags
 
 
-def bos_template(name: str, i: int) -> dict:
-    """Return the post-processor of Llama and Gemma, which begins a text with a special token."""
-    first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, text],
-        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}},
-    }
-
-
 ON, OFF = make(), make(special_tokens=False)
-LLAMA_LIKE = make(post_processor=bos_template("<|im_start|>", START))
+BEGINNING = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)])
+LLAMA_LIKE = Tokenizer.from_str(json.dumps(SPEC))
+LLAMA_LIKE.post_processor = BEGINNING  # as that of Llama and Gemma, which begins a text with a special token
+LLAMA_LIKE = HFTokenizer(LLAMA_LIKE.to_str(), True)
 
 
 # Ids
