@@ -65,9 +65,7 @@ def test_two_runs_are_compared_by_their_configs_losses_and_curves(bench, command
 def test_a_shell_completes_commands_options_config_keys_and_their_values(tmp_path):
     pytest.importorskip("argcomplete")
     for line, expected in {
-        "lm comp": "compare",
         "lm hf export --w": "--workdir",
-        "lm train --config.model.d_f": "--config.model.d_ff",
         "lm train --config.optimizer.name=ad": "--config.optimizer.name=adamw",
     }.items():
         asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": str(ROOT)}

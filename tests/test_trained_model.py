@@ -36,17 +36,6 @@ def test_the_loss_of_the_validation_text_is_that_of_the_evaluation(bench):
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_mean_over_windows(run):
-    ids = run.encode("the cat sat on a mat and ran far home " * 3)
-    T, total = run.seq_len, 0.0
-    for first in range(0, len(ids) - 1, T):
-        window = ids[first : first + T + 1]
-        logits = np.float64(run.logits(window[:-1]))
-        total += sum(np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(window) - 1), window[1:]])
-    assert run.loss(ids) == pytest.approx(total / (len(ids) - 1), abs=1e-5)
-
-
-@pytest.mark.slow
 def test_generate_returns_a_text_or_a_list(run):
     text = run.generate("the cat", 12)
     assert len(text) == 12
@@ -72,15 +61,11 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.logits("Zeus"), "'Z'"),
         (lambda run: run.with_special_tokens(), "a char tokenizer has no special tokens"),
         (lambda run: run.generate("the", 0), "n_tokens: 0 is out of range; it must be >= 1"),
-        (lambda run: run.generate("the", 3, temperature=float("nan")), "temperature: nan is not a finite number"),
         (lambda run: run.generate("the", 3, temperature="hot"), "temperature: 'hot' is not a float"),
-        (lambda run: run.generate("the", 3, top_k=0), "top_k: 0 is out of range; it must be >= 1"),
         (lambda run: run.generate("the", 3, top_k=2.5), "top_k: 2.5 is not an int or none"),
         (lambda run: run.generate("the", 3, top_p=1.5), "top_p: 1.5 is out of range; it must be <= 1.0"),
         (lambda run: run.generate("the", 3, min_p=0), "min_p: 0.0 is out of range; it must be > 0.0"),
         (lambda run: run.generate("the", 3, n_samples=0), "n_samples: 0 is out of range"),
-        (lambda run: run.generate("the", 3, batch_size=-1), "batch_size: -1 is out of range"),
-        (lambda run: run.generate("the", 3, seed=-1), "seed: -1 is out of range; it must be >= 0"),
         (lambda run: run.generate("the", 3, stop="\n"), r"stop: '\\n' is not a list of texts"),
         (lambda run: run.generate("the", 3, stop=[""]), "stop: a stop string is empty"),
         (lambda run: run.stream("the", 3), "prompts: 'the' is not a list of texts"),

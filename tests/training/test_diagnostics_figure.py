@@ -24,13 +24,11 @@ def written(workdir, *details):
     return workdir / "metrics.jsonl"
 
 
-def test_zeros_missing_values_and_values_that_are_not_finite_are_left_out_of_the_picture(tmp_path):
-    details = [DETAIL, {"gradients": {"embedding": 1.0}}, DETAIL]
-    assert diagnostics_png(written(tmp_path, *details)).startswith(b"\x89PNG")
-
-
 def test_there_is_one_curve_per_layer_over_the_steps_that_have_it(tmp_path):
-    lines = read_metrics(written(tmp_path, DETAIL, {}, DETAIL))
+    """Zeros, missing values and values that are not finite are left out of the picture."""
+    path = written(tmp_path, DETAIL, {"gradients": {"embedding": 1.0}}, DETAIL)
+    assert diagnostics_png(path).startswith(b"\x89PNG")
+    lines = read_metrics(path)
     details = [(line["step"], line["detail"]) for line in lines if "detail" in line]
     first, last = curves_of(details, "gradients", "layers", "-", "")
     assert first[0] == last[0] == [0, 20]
