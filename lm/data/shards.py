@@ -117,7 +117,7 @@ def _raise_open_file_limit(n_files: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
             f"config.data.source: {n_files} token shards need {needed} open files, but the system allows {hard} "
-            "(ulimit -Hn); raise the limit, or make larger shards (lm.data.prepare --unit_mb)"
+            "(ulimit -Hn); raise the limit, or prepare larger shards (lm.data.prepare --unit_mb 64: about 2^24 tokens)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
