@@ -15,7 +15,7 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --dry-run --measure
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
-  python -m lm.sweep --study changes_2026 --add two-heads --set model.n_heads=2
+  python -m lm.sweep --study changes_2026 --add ReGLU --set model.activation=relu
 
 Rerun the same command to resume after an interruption. Several processes that run the same command divide the runs
 among them, on one machine or on several of one kind that share the directory.

@@ -362,7 +362,7 @@ def publish(a: Analysis, directory: Path) -> Path:
     if not is_file_name(name):
         raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
     make_folder(page)
-    execution = {key for key, (_, field) in schema().items() if field.metadata["execution"]}  # has the user's paths
+    execution = {key for key, (_, field) in schema().items() if field.metadata["execution"]}
     variants = {name: dict(about) for name, about in a.record["variants"].items()}
     for about in variants.values():
         config = flatten(about.pop("config"))
