@@ -46,27 +46,20 @@ def test_all_mistakes_are_reported_at_once(config_file, problems):
 
 
 def test_values_are_read_from_the_command_line(config_file):
-    c = load(
-        config_file("config.model.d_ff = 100", "config.data.splits = [0.8, 0.1, 0.1]", "config.eval.every = 7"),
-        [
-            "model.d_ff=None", "model.window_pattern=128,0", "model.tie_embeddings=1", "log.tensorboard=False",
-            "optimizer.learning_rate=1", "eval.sample_prompt=a\\nb = c", "eval.final_splits=(validation, test+train)",
-            "train.profile=(2, 3)", "data.source=text:a=b", "model.embed_std=2e-2",
-        ],
-    )  # fmt: skip
-    assert c.model.d_ff is None
-    assert c.model.window_pattern == (128, 0)
-    assert c.model.tie_embeddings is True
-    assert c.log.tensorboard is False
-    assert c.optimizer.learning_rate == 1
-    assert isinstance(c.optimizer.learning_rate, float)
-    assert c.eval.sample_prompt == "a\nb = c"
-    assert c.eval.final_splits == ("validation", "test+train")
-    assert c.train.profile == (2, 3)
-    assert c.data.source == "text:a=b"
-    assert c.data.splits == (0.8, 0.1, 0.1)
-    assert c.eval.every == 7
-    assert c.model.embed_std == 0.02
+    given = {
+        "model.d_ff": ("None", None), "model.window_pattern": ("128,0", (128, 0)), "model.tie_embeddings": ("1", True),
+        "log.tensorboard": ("False", False), "optimizer.learning_rate": ("1", 1.0), "model.embed_std": ("2e-2", 0.02),
+        "eval.sample_prompt": ("a\\nb = c", "a\nb = c"), "data.source": ("text:a=b", "text:a=b"),
+        "eval.final_splits": ("(validation, test+train)", ("validation", "test+train")),
+        "train.profile": ("(2, 3)", (2, 3)),
+    }  # fmt: skip
+    path = config_file("config.model.d_ff = 100", "config.data.splits = [0.8, 0.1, 0.1]", "config.eval.every = 7")
+    c = load(path, [f"{key}={text}" for key, (text, _) in given.items()])
+    for key, (_, value) in given.items():
+        section, name = key.split(".")
+        found = getattr(getattr(c, section), name)
+        assert (found, type(found)) == (value, type(value))
+    assert (c.data.splits, c.eval.every) == ((0.8, 0.1, 0.1), 7)
     assert hash(c) == hash(dataclasses.replace(c))  # a jit-static argument
 
 

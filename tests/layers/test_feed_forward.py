@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from references import numpy_model
 from running import slow
 
 from lm.layers import variants
-from lm.layers.feed_forward import ACTIVATIONS, gelu, glu, mlp
+from lm.layers.feed_forward import ACTIVATIONS, glu, mlp
 from lm.parallel.collectives import save_all_but_gathered
 
 X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
@@ -31,17 +32,16 @@ def test_values_and_derivatives_are_those_of_jax_nn(name):
     np.testing.assert_array_equal(jax.vmap(jax.grad(ours))(x), jax.vmap(jax.grad(theirs))(x))
 
 
-def test_relu_squared_is_the_square_of_relu():
-    np.testing.assert_array_equal(ACTIVATIONS["relu_squared"](jnp.array([-3.0, 0, 0.5, 3])), [0, 0, 0.25, 9])
-
-
-def test_mlp_equals_numpy():
-    expected = np.maximum(X.astype(np.float64) @ W_IN + B_IN, 0) @ W_OUT + B_OUT
-    np.testing.assert_allclose(
-        mlp(X, W_IN, W_OUT, activation="relu", b_in=B_IN, b_out=B_OUT), expected, rtol=1e-5, atol=1e-5
-    )
-    without = np.maximum(X.astype(np.float64) @ W_IN, 0) @ W_OUT
-    np.testing.assert_allclose(mlp(X, W_IN, W_OUT, activation="relu"), without, rtol=1e-5, atol=1e-5)
+def test_mlp_and_glu_equal_numpy_with_and_without_biases():
+    x = X.astype(np.float64)
+    for b_in, b_up, b_out in ((B_IN, B_UP, B_OUT), (None, None, None)):
+        gate, up = x @ W_IN + (b_in is not None) * B_IN, x @ W_UP + (b_in is not None) * B_UP
+        for name, f in numpy_model.ACTIVATIONS.items():
+            with_mlp = mlp(X, W_IN, W_OUT, activation=name, b_in=b_in, b_out=b_out)
+            with_glu = glu(X, W_IN, W_UP, W_OUT, activation=name, b_gate=b_in, b_up=b_up, b_down=b_out)
+            for found, hidden in ((with_mlp, f(gate)), (with_glu, f(gate) * up)):
+                expected = hidden @ W_OUT + (b_in is not None) * B_OUT
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends compute activations in 16 bits")
@@ -52,21 +52,6 @@ def test_16_bit_activations_are_rounded_once_on_a_cpu(name):
     exact = np.float64(ACTIVATIONS[name](x.astype(jnp.float32)))
     found = np.float64(mlp(x, one, one, activation=name))  # products with 1 round nothing
     assert np.all(np.abs(found - exact) <= 2.0**-8 * np.abs(exact))
-
-
-def test_glu_equals_numpy():
-    x = X.astype(np.float64)
-    gate, up = x @ W_IN + B_IN, x @ W_UP + B_UP
-    expected = (gate / (1 + np.exp(-gate)) * up) @ W_OUT + B_OUT
-    biases = dict(b_gate=B_IN, b_up=B_UP, b_down=B_OUT)
-    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="silu", **biases), expected, rtol=1e-5, atol=1e-5)
-    gate, up = x @ W_IN, x @ W_UP
-    expected = (gate / (1 + np.exp(-gate)) * up) @ W_OUT
-    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="silu"), expected, rtol=1e-5, atol=1e-5)
-    exact = (np.asarray(gelu(jnp.float32(gate))) * up) @ W_OUT
-    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="gelu"), exact, rtol=1e-5, atol=1e-5)
-    dauphin = (up / (1 + np.exp(-gate))) @ W_OUT
-    np.testing.assert_allclose(glu(X, W_IN, W_UP, W_OUT, activation="sigmoid"), dauphin, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [slow("silu"), slow("gelu"), "gelu_tanh"])
@@ -99,23 +84,9 @@ def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weight
     assert [g.dtype for g in jax.eval_shape(vjp, y)] == [jnp.bfloat16] + 4 * [jnp.float32]
 
 
-@pytest.mark.parametrize(
-    ("d_model", "kind", "d_ff"),
-    # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64 = 10944. 8/3 of 64 is
-    # 2.67 * 64, rounded up to 3 * 64. 8/3 of 8 is 21, raised to 64.
-    [
-        (512, "glu", 1344),
-        (768, "glu", 2048),
-        (4096, "glu", 10944),
-        (64, "glu", 192),
-        (8, "glu", 64),
-        (512, "mlp", 2048),
-    ],
-)
-def test_known_default_widths(d_model, kind, d_ff):
-    assert variants.FEED_FORWARDS[kind].default_d_ff(d_model) == d_ff
-
-
-def test_default_width_is_the_nearest_multiple_of_64():
-    for d_model in range(24, 600):
-        assert abs(variants.FEED_FORWARDS["glu"].default_d_ff(d_model) - 8 / 3 * d_model) <= 32
+def test_default_widths_of_glu_are_the_nearest_multiples_of_64_and_those_of_mlp_4_times_d_model():
+    of_glu = variants.FEED_FORWARDS["glu"].default_d_ff
+    # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64. 64 is the least width.
+    assert [of_glu(d_model) for d_model in (512, 768, 4096, 8)] == [1344, 2048, 10944, 64]
+    assert max(abs(of_glu(d_model) - 8 / 3 * d_model) for d_model in range(24, 600)) <= 32
+    assert variants.FEED_FORWARDS["mlp"].default_d_ff(512) == 2048
