@@ -46,7 +46,8 @@ def in_numpy(run) -> dict:
         window, layer = c.window_pattern[i % len(c.window_pattern)], p[f"layers_{i}"]
         if c.norm_placement == "pre":
             y = numpy_model.norm(c, layer["attention_norm"], x)
-            here = {"attention_norm/output": y} | attention_in_numpy(c, layer["attention"], y, window)
+            seen = numpy_model.attend(c, layer["attention"], y, window)
+            here = {"attention_norm/output": y} | {f"attention/{name}": value for name, value in seen.items()}
             here["attention/output"] = numpy_model.attention(c, layer["attention"], y, window)
             y = numpy_model.norm(c, layer["ffn_norm"], x + here["attention/output"])
             silu = numpy_model.ACTIVATIONS["silu"]
@@ -57,22 +58,6 @@ def in_numpy(run) -> dict:
     if "final_norm" in p:
         found["final_norm/output"] = numpy_model.norm(c, p["final_norm"], x)
     return found | {"logits": numpy_model.logits(c, p, IDS)}
-
-
-def attention_in_numpy(c, p, y, window):
-    q, k, v = (np.einsum("td,dhk->thk", y, p[name]) for name in ("w_q_DHK", "w_k_DGK", "w_v_DGK"))
-    q = numpy_model.rms(q, p["q_scale_K"], c.norm_eps)
-    k = numpy_model.rms(k, p["k_scale_K"], c.norm_eps)
-    q, k = (np.array([[numpy_model.rotated(c, head, t) for head in x[t]] for t in range(T)]) for x in (q, k))
-    share = q.shape[1] // k.shape[1]
-    scores = np.array([q[:, h] @ k[:, h // share].T for h in range(q.shape[1])]) / np.sqrt(q.shape[2])
-    scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
-    distance = np.arange(T)[:, None] - np.arange(T)
-    weights = np.where((distance >= 0) & (distance < (window or T)), np.exp(scores), 0)
-    weights /= weights.sum(-1, keepdims=True)
-    heads = np.stack([weights[h] @ v[:, h // share] for h in range(len(weights))], 1)
-    found = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": heads}
-    return {f"attention/{name}": value for name, value in found.items()}
 
 
 def test_every_intermediate_equals_numpy_and_has_the_axes_of_its_letters(run, captured):

@@ -1,5 +1,6 @@
 """RMSNorm and the LayerNorm algorithms: within rounding of float64, at hard inputs, and against PyTorch."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from references import numpy_model
 from running import slow
 
+from lm.config import ModelConfig
 from lm.layers import norms as norms_module
 from lm.layers.layer_norms import LAYER_NORMS, layer_norm
 from lm.layers.norms import rms_norm
@@ -42,20 +45,9 @@ def value_and_pullback(f, x, g):
     return np.asarray(y), np.asarray(dx)
 
 
-def running_mean_variance(x):
-    """Compute the biased one-pass variance by a loop over features."""
-    mean, total = np.zeros(x.shape[:-1]), np.zeros(x.shape[:-1])
-    for i in range(x.shape[-1]):
-        mean = mean + (x[..., i] - mean) / (i + 1)
-        total = total + (x[..., i] - mean) ** 2
-    return total[..., None] / (x.shape[-1] - 1)
-
-
-def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0, eps=EPS):
-    x = np.asarray(x, np.float64)
-    exact = algorithm != "running_mean"
-    var = x.var(-1, ddof=ddof, keepdims=True) if exact else running_mean_variance(x)
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(var + eps) * scale + bias
+def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0):
+    c = dataclasses.replace(ModelConfig(), norm="layer", norm_algorithm=algorithm, norm_ddof=ddof, norm_eps=EPS)
+    return numpy_model.norm(c, {"scale_D": scale, "bias_D": bias}, np.asarray(x, np.float64))
 
 
 def rounding(x, y, eps=EPS):

@@ -65,7 +65,8 @@ def rotated(c, x, position):
     return np.stack([z.real, z.imag], -1).ravel()
 
 
-def attention(c, p, x_TD, window):
+def attend(c, p, x_TD, window):
+    """Return the intermediates of attention by name: q and k (rotated), v, scores and weights (H, T, S), heads."""
     T, (H, K) = len(x_TD), p["w_q_DHK"].shape[1:]
     q = np.einsum("td,dhk->thk", x_TD, p["w_q_DHK"]) + p.get("b_q_HK", 0)
     k = np.einsum("td,dhk->thk", x_TD, p["w_k_DGK"]) + p.get("b_k_GK", 0)
@@ -73,24 +74,23 @@ def attention(c, p, x_TD, window):
     if c.qk_norm:
         names = ("q_scale_K", "k_scale_K") if c.qk_norm_over == "head" else ("q_scale_HK", "k_scale_GK")
         q, k = rms(q, p[names[0]], c.norm_eps), rms(k, p[names[1]], c.norm_eps)
+    if c.positions == "rope":
+        q, k = (np.array([[rotated(c, head, t) for head in x[t]] for t in range(T)]) for x in (q, k))
     group = H // k.shape[1]
-    out = np.zeros_like(x_TD)
-    for t in range(T):
-        first = max(0, t - window + 1) if window else 0
-        for h in range(H):
-            g = h // group
-            query, keys = q[t, h], [k[s, g] for s in range(first, t + 1)]
-            if c.positions == "rope":
-                query = rotated(c, query, t)
-                keys = [rotated(c, key, s) for s, key in enumerate(keys, first)]
-            scores = np.array([query @ key for key in keys])
-            scores = scores / math.sqrt(K) if c.attn_scale is None else scores * c.attn_scale
-            if c.attn_softcap is not None:
-                scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
-            weights = np.exp(scores - scores.max())
-            weights /= weights.sum()
-            out[t] += sum(w * v[s, g] for s, w in enumerate(weights, first)) @ p["w_o_HKD"][h]
-    return out + p.get("b_o_D", 0)
+    scores = np.array([q[:, h] @ k[:, h // group].T for h in range(H)])
+    scores = scores / math.sqrt(K) if c.attn_scale is None else scores * c.attn_scale
+    if c.attn_softcap is not None:
+        scores = c.attn_softcap * np.tanh(scores / c.attn_softcap)
+    distance = np.arange(T)[:, None] - np.arange(T)
+    seen = np.where((distance >= 0) & (distance < (window or T)), scores, -np.inf)
+    weights = np.exp(seen - seen.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    heads = np.stack([weights[h] @ v[:, h // group] for h in range(H)], 1)
+    return {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": heads}
+
+
+def attention(c, p, x_TD, window):
+    return np.einsum("thk,hkd->td", attend(c, p, x_TD, window)["heads"], p["w_o_HKD"]) + p.get("b_o_D", 0)
 
 
 def feed_forward(c, p, x):
